@@ -1,19 +1,19 @@
-# The front door. Meson does the building; these targets install what is missing, build and run.
+# The main commands. Meson builds; these targets install missing packages, build and run.
 #
 #   make demo    trains the Fashion-MNIST example with two workers
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
 #   make test    the plain build and the main tests of the Python front-ends, about ten minutes on two cores
 #   make test-all   builds in several ways and runs every test, about half an hour; make test-rest: all that make test leaves out
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
-#   make test-gpu   runs six tests of devices over this machine's CUDA driver, and measures beside NCCL, Gloo and copies
+#   make test-gpu   runs six tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
-#   make bench   measures every collective beside Intel MPI, Open MPI and MPICH
-#   make bench-hosts  over emulated hosts, beside Open MPI and Gloo
-#   bench/bench_step.py  training steps over emulated hosts and through PyTorch, beside Gloo
-#   make bench-torch  PyTorch's back-end, beside Gloo and DeepSpeed
-#   make build   the command at build/shoal, the libraries beside it
+#   make bench   benchmarks every collective against Intel MPI, Open MPI and MPICH
+#   make bench-hosts  over emulated hosts, against Open MPI and Gloo
+#   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
+#   make bench-torch  PyTorch's back-end, against Gloo and DeepSpeed
+#   make build   the command build/shoal, and the libraries in the same folder
 #   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx
-#   make deps    installs what the targets need, and nothing else
+#   make deps    installs only the packages that the targets need
 #   make check   the checks that need no build: dependencies between modules, symbols, format
 #   make clean   removes build directories
 
@@ -23,7 +23,7 @@ DEEPSPEED ?= 0.19.8
 IMPI ?= 2021.19.0
 NCCL ?= 2.32.3
 
-# What Python in a checkout needs to know.
+# Variables for Python in a checkout.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
 .PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions bench bench-hosts bench-torch docs check deps clean
@@ -38,7 +38,7 @@ build/build.ninja:
 	@echo "configuring build/"
 	@meson setup build >/dev/null || { cat build/meson-logs/meson-log.txt; exit 1; }
 
-# Says that it builds only where there is something to build.
+# Prints that it builds only if there is something to build.
 build: build/build.ninja
 	@ninja -C build --quiet -n | grep -qx 'ninja: no work to do.' || \
 	 { echo "building; the first time takes half a minute"; ninja -C build --quiet; }
@@ -71,7 +71,7 @@ test-gpu: build build/nccl
 	build/shoal bench step --memory gpu --profile resnet50 --backward 40
 	bench/bench_gpu.py
 
-# NCCL is measured beside Shoal and never shipped. Without it Shoal and bare copies are measured.
+# NCCL is measured for comparison and never shipped. Without it, Shoal and plain copies are measured.
 build/nccl:
 	@dev/deps.sh bench
 	@echo "installing NCCL $(NCCL) at build/nccl"
@@ -102,24 +102,26 @@ bench: build build/impi
 	@dev/deps.sh bench
 	@bench/bench.py $(ARGS)
 
-# Intel MPI is measured beside Shoal and never shipped. Without it the other peers are measured.
+# Intel MPI is measured for comparison and never shipped. Without it the other peers are measured.
 build/impi:
 	@dev/deps.sh bench
 	@echo "installing Intel MPI $(IMPI) at build/impi"
 	@dev/pip.py build/impi --no-deps impi-rt==$(IMPI) impi-devel==$(IMPI) || \
 	 echo "no Intel MPI $(IMPI) from pip: without it"
 
-# Without PyTorch its tests are skipped and Gloo is not measured; all else goes on. Jobs and their tests install packages with its pip.
+# Without PyTorch its tests are skipped and Gloo is not measured; everything else works. Jobs and their tests install
+# packages with its pip.
 build/torch/bin/python3:
 	@dev/deps.sh python
 	@echo "installing PyTorch $(TORCH) at build/torch"
 	@dev/pip.py build/torch pip setuptools torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
 
-# For tests and for measurements. Tried again by the next target that wants it where pip could not have it.
+# For tests and measurements. If pip cannot install it, the next target that uses it tries again.
 build/torch/deepspeed: build/torch/bin/python3
 	@dev/pip.py build/torch deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
-# What training jobs use and what tests run beside Shoal: a virtual environment for each dev/venv/NAME.txt, with NAME.alone.txt.
+# Packages of training jobs, and software that tests run with Shoal: a virtual environment for each dev/venv/NAME.txt, with
+# NAME.alone.txt.
 .SECONDEXPANSION:
 BESIDE = job inference kubeflow sdk2 sdk3 tensorflow toolkit trainers
 $(BESIDE:%=build/%/bin/python3): build/%/bin/python3: dev/venv/%.txt $$(wildcard dev/venv/$$*.alone.txt) build/torch/bin/python3
@@ -138,7 +140,7 @@ docs: build build/sphinx/bin/python3
 	@build/sphinx/bin/python3 docs/sphinx/make.py man build/docs build/shoal
 	@echo "made: build/docs/html/index.html and manual pages, as in: man -M build/docs shoal_allreduce"
 
-# Sphinx, Hawkmoth and libclang. The build makes manual pages where it finds them, so it has to look again.
+# Sphinx, Hawkmoth and libclang. The build makes manual pages if it finds them, so it has to be configured again.
 build/sphinx/bin/python3: docs/sphinx/requirements.txt
 	@dev/deps.sh docs
 	@echo "installing Sphinx at build/sphinx"

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Checks that need no build; prints file, line, rule and how to mend it. Exit code 1 when something is found.
+"""Checks that need no build. Prints file, line, rule and a remedy for each finding. Exit code 1 if there are any.
 
-  dependencies  a module includes only modules below it (docs/architecture.md draws them)
+  dependencies  a module includes only modules below it (see the picture in docs/architecture.md)
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   parts     fields of a part of the engine or of the gradient engine are named in that part's files only
   names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... (functions, types, enumerators, macros)
-            begins with a WORD of their own
-  statics   no two C files of src have static functions of one name: a backtrace says which file is meant
+            begins with a WORD that only they use
+  statics   no two C files of src have static functions of the same name, so that a backtrace is unambiguous
   lengths   no function is longer than LINES_MAX, from its first line to its brace
   settings  src/comm/settings.c collects the settings that modules declare
-  logs      SHOAL_LOG takes the names that lines of the log begin with
-  public    tools, examples see the public header only; tools also the headers of ALSO_FOR_TOOLS
+  logs      SHOAL_LOG accepts the names that log lines begin with
+  public    tools and examples see only the public header; tools also see the headers of ALSO_FOR_TOOLS
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
-  python    what users install or run as an example is Python 3.9
-  native    what Python knows of the headers is what they say (dev/native.py)
-  ptx       the code for GPUs is that of its source (dev/ptx.py)
-  figures   the tables of docs/how-fast.md and the chart of README.md are those of docs/figures
+  python    code that users install or run as an example is Python 3.9
+  native    Python's declarations match the headers (dev/native.py)
+  ptx       the code for GPUs matches its source (dev/ptx.py)
+  figures   the tables of docs/how-fast.md and the chart of README.md match docs/figures
   prose     lines of prose in the pages fit 120 columns, and the decisions that they cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
@@ -34,7 +34,7 @@ import readme
 import version_records
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-# The edges that exist, and no more: one that nobody needs is reported, too. Sub-modules of transport count as modules.
+# The edges that exist. An edge that is listed but not used is also reported. Sub-modules of transport count as modules.
 ALLOWED = {
     "base": set(),
     "observe": {"base"},
@@ -65,13 +65,13 @@ CONTRACTS = {
     "membership": {"membership/membership.h", "membership/member_process.h", "membership/same_host.h", "membership/cause_board.h"},
     "memory": {"memory/memory.h", "memory/location.h", "memory/segment.h", "memory/memory_settings.h"},
 }
-# Parts of the engine that lie in struct shoal_engine: their fields, and the files that may name them. What is on the way of a small
-# operation is asked inline, in engine_state.h.
+# Parts of the engine within struct shoal_engine: their fields, and the files that may name them. Code on the path of a
+# small operation reads them inline, in engine_state.h.
 PARTS = {
     "intake": {"engine/engine.c", "engine/engine_state.h"},
     "runner": {"engine/runner.c", "engine/engine_state.h"},
 }
-# Parts whose struct only these files see; all others of src have a pointer to it and the functions of its header.
+# Parts whose struct only these files see. All other files of src have a pointer to it and the functions of its header.
 OPAQUE = {
     "shoal_progress": ["engine/progress_state.h", "engine/progress.c"],
     "shoal_p2p": ["engine/p2p.c"],
@@ -103,7 +103,7 @@ def sources(folder):
 
 
 def module_of(path):
-    """The module of a file, from its path below src/."""
+    """Returns the module of a file, from its path below src/."""
     folders = path.split("/")[:-1]
     return "/".join(folders[:2 if folders[0] == "transport" else 1])
 
@@ -158,7 +158,7 @@ def check_parts():
 
 
 def check_opaque():
-    """A struct that a header shows, or a header that shows it to another file, would open the part."""
+    """A struct in a header would open the part, and so would a header included by another file."""
     seen = set()
     for path in sources("src"):
         place = path.relative_to(TOP / "src").as_posix()
@@ -183,7 +183,7 @@ NAMES = re.compile(r"""^(?:(?:struct|enum|union)[ ](shoal_\w+)[ ]\{      # a typ
 
 
 def names_of(path):
-    """(line, name) of what a header declares and defines: functions, types, enumerators, macros."""
+    """Returns (line, name) of the functions, types, enumerators and macros that a header declares or defines."""
     text = without_comments(path.read_text())
     found_at = [(match.start(), next(filter(None, match.groups()))) for match in NAMES.finditer(text)]
     for body in re.finditer(r"\benum(?: \w+)? \{([^}]*)\}", text):
@@ -196,7 +196,7 @@ CODE = ("include", "src", "tools", "examples", "python", "tests", "bench")
 
 
 def check_files():
-    """A backtrace and a search are to say which file is meant."""
+    """A file name in a backtrace or a search must be unambiguous."""
     files = {}
     for path in (path for folder in CODE for path in sources(folder)):
         other = files.setdefault(path.name, path)
@@ -205,7 +205,7 @@ def check_files():
 
 
 def check_names():
-    """... and which module."""
+    """The prefix of a name must show its module."""
     owners = {}
     for path in (path for path in sources("src") if path.suffix == ".h"):
         module = module_of(path.relative_to(TOP / "src").as_posix())
@@ -220,7 +220,7 @@ STATIC = re.compile(r"^static (?!inline)[^;{}=#]*?\b(\w+)\([^;{}]*\)\s*\{", re.M
 
 
 def check_statics():
-    """A backtrace is to say which file is meant."""
+    """A function name in a backtrace must show its file."""
     files = {}
     for path in (path for path in sources("src") if path.suffix == ".c"):
         for name in sorted(set(STATIC.findall(without_comments(path.read_text())))):
@@ -234,7 +234,7 @@ BEFORE_A_FUNCTION = re.compile(r"$|\}|#|/\*| \*|.*(;|\*/|\\)$")
 
 
 def functions_of(path):
-    """(line, lines) of the functions that a file defines, as clang-format lays them out."""
+    """Returns (line, number of lines) of the functions that a file defines, in clang-format's layout."""
     lines, begin = path.read_text().splitlines(), None
     for number, line in enumerate(lines):
         if line == "{":
@@ -254,7 +254,7 @@ def check_lengths():
 
 
 def check_settings():
-    """A module declares the settings that it reads; what the collection leaves out would be no setting."""
+    """A module declares the settings that it reads. One that the collection lacks would not exist for users."""
     collection = TOP / "src/comm/settings.c"
     collected = set(re.findall(r"&(shoal_\w+_setting_table)\b", collection.read_text()))
     declared = {}
@@ -270,7 +270,7 @@ LOGS = r'shoal_log_(?:line|fail|is_on)\((?:[^";]*?)"([a-z]+)"'
 
 
 def check_logs():
-    """SHOAL_LOG takes the names that lines of the log begin with, no others."""
+    """SHOAL_LOG accepts exactly the names that log lines begin with."""
     log = TOP / "src/base/log.c"
     taken = set(re.findall(r'"(\w+)"', re.search(r"modules\[\] = \{(.*?)\}", log.read_text(), re.S).group(1)))
     used = {name for path in sources("src") for name in re.findall(LOGS, path.read_text())}
@@ -278,7 +278,7 @@ def check_logs():
         say(log, 10, "logs", f"{'no line begins with' if name in taken else 'add'} {name} in the list of modules")
 
 
-# Compiled into the command as well: they need libc only, auth.c libsodium at run time (decision 22).
+# Also compiled into the command: they need only libc, and auth.c libsodium at run time (decision 22).
 ALSO_FOR_TOOLS = {"base/timed_call.h", "topology/limits.h", "topology/links.h", "bootstrap/auth.h"}
 
 
@@ -322,7 +322,7 @@ def compiles(path, language, standard, compiler):
 
 def check_headers():
     for path in sources("include") + [p for p in sources("src") if p.suffix == ".h"]:
-        if path.name.endswith("kernel_body.h"):  # a template, included by the file of each instruction set
+        if path.name.endswith("kernel_body.h"):  # a template that the file of each instruction set includes
             continue
         result = compiles(path, "c", "c11" if "include" in path.parts else "gnu11", "gcc")
         if result.returncode:
@@ -359,7 +359,7 @@ def check_words():
 
 
 def prose_of(path):
-    """(line, text) of a page's prose: without code, tables, and what comments of HTML hold."""
+    """Yields (line, text) of a page's prose, without code, tables and HTML comments."""
     is_code = is_comment = False
     for number, line in lines_of(path):
         is_code ^= line.strip().startswith("```")
@@ -374,7 +374,7 @@ def check_prose():
     pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((TOP / "docs").rglob("*.md"))
     for path in (path for path in pages if "figures" not in path.parts):
         for number, line in prose_of(path):
-            is_written = path == readme.PAGE and line.startswith("`bench/")  # by dev/readme.py
+            is_written = path == readme.PAGE and line.startswith("`bench/")  # dev/readme.py writes such lines
             if len(line) > 120 and " " in line[:120].strip() and not is_written:
                 say(path, number, "prose", "longer than 120 columns")
             for named in re.findall(r"\bdecision (\d+)", line):

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what is missing for the given purposes (build, demo, test, bench, python, docs, aarch64) through apt. Without root or
-# apt: lists it and exits with 2.
+# Installs missing packages for the given purposes (build, demo, test, bench, python, docs, aarch64) through apt. Without
+# root or apt, lists them and exits with 2.
 set -eu
 
 packages_for() {

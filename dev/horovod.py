@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Runs Horovod's own tests over Shoal and prints what passed as a table, and the names of what failed.
+"""Runs Horovod's own tests over Shoal. Prints a table of results, and the names of failed tests.
 
-  horovod.py PATH [WORD ...]     PATH: a checkout of Horovod; of the rows below those whose name has one of the words
+  horovod.py PATH [WORD ...]     PATH: a checkout of Horovod. With words: only rows whose name contains one of them
   horovod.py --list
 
-Two ranks run each file; one runs test/single, as Horovod has it. PyTorch is build/torch's, TensorFlow build/tensorflow's. A row
-"in graphs" runs the tests of a file in TensorFlow's graphs alone, one "eagerly" without them, where the file itself would run
-each test in both ways. "without Muon" takes this optimizer out of torch.optim, as the tests give every optimizer a model that
-Muon refuses. build/horovod-logs keeps what each rank printed. docs/horovod.md says why tests fail. Exit code 1 when one
-failed, 2 when a row gave no result."""
+Two ranks run each file; one runs test/single, as in Horovod. PyTorch comes from build/torch, TensorFlow from build/tensorflow.
+A row "in graphs" runs a file's tests only in TensorFlow's graphs, one "eagerly" only without them; the file itself would run
+each test in both ways. "without Muon" removes this optimizer from torch.optim, because the tests use every optimizer with a
+model that Muon refuses. build/horovod-logs has each rank's output. docs/horovod.md explains why tests fail. Exit code 1: a test
+failed; 2: a row had no result."""
 import argparse
 import collections
 import json
@@ -21,8 +21,8 @@ import sys
 TOP = pathlib.Path(__file__).resolve().parent.parent
 LIMIT_S = 1800  # of a row
 
-# mode: what dev/horovod_rank changes. shuts_down: after each test, as these leave a communicator broken that the next one needs.
-# tests: an expression of pytest's -k.
+# mode: passed to dev/horovod_rank, which applies it. shuts_down: after each test, because these tests break a communicator
+# that the next one needs. tests: an expression for pytest's -k.
 Row = collections.namedtuple("Row", "file venv mode shuts_down ranks tests", defaults=("", False, 2, ""))
 ROWS = (
     Row("test/parallel/test_torch.py", "torch", tests="not duplicate_name"),
@@ -47,7 +47,7 @@ def name_of(row):
 
 
 def environment(row, path, logs):
-    """Of both ranks; dev/horovod_rank reads the last ones."""
+    """Returns the environment of both ranks. dev/horovod_rank reads the last variables."""
     site = next((TOP / "build/horovod").glob("lib/python3*/site-packages"))
     folders = [TOP / "python", TOP / "dev/horovod_rank", site, path / "test/utils", path / "test/parallel"]
     return {**os.environ, "PYTHONPATH": ":".join(map(str, folders)), "SHOAL_LIBRARY": str(TOP / "build/libshoal.so"),
@@ -60,7 +60,7 @@ def worst(told):
 
 
 def run(row, path):
-    """{test: (outcome, why)}; the worst of all ranks."""
+    """Returns {test: (outcome, why)}, the worst of all ranks."""
     logs = TOP / "build/horovod-logs" / name_of(row).replace(" ", "-")
     shutil.rmtree(logs, ignore_errors=True)
     logs.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The Python that virtual environments are made of and that tests run by."""
+"""The Python for virtual environments and tests."""
 import os
 import subprocess
 
@@ -6,8 +6,8 @@ OF_MACHINE = "/usr/bin/python3"
 
 
 def interpreter():
-    """The machine's own where it is of the version that `python3` is. Distributions compile theirs with profiles: importing torch takes
-    it three quarters of what one takes that was compiled with the defaults."""
+    """Returns the machine's own Python if it has the version of `python3`. Distributions compile theirs with profiles:
+    importing torch takes three quarters of the time of a Python compiled with the defaults."""
     if not os.access(OF_MACHINE, os.X_OK):
         return "python3"
     ask = "import sys; print(sys.version_info[:2])"

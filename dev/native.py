@@ -2,11 +2,11 @@
 """Writes python/shoal/_native/_declarations.py, the public headers for ctypes, from the headers of include/shoal.
 
   dev/native.py            writes it
-  dev/native.py --check    prints what differs; exit code 1 when something does (dev/check.py asks the same)
+  dev/native.py --check    prints differences; exit code 1 if there are any (dev/check.py runs the same check)
 
-The preprocessor expands the headers, and what is left is read here: enums, structs, typedefs of function pointers, prototypes,
-numbers and *_INIT macros. Names lose their prefix: SHOAL_FLOAT32 becomes FLOAT32, struct shoal_comm_options CommOptions,
-shoal_log_fn LogFn. A declaration of another form is an error that names its line."""
+The preprocessor expands the headers, and this program parses the result: enums, structs, typedefs of function pointers,
+prototypes, numbers and *_INIT macros. Names lose their prefix: SHOAL_FLOAT32 becomes FLOAT32, struct shoal_comm_options
+CommOptions, shoal_log_fn LogFn. A declaration of another form is an error that names its line."""
 import collections
 import os
 import pathlib
@@ -20,7 +20,7 @@ import textwrap
 TOP = pathlib.Path(__file__).resolve().parent.parent
 HEADERS = TOP / "include/shoal"
 WRITTEN = TOP / "python/shoal/_native/_declarations.py"
-SYSTEM_HEADERS = ("stddef.h", "stdint.h", "stdio.h", "stdbool.h")  # empty ones stand in for them: their types are known here
+SYSTEM_HEADERS = ("stddef.h", "stdint.h", "stdio.h", "stdbool.h")  # replaced by empty files: their types are known here
 COLUMNS = 128
 
 SCALARS = {
@@ -30,11 +30,11 @@ SCALARS = {
     "_Bool": "c_bool", "size_t": "c_size_t", "ssize_t": "c_ssize_t", "uintptr_t": "c_size_t",
     **{f"{sign}int{bits}_t": f"c_{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
 }
-OPAQUE = {"void", "FILE"}  # what is behind a pointer to such, Python does not see
+OPAQUE = {"void", "FILE"}  # Python does not see the target of a pointer to these
 QUALIFIERS = {"const", "volatile", "restrict", "extern"}
 
 Token = collections.namedtuple("Token", "text place")
-Struct = collections.namedtuple("Struct", "name fields")  # fields: (name, Python's expression of the type)
+Struct = collections.namedtuple("Struct", "name fields")  # fields: (name, Python expression of the type)
 
 
 class Unreadable(Exception):
@@ -65,7 +65,7 @@ def preprocessed(text, folder, *options):
 
 
 def tokens_of(text):
-    """The words of preprocessed C with their places, without attributes."""
+    """Returns the words of preprocessed C with their places, without attributes."""
     words, name, line = [], "", 0
     for row in text.splitlines():
         marker = re.match(r'# (\d+) "(.*?)"', row)
@@ -89,7 +89,7 @@ def without_attributes(words):
 
 
 def closing(words, at):
-    """Index of the bracket that closes the one at `at`."""
+    """Returns the index of the bracket that closes the one at `at`."""
     depth = 0
     for index in range(at, len(words)):
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(words[index].text, 0)
@@ -99,7 +99,7 @@ def closing(words, at):
 
 
 def split(words, separator=","):
-    """Parts between separators that no bracket encloses; none of no words."""
+    """Returns the parts between separators outside brackets; an empty list for no words."""
     parts, depth = [[]], 0
     for word in words:
         depth += {"(": 1, "{": 1, "[": 1, ")": -1, "}": -1, "]": -1}.get(word.text, 0)
@@ -111,12 +111,12 @@ def split(words, separator=","):
 
 
 def statements(words):
-    """Declarations, each without the semicolon at its end."""
+    """Yields declarations without the semicolon at the end."""
     return split(words, ";")
 
 
 def python_name(name):
-    """shoal_comm_options: CommOptions"""
+    """Converts shoal_comm_options to CommOptions."""
     return "".join(part.capitalize() for part in name.removeprefix("shoal_").split("_"))
 
 
@@ -124,16 +124,16 @@ def python_name(name):
 
 
 class Declarations:
-    """The declarations of headers, in their order; types as the expressions that Python has for them."""
+    """The declarations of headers, in their order. Types are Python expressions."""
 
     def __init__(self):
-        self.constants = {}  # name in C: number; also those of enums
+        self.constants = {}  # name in C: number; includes those of enums
         self.enums = {}  # name in C: {name in C: number}
         self.structs = {}  # name in C: Struct
         self.callbacks = {}  # name in C: its type in Python
         self.functions = {}  # name in C: (result, [argument])
-        self.order = []  # (kind, name in C) of what Python has to define in order
-        self.begins = {}  # name of a struct: {field: value} as its *_INIT macro says, without zeros
+        self.order = []  # (kind, name in C) of Python's definitions, in order
+        self.begins = {}  # name of a struct: {field: value} from its *_INIT macro, without zeros
 
     def read(self, statement):
         first = statement[0]
@@ -145,7 +145,7 @@ class Declarations:
         elif first.text == "typedef":
             self.read_callback(statement)
         elif first.text in ("struct", "enum") and len(statement) == 2:
-            pass  # its name alone: opaque, or defined later
+            pass  # only its name: opaque, or defined later
         elif texts[-1] == ")":
             self.read_function(statement)
         else:
@@ -172,7 +172,8 @@ class Declarations:
         self.order.append(("struct", name))
 
     def field(self, struct, words):
-        """(name, type) of a field. A type of function pointer is one more definition, named for struct and field."""
+        """Returns (name, type) of a field. A type of function pointer becomes another definition, named after struct and
+        field."""
         callback = self.callback(words)
         if callback:
             own = f"{struct}_{callback[0]}"
@@ -196,7 +197,7 @@ class Declarations:
         self.order.append(("callback", callback[0]))
 
     def callback(self, words):
-        """(name, type) of `RESULT (*NAME)(ARGUMENTS)`; None where the words are something else."""
+        """Returns (name, type) of `RESULT (*NAME)(ARGUMENTS)`, or None if the words have another form."""
         at = next((i for i, word in enumerate(words) if word.text == "("), None)
         if at is None or [word.text for word in words[at + 1:at + 2]] != ["*"] or words[at + 3].text != ")":
             return None
@@ -225,7 +226,7 @@ class Declarations:
         return self.type(words[:-1] if named and not is_type else words)
 
     def type(self, words):
-        """Python's expression of a type."""
+        """Returns the Python expression of a type."""
         base = " ".join(word.text for word in words if word.text != "*" and word.text not in QUALIFIERS)
         stars = sum(word.text == "*" for word in words)
         kind, _, name = base.partition(" ")
@@ -252,7 +253,7 @@ class Declarations:
     # ---- Numbers
 
     def number(self, words):
-        """The value of a constant expression."""
+        """Returns the value of a constant expression."""
         texts = [str(self.constants.get(word.text, word.text)) for word in words]
         text = " ".join(re.sub(r"^(0[xX][0-9a-fA-F]+|\d+)[uUlL]+$", r"\1", one) for one in texts)
         if not re.fullmatch(r"(0[xX][0-9a-fA-F]+|\d+(\.\d*)?|[-+*()|&~ ]|<<|>>)+", text):
@@ -260,7 +261,7 @@ class Declarations:
         return eval(text, {"__builtins__": {}})
 
     def read_init(self, words):
-        """`{ sizeof(struct X), 0, ... }`, what a macro *_INIT stands for."""
+        """Reads `{ sizeof(struct X), 0, ... }`, the expansion of an *_INIT macro."""
         parts = split(words[1:-1])
         if words[0].text != "{" or [word.text for word in parts[0][:3]] != ["sizeof", "(", "struct"]:
             refuse(words[0], "an *_INIT macro that does not begin with sizeof(struct ...)")
@@ -280,7 +281,7 @@ class Declarations:
 
 
 def read(folder):
-    """Declarations of all headers of a folder."""
+    """Returns the declarations of all headers of a folder."""
     names = sorted(path.name for path in folder.glob("*.h"))
     text = "".join(f"#include <{folder.name}/{name}>\n" for name in names)
     macros = re.findall(r"^#define (SHOAL_\w+) +(\S.*)$", preprocessed(text, folder, "-dD"), re.M)
@@ -306,7 +307,7 @@ from ctypes import CFUNCTYPE, POINTER, Structure
 
 
 def wrapped(begin, parts, end):
-    """begin + parts + end, in lines of COLUMNS at most, parts below each other; a part is not torn."""
+    """Returns begin + parts + end in lines of at most COLUMNS, with parts aligned. Never splits a part."""
     text = begin + ", ".join(part.replace(" ", "\0") for part in parts) + end
     lines = textwrap.wrap(text, COLUMNS, subsequent_indent=" " * len(begin), break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).replace("\0", " ") + "\n"
@@ -360,7 +361,7 @@ def names_of(declarations):
 
 
 def text_of(folder):
-    """The module for the headers of a folder. Unreadable: a declaration has a form that is not known here."""
+    """Returns the module for the headers of a folder. Raises Unreadable if a declaration has an unknown form."""
     declarations = read(folder)
     names = names_of(declarations)
     body = "".join(definitions(declarations)) + functions_text(declarations)
@@ -370,7 +371,7 @@ def text_of(folder):
 
 
 def differences():
-    """Texts that say why the module on record is not what the headers say; none where it is."""
+    """Returns texts that describe how the existing module differs from the headers; none if it does not."""
     try:
         wanted = text_of(HEADERS)
     except Unreadable as reason:

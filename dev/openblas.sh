@@ -1,6 +1,7 @@
 #!/bin/sh
-# openblas.sh COMMAND WORD ...: runs a command whose programs use OpenBLAS. An OpenBLAS that is older than the processor computes as on one
-# of 2004 (it calls that Prescott), in four times as long. Then it is told of one that it knows and whose instructions this one has.
+# openblas.sh COMMAND WORD ...: runs a command whose programs use OpenBLAS. An OpenBLAS that does not know this processor
+# computes as on one of 2004 (Prescott), which takes four times as long. This script then selects a processor that OpenBLAS
+# knows and whose instructions this one has.
 set -eu
 cd "$(dirname "$0")/.."
 

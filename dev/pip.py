@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""pip.py FOLDER WORD ...: does what `pip install WORD ...` would do in the virtual environment FOLDER, which it makes where there is none.
+"""pip.py FOLDER WORD ...: does the same as `pip install WORD ...` in the virtual environment FOLDER, and makes the
+environment if it does not exist.
 
-uv does that in a twentieth of pip's processor seconds. It lies in an environment of its own, build/uv, with a pip, which does it where uv
-cannot be had or fails. Neither compiles: Python compiles what is imported, not all there is.
+It uses uv, which takes a twentieth of pip's CPU time. uv is in a separate environment, build/uv, together with a pip that
+takes over if uv is unavailable or fails. Neither compiles modules: Python compiles them when they are imported.
 """
 import ast
 import fcntl
@@ -15,13 +16,13 @@ from interpreter import interpreter
 
 TOOLS = pathlib.Path(__file__).resolve().parents[1] / "build/uv"
 PIP = [TOOLS / "bin/python3", "-m", "pip", "--disable-pip-version-check"]
-# uv does not read how pip is configured: pip's setting -> the variable that says it to uv.
+# uv does not read pip's configuration: pip's setting -> uv's variable.
 SAME = {"index-url": "UV_DEFAULT_INDEX", "extra-index-url": "UV_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE", "constraint": "UV_CONSTRAINT",
         "default-timeout": "UV_HTTP_TIMEOUT"}
 
 
 def tools_make():
-    """The environment with pip and, where pip can have it, uv. One that was left half made is made again; one process makes it."""
+    """Makes the environment with pip and, if pip can install it, uv. Remakes a half-made one; one process at a time does so."""
     TOOLS.mkdir(parents=True, exist_ok=True)
     with open(TOOLS / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -38,7 +39,7 @@ def pip_settings():
 
 
 def uv_environment():
-    """As pip, uv is to take the newest that any index has, and to keep nothing outside the checkout."""
+    """Makes uv behave like pip: it installs the newest version of any index, and keeps nothing outside the checkout."""
     variables = {SAME[name]: " ".join(value.split()) for name, value in pip_settings().items() if name in SAME}
     if "UV_FIND_LINKS" in variables:
         variables["UV_FIND_LINKS"] = variables["UV_FIND_LINKS"].replace(" ", ",")
@@ -56,7 +57,8 @@ def install(python, words):
 
 
 def environment_make(folder):
-    """Programs that import much and end soon, as tests do, would spend a fifth of what an import takes collecting garbage."""
+    """Makes an environment that rarely collects garbage. Programs that import much and end soon, as tests do, would spend a
+    fifth of their import time on it."""
     subprocess.run([interpreter(), "-m", "venv", "--without-pip", folder], check=True)
     for site in folder.glob("lib/python3*/site-packages"):
         (site / "rarely_collect.pth").write_text("import atexit, gc; gc.set_threshold(100000, 50, 100); atexit.register(gc.freeze)\n")

@@ -2,10 +2,10 @@
 """Writes src/device/cuda/kernels/kernels.ptx, the kernels for GPUs, from their source, and the table of registers in docs/gpu.md.
 
   dev/ptx.py            writes both; needs clang 14 or newer, and for the table ptxas, which comes with the CUDA toolkit
-  dev/ptx.py --check    prints what differs; exit code 1 when something does (dev/check.py asks the same, without a compiler)
+  dev/ptx.py --check    prints differences; exit code 1 if there are any (dev/check.py runs the same check, without a compiler)
 
-The code is for compute capability 7.0 and drivers from 11.0 on, which compile it for their device when it is loaded. Its first
-line names the source by a digest, which comments and the layout of lines do not change."""
+The code is for compute capability 7.0 and drivers from 11.0 on, which compile it for their device when they load it. Its first
+line names the source by a digest that comments and line breaks do not change."""
 import hashlib
 import os
 import pathlib
@@ -22,18 +22,18 @@ SOURCES = ("device/cpu/lanes.h", "device/cpu/formats.h", "device/cpu/kernel_list
            "device/cuda/kernels/gpu_kernel_body.h")
 PAGE = TOP / "docs/gpu.md"
 BLOCK = re.compile(r"(<!-- dev/ptx.py -->\n).*?(<!-- end -->\n)", re.S)
-# No toolkit is used, and products are not fused with sums: bits are those of the processor's kernels.
+# No toolkit is used. Products are not fused with sums, so results have the same bits as those of the processor's kernels.
 FLAGS = ("--cuda-device-only", "-nocudainc", "-nocudalib", "--cuda-gpu-arch=sm_70", "-Xclang", "-target-feature", "-Xclang", "+ptx70",
          "-O2", "-fno-unroll-loops", "-ffp-contract=off", "-Wno-unknown-cuda-version", "-D_GNU_SOURCE")
 COMPILERS = ("clang-14", "clang", *(f"clang-{version}" for version in range(15, 30)))
-DEVICES = (75, 80, 86, 89, 90, 100, 120)  # for which ptxas is asked
+DEVICES = (75, 80, 86, 89, 90, 100, 120)  # devices for which ptxas reports registers
 THREADS = 512
-# Not exact, or not where all threads see it: fused, of subnormals as zeros, approximated, rounded as the assembler likes, spilled.
+# Inexact or slow instructions: fused, flushing subnormals to zero, approximate, rounded as the assembler chooses, spilled.
 REFUSED = re.compile(r"\b(?:fma\.|mad\.\w+\.f)|\.ftz|\.approx|\b(?:add|sub|mul|div)\.f(?:32|64)\b|\.local")
 
 
 def digest(texts):
-    """The digest of sources without comments, and with one space where there are some."""
+    """Returns the digest of sources without comments; white space counts as one space."""
     code = [" ".join(re.sub(r"/\*.*?\*/|\\\n", " ", text, flags=re.S).split()) for text in texts]
     return hashlib.sha256("\n".join([*FLAGS, *code]).encode()).hexdigest()[:32]
 
@@ -43,7 +43,7 @@ def source_digest():
 
 
 def differences(ptx=None):
-    """The faults of the code in the tree, as texts."""
+    """Yields the faults of the code in the tree, as texts."""
     text = WRITTEN.read_text() if ptx is None else ptx
     made_from = re.match(r"// Written by dev/ptx.py from source (\w+)", text)
     if not made_from or made_from[1] != source_digest():
@@ -57,7 +57,7 @@ def differences(ptx=None):
 
 
 def compile_ptx(compiler):
-    """The code, without comments."""
+    """Returns the code, without comments."""
     command = [compiler, "-x", "cuda", *FLAGS, f"-I{TOP}/include", f"-I{TOP}/src", "-S", str(FOLDER / "gpu_kernel_body.h"), "-o", "-"]
     result = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     version = subprocess.run([compiler, "-dumpversion"], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
@@ -66,7 +66,7 @@ def compile_ptx(compiler):
     return head + "\n".join(filter(None, lines)) + "\n"
 
 
-# ---- What the assembler says ---------------------------------------------------------------------------------------------
+# ---- Registers, from the assembler -----------------------------------------------------------------------------------------
 
 
 def find_ptxas():
@@ -75,7 +75,8 @@ def find_ptxas():
 
 
 def registers(ptxas, device):
-    """The registers of each kernel on a device of that compute capability. Ends the program where one needs local memory."""
+    """Returns the registers of each kernel on a device of that compute capability. Ends the program if one needs local
+    memory."""
     with tempfile.NamedTemporaryFile() as binary:
         command = [ptxas, f"-arch=sm_{device}", "-v", str(WRITTEN), "-o", binary.name]
         told = subprocess.run(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -89,13 +90,13 @@ def registers(ptxas, device):
 
 
 def kind_of(name):
-    """A row of the table."""
+    """Returns the kernel's row of the table."""
     reduction = re.match(r"reduce_([A-Z]+\d+)_", name)
     return f"reductions of {reduction[1].lower()}" if reduction else name
 
 
 def most_registers(ptxas, device):
-    """A column of the table: the most registers of any kernel, by row."""
+    """Returns a column of the table: the most registers of any kernel, by row."""
     most = {}
     for name, count in reversed(registers(ptxas, device).items()):
         most[kind_of(name)] = max(count, most.get(kind_of(name), 0))

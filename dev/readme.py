@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Writes what shows the figures on record in docs/figures: the tables of docs/how-fast.md, between the comments that name them, and
-the bar chart of README.md, for light and dark pages.
+"""Writes the figures on record in docs/figures into pages: the tables of docs/how-fast.md, between the comments that name them,
+and the bar chart of README.md, for light and dark pages.
 
   dev/readme.py            writes them
-  dev/readme.py --check    prints what differs; exit code 1 if something does (dev/check.py asks the same)
+  dev/readme.py --check    prints differences; exit code 1 if there are any (dev/check.py runs the same check)
 """
 import html
 import pathlib
@@ -22,7 +22,7 @@ BLOCK = r"(<!-- dev/readme.py: {} -->\n).*?(<!-- end -->\n)"
 
 
 def record(suite):
-    """A suite's record, and by size its rows of cores that share a cache."""
+    """Returns a suite's record, and by size its rows of cores that share a cache."""
     told = record_read(TOP / "docs/figures", suite)
     rows = {row["bytes"]: row for row in told["summary"] if row["state"] == "near"}
     if not rows:
@@ -86,12 +86,12 @@ BLOCKS = {"all-reduce": all_reduce, "from Python": from_python}
 
 COLORS = {"light": {"text": "#1f2328", "soft": "#59636e", "shoal": "#0072b2", "peer": "#b8c0c8"},
           "dark": {"text": "#f0f6fc", "soft": "#9198a1", "shoal": "#56b4e9", "peer": "#57606a"}}
-WIDTH, LEFT, BAR, GROUP = 760, 150, 22, 76  # pixels: of all, of the labels, of a bar's height, from size to size
+WIDTH, LEFT, BAR, GROUP = 760, 150, 22, 76  # pixels: whole width, width of labels, height of a bar, distance between sizes
 CHART_SIZES = (2 * M, 16 * M, 64 * M)
 
 
 def chart(scheme):
-    """All-reduce from PyTorch by size: Gloo's bar has the full length, and Shoal's the part of that time that it takes."""
+    """All-reduce from PyTorch by size. Gloo's bar has the full length; Shoal's shows its part of Gloo's time."""
     told, near = record("torch-all_reduce-2")
     color, room = COLORS[scheme], WIDTH - LEFT - 170
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {56 + GROUP * len(CHART_SIZES)}" font-family="system-ui, sans-serif" '
@@ -117,7 +117,8 @@ def text_of(x, y, text, color, weight="normal"):
 # ---- All of it ---------------------------------------------------------------------------------------------------------------
 
 def written(text):
-    """The page with each block as the records have it. ValueError: a block is not there once, or a record has no such figures."""
+    """Returns the page with each block from the records. Raises ValueError if a block is not there exactly once, or a
+    record lacks its figures."""
     for name, make in BLOCKS.items():
         text, count = re.subn(BLOCK.format(re.escape(name)), lambda match: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.S)
         if count != 1:
@@ -126,12 +127,12 @@ def written(text):
 
 
 def wanted():
-    """Each file with the text that it should have."""
+    """Returns each file's path and the text that it should have."""
     return {PAGE: written(PAGE.read_text()), **{PICTURES / f"all-reduce-{scheme}.svg": chart(scheme) for scheme in COLORS}}
 
 
 def differences():
-    """Returns (path, line, text) for each file that is not as the records have it."""
+    """Returns (path, line, text) for each file that differs from the records."""
     try:
         files = wanted()
     except ValueError as error:
@@ -141,7 +142,7 @@ def differences():
 
 
 def difference_of(path, text):
-    """The first line that differs."""
+    """Returns the first line that differs."""
     have, want = path.read_text().splitlines() if path.exists() else [], text.splitlines()
     return next((number for number, (one, other) in enumerate(zip(have, want), 1) if one != other), min(len(have), len(want)) + 1)
 

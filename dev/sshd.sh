@@ -1,6 +1,6 @@
 #!/bin/sh
-# dev/sshd.sh DIRECTORY: unpacks Debian's sshd there, and the library that it needs and ssh does not. Installs and starts
-# nothing: tests run it in containers of their own.
+# dev/sshd.sh DIRECTORY: unpacks Debian's sshd there, with the library that it needs and ssh does not. Installs and starts
+# nothing: tests run it in their own containers.
 set -eu
 directory=$(realpath -m "$1")
 work=$(mktemp -d)
@@ -9,7 +9,7 @@ cd "$work"
 download() {
     apt-get download -q openssh-server libwrap0 >>log 2>&1
 }
-# The lists of packages may be missing, or older than what the server has.
+# The package lists may be missing, or older than the server's packages.
 download || { apt-get update -q >>log 2>&1 && download; } || { cat log >&2; exit 1; }
 for package in *.deb; do
     dpkg -x "$package" "$work/unpacked"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# venv.sh NAME: makes build/NAME, a virtual environment of dev/venv/NAME.txt and, without what these ask for, of dev/venv/NAME.alone.txt:
-# software that tests run beside Shoal, or that training jobs use. Leaves none behind that is half made.
+# venv.sh NAME: makes build/NAME, a virtual environment with the packages of dev/venv/NAME.txt and, without their
+# dependencies, those of dev/venv/NAME.alone.txt. Tests run this software with Shoal, or training jobs use it. Removes a
+# half-made environment.
 set -eu
 
 name=$1
@@ -18,6 +19,6 @@ job | sdk3 | toolkit | trainers) # scripts that train
     echo "$PWD"/build/torch/lib/python3*/site-packages >"$(echo "$folder"/lib/python3*/site-packages)/torch.pth" ;;
 esac
 case $name in
-toolkit) dev/sshd.sh "$folder/sshd" ;; # it starts one in containers of its own
+toolkit) dev/sshd.sh "$folder/sshd" ;; # it starts one in its own containers
 esac
 touch "$folder/bin/python3"

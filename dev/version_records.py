@@ -1,6 +1,6 @@
-"""The findings of dev/versions.py: one record a line in docs/versions.jsonl, from which it writes the tables of docs/python.md
-and docs/tensorflow.md. A record holds a hash of the sources that it was made with, which tells when a row has to run again: the tables
-say so, and after a change of those sources they have to be written anew."""
+"""The results of dev/versions.py, one record per line in docs/versions.jsonl. Writes the tables of docs/python.md and
+docs/tensorflow.md from them. A record holds a hash of the sources that it was made with. If the sources have changed since,
+the row has to run again: its table says so, and has to be rewritten after the change."""
 import datetime
 import hashlib
 import json
@@ -10,17 +10,17 @@ import re
 TOP = pathlib.Path(__file__).resolve().parent.parent
 BLOCK = r"(<!-- dev/versions.py -->\n).*?(<!-- end -->\n)"
 SUFFIXES = (".py", ".h", ".c", ".cpp")
-SHIMS = {"c++": "shim in C++", "python": "shim in Python"}  # which cases of tests/python are named after
+SHIMS = {"c++": "shim in C++", "python": "shim in Python"}  # tests/python names its cases after these
 PAGES = {"docs/python.md": SHIMS, "docs/tensorflow.md": {"": "passed / failed / skipped"}}  # the columns of each page's table
 
 
 def name_of(program):
-    """A program and its arguments, as a record names it."""
+    """Returns a program and its arguments as records name it."""
     return " ".join([pathlib.Path(program[0]).name, *program[1:]])
 
 
 def fingerprint(folders, top=TOP):
-    """A hash of the sources in some folders."""
+    """Returns a hash of the sources in some folders."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in folders for path in (top / folder).rglob("*") if path.suffix in SUFFIXES):
         digest.update(f"{path.relative_to(top)} {path.stat().st_size}\n".encode() + path.read_bytes())
@@ -28,14 +28,14 @@ def fingerprint(folders, top=TOP):
 
 
 def read(top=TOP):
-    """{(row, program): record}, in the order of the file."""
+    """Returns {(row, program): record}, in the order of the file."""
     file = top / "docs/versions.jsonl"
     records = map(json.loads, file.read_text().splitlines() if file.exists() else ())
     return {(record["row"], record["program"]): record for record in records}
 
 
 def keep(record, top=TOP):
-    """Writes a record in the place of the older one of the same row and program, and the tables anew."""
+    """Replaces the record of the same row and program, and rewrites the tables."""
     records = {**read(top), (record["row"], record["program"]): record}
     (top / "docs/versions.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records.values()))
     write_tables(top)
@@ -48,7 +48,7 @@ def write_tables(top=TOP):
 
 
 def _count(record, shim):
-    """Passed / failed / skipped, as a cell; "-": none of its cases ran."""
+    """Returns a cell "passed / failed / skipped", or "-" if none of its cases ran."""
     return (" / ".join(map(str, record["counts"].get(shim, ()))) or "-") + ("" if record["ended"] else ", did not end")
 
 
@@ -70,7 +70,7 @@ def table(page, top):
 
 
 def _written(page, text, top):
-    """A page with the table as the records have it. ValueError: it has no place for one."""
+    """Returns a page with its table from the records. Raises ValueError if it has no place for one."""
     text, count = re.subn(BLOCK, lambda match: f"{match[1]}\n{table(page, top)}\n{match[2]}", text, flags=re.S)
     if count != 1:
         raise ValueError(f"{page} has {count} blocks \"<!-- dev/versions.py -->\" that end with \"<!-- end -->\"")
@@ -78,7 +78,7 @@ def _written(page, text, top):
 
 
 def differences(top=TOP):
-    """(page, line, text) of the pages whose table is not as the records have it."""
+    """Yields (page, line, text) for pages whose table differs from the records."""
     found = []
     for page in PAGES:
         have = (top / page).read_text()
@@ -94,12 +94,12 @@ def differences(top=TOP):
 
 
 def failing(top=TOP):
-    """(row, program, what failed)."""
+    """Returns (row, program, failure) of each failure."""
     return [(*key, f"failed: {', '.join(record['failed'])}") for key, record in read(top).items() if record["failed"]]
 
 
 def outdated(rows, top=TOP):
-    """(row, program, why it has to run again), of rows as dev/versions.py has them."""
+    """Returns (row, program, why it has to run again), for rows of dev/versions.py."""
     records, found = read(top), []
     for row in rows:
         sources = fingerprint(row.sources, top)

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Runs the tests of the front-ends with other versions of Python and of the frameworks than `make test` takes. It records what
-passed in docs/versions.jsonl, and writes the tables of docs/python.md and docs/tensorflow.md from there.
+"""Runs the tests of the front-ends with versions of Python and of the frameworks that `make test` does not use. Records the
+results in docs/versions.jsonl, and writes the tables of docs/python.md and docs/tensorflow.md from them.
 
-  versions.py [ROW ...]   those rows only; a word is enough: 2.15, tensorflow, newest
-  versions.py --list      what there is
-  versions.py --check     prints what failed, and which rows have not run with the sources of today; 1 when a table says otherwise
+  versions.py [ROW ...]   only those rows; a word is enough: 2.15, tensorflow, newest
+  versions.py --list      prints the rows
+  versions.py --check     prints failures, and rows that have not run with today's sources; exit code 1 if a table differs
   versions.py --tables    writes the tables
 
-Each row has a virtual environment in build/versions, which is kept unless --discard is given: PyTorch for x86-64 fetches gigabytes of
-CUDA, which is why these rows are no part of `make test`. A row whose interpreter is neither on PATH nor in pyenv's folder is
-skipped. "newest" takes whatever the index has today, and says what that was: run it at night. Where pip is told to hold packages
-back (a `constraint` in its configuration), these rows are not. Exit code 1 when a test failed, 2 when an environment could not be made."""
+Each row has a virtual environment in build/versions, which is kept unless --discard is set. PyTorch for x86-64 downloads
+gigabytes of CUDA, so these rows are not part of `make test`. A row is skipped if its interpreter is neither on PATH nor in
+pyenv's folder. "newest" installs the newest versions of the index and records which they were: run it at night. A
+`constraint` in pip's configuration does not apply to these rows. Exit code 1: a test failed; 2: an environment could not be
+made."""
 import argparse
 import collections
 import datetime
@@ -27,7 +28,7 @@ import version_records
 TOP = pathlib.Path(__file__).resolve().parent.parent
 LIMIT_S = 3600  # of a program
 
-# sources: the folders whose change asks for another run. page: where its table is.
+# sources: folders whose change requires another run. page: the page of its table.
 Row = collections.namedtuple("Row", "name python packages programs sources page lends_torch", defaults=(False,))
 
 OPERATIONS = (["tests/python/test_ops.py", "2"], ["tests/python/test_ddp.py", "2"])
@@ -35,7 +36,8 @@ TENSORFLOW = (["tests/tensorflow/test_operations.py"], ["tests/tensorflow/test_g
 TRAINERS = (["tests/python/test_trainers.py"], ["tests/python/test_keras.py"], ["tests/python/test_torchft.py"])
 
 
-# Folders that meet the framework. The C library and its declarations in Python do not, and would ask for these rows too often.
+# Folders that use the framework. The C library and its declarations in Python do not; including them would require these
+# rows too often.
 SHIMS = ("python/shoal/torch",), "docs/python.md"
 KERAS = ("python/shoal/torch", "python/shoal/_keras"), "docs/python.md"
 OF_TENSORFLOW = ("python/shoal/tensorflow", "python/shoal/_keras"), "docs/tensorflow.md"
@@ -54,7 +56,7 @@ ROWS = [
     tensorflow_row("3.11", "2.16.2"), tensorflow_row("3.11", "2.18.1"), tensorflow_row("3.13", "2.20.0"),
     Row("newest-torch", "3.11", ["torch", "numpy"], OPERATIONS, *SHIMS),
     Row("newest-tensorflow", "3.11", ["tensorflow-cpu", "keras"], TENSORFLOW, *OF_TENSORFLOW),
-    # With the PyTorch of build/torch, which is what their own newest releases ask for.
+    # With the PyTorch of build/torch, which their newest releases require.
     Row("newest-trainers", "3.11", ["accelerate", "transformers", "lightning", "keras", "torchft"], TRAINERS, *KERAS, True),
     Row("newest-deepspeed", "3.11", ["deepspeed"], (["tests/python/test_deepspeed.py"],), *SHIMS, True),
 ]
@@ -65,13 +67,14 @@ def run(*words):
 
 
 def find_python(version):
-    """An interpreter of that version that runs; None: there is none. One on PATH may be pyenv's stand-in for another folder's."""
+    """Returns an interpreter of that version that runs, or None. One on PATH may be pyenv's stand-in for a version in
+    another folder."""
     candidates = [shutil.which(f"python{version}"), *sorted(pathlib.Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))]
     return next((one for one in filter(None, candidates) if not subprocess.run([one, "-c", ""], capture_output=True).returncode), None)
 
 
 def make(row):
-    """The row's interpreter; None where its Python is not here."""
+    """Returns the row's interpreter, or None if its Python is not installed."""
     folder = TOP / "build/versions" / row.name
     interpreter = folder / "bin/python3"
     base = find_python(row.python)
@@ -100,7 +103,7 @@ def environment(row):
 
 
 def versions(interpreter, row):
-    """What pip has put there, of what the row asks for."""
+    """Returns the versions that pip installed of the row's packages."""
     names = [re.split("[=<>]", package)[0] for package in row.packages]
     told = subprocess.run([interpreter, "-c", f"import importlib.metadata as m, sys; print(sys.version.split()[0]); "
                            f"[print(name, m.version(name)) for name in {names}]"], check=True, capture_output=True, text=True)
@@ -108,8 +111,8 @@ def versions(interpreter, row):
 
 
 def test(interpreter, row, program):
-    """One program's results: {shim: [passed, failed, skipped]}, the names of failed cases, and whether it ran all of its
-    cases and ended as they say. The shim is "" where the cases name none."""
+    """Returns one program's results: {shim: [passed, failed, skipped]}, the names of failed cases, and whether it ran all
+    of its cases and its exit code agrees with them. The shim is "" if the cases name none."""
     try:
         ended = subprocess.run([interpreter, TOP / program[0], *program[1:]], env=environment(row), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S)
@@ -132,7 +135,7 @@ def test(interpreter, row, program):
 
 
 def run_row(row, interpreter):
-    """Whether all of its programs passed."""
+    """Returns true if all of its programs passed."""
     words, passed_all = versions(interpreter, row), True
     for program in row.programs:
         began_s, sources = time.monotonic(), version_records.fingerprint(row.sources)

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes a folder with the aarch64 libraries that the tests need, and in it:
-#     run        runs an aarch64 program under qemu, which looks into the folder first
-#     place.ini  tells Meson where the folder is
+# Makes a folder with the aarch64 libraries that the tests need, and with these files:
+#     run        runs an aarch64 program under qemu, which searches the folder first
+#     place.ini  passes the folder to Meson
 # The packages are downloaded for arm64 and unpacked there; the system's own packages and their lists stay as they are.
 #     dev/cross/sysroot.sh build-aarch64/sysroot
 set -eu
@@ -15,7 +15,7 @@ for tool in apt-get dpkg-deb aarch64-linux-gnu-gcc qemu-aarch64; do
         exit 2
     }
 done
-[ -e "$1/run" ] && exit 0 # it is written last
+[ -e "$1/run" ] && exit 0 # run is written last
 rm -rf "$1"
 mkdir -p "$1"
 cd "$1"
@@ -29,7 +29,7 @@ Dir::State "$PWD/apt/state";
 Dir::State::status "/dev/null";
 Dir::Cache "$PWD/apt/cache";
 END
-# Other sources of this machine may have nothing for arm64: whether the packages come is what counts.
+# Other package sources of this machine may have nothing for arm64, so only the download below counts.
 APT_CONFIG=apt/conf apt-get update -q >apt/log 2>&1 || true
 # shellcheck disable=SC2086 # a list
 (cd apt && APT_CONFIG=conf apt-get download -q $PACKAGES) >>apt/log 2>&1 || {

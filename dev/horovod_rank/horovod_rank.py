@@ -1,5 +1,5 @@
-"""A plugin of pytest: what a rank of dev/horovod.py adds to Horovod's tests. It makes Horovod's module names lead to Shoal's, before
-any test is imported, and writes the outcome of each test."""
+"""A pytest plugin for the ranks of dev/horovod.py. Before any test is imported, it makes Horovod's module names refer to
+Shoal's. It writes the outcome of each test."""
 import contextlib
 import functools
 import gc
@@ -16,12 +16,12 @@ VENV, MODE = os.environ["HOROVOD_TESTS_VENV"], os.environ["HOROVOD_TESTS_MODE"]
 SHUTS_DOWN = os.environ["HOROVOD_TESTS_SHUT_DOWN"] == "1"
 OUTCOMES = pathlib.Path(os.environ["HOROVOD_TESTS_LOGS"], f"rank{RANK}")
 
-# As Horovod's own launcher tells them.
+# As Horovod's own launcher sets them.
 os.environ.update(HOROVOD_RANK=RANK, HOROVOD_SIZE=os.environ["WORLD_SIZE"])
 
 
 def register(name, module):
-    """The module by Horovod's name, in its parent too."""
+    """Registers the module under Horovod's name, also as an attribute of its parent."""
     sys.modules[name] = module
     parent, _, child = name.rpartition(".")
     if parent:
@@ -48,7 +48,7 @@ def is_version_greater_equal_than(version, least):
 
 
 def internals_of(world):
-    """What tests of process sets look into."""
+    """Returns the internals that tests of process sets read."""
     return types.SimpleNamespace(_get_process_set_ids_and_ranks=lambda: {id: list(each.ranks) for id, each in world._sets.items()})
 
 
@@ -66,14 +66,14 @@ def register_horovod():
 
 
 def forget_muon():
-    """So that it is no subclass of Optimizer any more: tests go through these."""
+    """Makes Muon no longer a subclass of Optimizer, because tests iterate over the subclasses."""
     import torch
     del torch.optim.Muon, torch.optim._muon.Muon
     gc.collect()
 
 
 def in_graphs(kind):
-    """A class of tests, each of which builds a graph and runs it in a session."""
+    """Returns a class of tests, each of which builds a graph and runs it in a session."""
     from tensorflow.python.eager import context
 
     def in_graph(function):
@@ -97,7 +97,7 @@ def choose_mode():
 
 
 def pytest_runtest_logreport(report):
-    """One line for each test: of its call, or of what failed or skipped it before or after."""
+    """Writes one line for each test: the outcome of its call, or of the step before or after it that failed or was skipped."""
     if report.when == "call" or report.outcome != "passed":
         lines = str(getattr(report, "longrepr", "") or "").strip().splitlines()
         with OUTCOMES.open("a") as file:
@@ -106,12 +106,12 @@ def pytest_runtest_logreport(report):
 
 def pytest_runtest_setup(item):
     if SHUTS_DOWN:
-        sys.modules[f"horovod.{VENV}"].init()  # which a test may leave to those before it
+        sys.modules[f"horovod.{VENV}"].init()  # a test may rely on earlier tests for this
 
 
 def pytest_runtest_teardown(item, nextitem):
     if SHUTS_DOWN:
-        with contextlib.suppress(Exception):  # where a test has broken the communicator
+        with contextlib.suppress(Exception):  # if a test has broken the communicator
             sys.modules[f"horovod.{VENV}"].shutdown()
 
 

@@ -1,12 +1,12 @@
-"""Pages made from what the command says of itself. One text serves the site and, by Sphinx's man builder, shoal-run(1) and its like.
+"""Pages made from the command's help texts. One text serves the site and, by Sphinx's man builder, shoal-run(1) and the like.
 
-A help text is made of chunks between empty lines:
+A help text consists of chunks separated by empty lines:
 
   Usage: shoal run [-n N] ...      the synopsis; or lines of it, indented, under "Usage:" or at the beginning
-  Text at the margin               description; below the options: notes
-      -n N         indented rows   options; a row that is indented more goes on with the one above
-  Heading:                         a section: rows if two columns stand below it, a text otherwise
-  Examples:                        lines as they are
+  Text at the margin               description; after the options: notes
+      -n N         indented rows   options; a row that is indented more continues the one above
+  Heading:                         a section: rows if two columns follow, else a text
+  Examples:                        lines kept as they are
   Exit codes: 0 success, ...       in one line, or rows
 """
 import os
@@ -16,7 +16,7 @@ import textwrap
 
 import rest
 
-# None stands for all other sections, as they come.
+# None represents all other sections, in their order.
 ORDER = ("Synopsis", "Description", "Commands", "Options", None, "Environment", "Exit status", "Examples", "See also")
 NAMES = {"Usage": "Synopsis", "Examples": "Examples", "To begin": "Examples", "Exit code": "Exit status",
          "Exit codes": "Exit status"}
@@ -24,11 +24,11 @@ REQUIRED = ("Synopsis", "Options", "Exit status")
 
 
 class Wrong(Exception):
-    """A command that does not answer, or a help text of another shape."""
+    """A command that does not answer, or a help text of unknown form."""
 
 
 def ask(*words):
-    """What the command prints, whatever the environment of this build says."""
+    """Returns the command's output, independent of this build's environment."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")}
     try:
         result = subprocess.run(words, env=clean, capture_output=True, text=True)
@@ -44,7 +44,7 @@ def indent_of(line):
 
 
 def rows_of(lines):
-    """(term, text) of each row: two columns, with two spaces at least between them."""
+    """Returns (term, text) of each row: two columns, separated by at least two spaces."""
     rows = []
     for line in lines:
         if indent_of(line) > indent_of(lines[0]) and rows:
@@ -67,7 +67,7 @@ def is_table(lines):
 
 
 def titled_take(sections, title, lines):
-    """A heading and what is indented below it."""
+    """Reads a heading and the indented lines below it."""
     name = NAMES.get(title, "Environment" if title.startswith("Environment") else title)
     add = sections.setdefault(name, []).extend
     if name == "Synopsis":
@@ -83,7 +83,7 @@ def titled_take(sections, title, lines):
 
 
 def untitled_take(sections, lines):
-    """Rows of options, a synopsis, or a text with lines indented below it."""
+    """Reads rows of options, a synopsis, or a text with indented lines below it."""
     depth = next((i for i, line in enumerate(lines) if indent_of(line)), len(lines))
     if depth == 0 and lines[0].lstrip().startswith("-"):
         sections.setdefault("Options", []).extend(rest.rows(rows_of(lines)))
@@ -115,17 +115,18 @@ def sections_of(help_text):
 
 
 def commands_of(help_text):
-    """name -> summary, from the rows of `shoal --help`."""
+    """Returns {name: summary} from the rows of `shoal --help`."""
     return dict(re.findall(r"^\s+shoal ([a-z]+(?: [a-z]+)?)\s{2,}(\S.*)$", help_text, re.M))
 
 
 def page_name(command):
-    """Of "sim step": shoal-sim-step."""
+    """Returns shoal-sim-step for "sim step"."""
     return f"shoal-{command.replace(' ', '-')}"
 
 
 def settings_of(text):
-    """(name, default, meaning) of `shoal info --settings`: a line with name, value, default; below it, indented, what it means."""
+    """Returns (name, default, meaning) from `shoal info --settings`. Each setting has a line with name, value and default,
+    and its meaning indented below."""
     found = re.findall(r"^(SHOAL_\w+)\b.*\((default [^)]*)\)\n((?:[ \t]+\S.*\n)+)", text, re.M)
     if len(found) != len(re.findall(r"^SHOAL_", text, re.M)):
         raise Wrong("`shoal info --settings` has a line that is no setting, or one without its meaning")
@@ -160,7 +161,7 @@ def command_page(command, name, commands):
 
 
 def pages_of(command):
-    """(name -> text of each page, names of the settings, (page, name, summary) of each manual page)."""
+    """Returns ({name: text} of the pages, names of the settings, (page, name, summary) of each manual page)."""
     own = ask(command, "--help")
     commands, settings = commands_of(own), settings_of(ask(command, "info", "--settings"))
     sections = sections_of(own)

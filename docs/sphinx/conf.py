@@ -1,4 +1,4 @@
-"""Sphinx's configuration; docs/sphinx/make.py makes the pages and starts it."""
+"""Sphinx's configuration. docs/sphinx/make.py writes the pages and runs Sphinx."""
 import json
 import os
 import pathlib
@@ -21,18 +21,18 @@ html_title = f"Shoal {version}"
 html_static_path = ["shoal.css"]
 html_css_files = ["shoal.css"]
 html_show_copyright = html_show_sphinx = html_copy_source = False
-suppress_warnings = ["toc.not_included"]  # of what make.py lists without a tree; tests/multi/test_docs.py looks for the lists
+suppress_warnings = ["toc.not_included"]  # for pages that make.py lists without a tree; test_docs.py checks the lists
 man_pages = [tuple(page) for page in PAGES["manuals"]]
 man_show_urls = False
-today = version  # in manual pages, so that the same sources give the same pages
+today = version  # in manual pages, so that the same sources make the same pages
 man_make_section_directory = True
 c_maximum_signature_line_length = 100
-# What C and Python declare, and types in the signatures of Python.
+# Names from C and Python themselves, and types in Python signatures.
 nitpick_ignore_regex = [("c:identifier", r"(u?int\d+|size)_t|FILE"), ("py:.*", ".*")]
 
 
 def literal_links(app, doctree):
-    """Code in a text of ours becomes a link where it names something of the manual or a page."""
+    """Turns code in our texts into a link if it names a page or a symbol of the manual."""
     for node in list(doctree.findall(nodes.literal)):
         target = reference_of(app.env, node.astext()) if isinstance(node.parent, (nodes.paragraph, nodes.entry)) else None
         if target and node.get("classes", []) == []:
@@ -51,8 +51,8 @@ def reference_of(env, text):
 
 
 def manual_page(app, doctree, name):
-    """What stands above the first section of a page is its description; pages of the header say how that is included. Links to
-    pages lead nowhere on paper."""
+    """Makes the text above the first section a description. Pages of a header also get its #include line. Removes links to
+    pages, which are useless on paper."""
     if app.builder.name != "man":
         return
     for link in list(doctree.findall(nodes.reference)):

@@ -1,11 +1,13 @@
-"""Pages of the public headers: Hawkmoth (that is, libclang) reads its declarations, this module what is its own.
+"""Pages of the public headers. Hawkmoth (with libclang) reads the declarations; this module does the rest.
 
-A header stays as it is read in an editor: sections, their order, plain comments. A comment tells of the declarations that follow
-it, up to the next one; behind a member it tells of that. Hawkmoth wants a comment that begins with two stars before each
-declaration. So it is given a copy with such comments in the very same lines: its messages name lines of the header.
+A header keeps the form that people read in an editor: sections, their order, plain comments. A comment describes the
+declarations after it, up to the next comment; after a member it describes the member. Hawkmoth needs a comment that begins
+with two stars before each declaration. So it gets a copy with such comments on exactly the same lines, and its messages
+name lines of the header.
 
-In a comment, lines at the margin are paragraphs, "  - " begins an item of a list, what is indented by four is shown as it is, names
-become links. Wrong is a declaration without a text; a text that names what is not declared is told by Sphinx, as a dead link.
+In a comment, lines at the margin are paragraphs, "  - " begins a list item, text indented by four is shown as it is, and
+names become links. A declaration without a text is an error. Sphinx reports a text that names something undeclared as a
+dead link.
 """
 import re
 import textwrap
@@ -38,7 +40,8 @@ def comment_end(lines, i):
 
 
 def declaration_end(lines, i):
-    """A macro goes on behind each backslash, all else to the semicolon outside braces."""
+    """Returns the line after a declaration. A macro continues after each backslash, other declarations to a semicolon
+    outside braces."""
     depth = 0
     is_macro = lines[i].startswith("#define")
     for k in range(i, len(lines)):
@@ -49,7 +52,7 @@ def declaration_end(lines, i):
 
 
 def enum_marked(lines, text):
-    """An enum that is made of a list X(...), written out in its first line: the columns behind the number are each one's text."""
+    """Writes out an enum that is made from a list X(...), in its first line. The columns after the number are the texts."""
     if len(lines) == 1:
         return [re.sub(r"([{,] *)(\w+)", r"\1/** */ \2", lines[0])]
     body = "\n".join(lines)
@@ -68,7 +71,7 @@ def enum_marked(lines, text):
 
 
 def members_marked(lines):
-    """What stands behind a member is put before it; a member without a comment gets an empty one."""
+    """Moves the comment after a member before it. A member without a comment gets an empty one."""
     out, open_member, was_comment = [lines[0]], "", False
     for line in lines[1:-1]:
         member = re.match(r"(\s+)(\w.*?[;,])(?:\s*/\* ?(.*))?$", line)
@@ -90,7 +93,7 @@ def members_marked(lines):
 
 
 def marked(text):
-    """The header with comments as Hawkmoth wants them, from the first section on, line for line."""
+    """Returns the header with comments as Hawkmoth needs them, from the first section on, line for line."""
     lines, i, was_comment = text.splitlines(), 0, False
     i = next(k for k, line in enumerate(lines) if re.match(SECTION, line))
     out = lines[:i]
@@ -117,7 +120,7 @@ def marked(text):
 # ---- Texts ------------------------------------------------------------------------------------------------------------------
 
 class Text:
-    """Turns the text of comments into reStructuredText. Given to Hawkmoth as what processes docstrings."""
+    """Converts the text of comments to reStructuredText. Hawkmoth uses it to process docstrings."""
 
     def __init__(self, roles, settings, has_pages):
         self.roles, self.settings, self.has_pages = roles, settings, has_pages
@@ -130,13 +133,14 @@ class Text:
                 markup = f":doc:`{path} </{path.removesuffix('.md')}>`" if self.has_pages else rest.literal(path)
             else:
                 markup = self.link(code or name) or (rest.literal(code) if code else rest.escape(name))
-            # Beside a letter markup would not be seen as such.
+            # Markup directly before a letter is not recognized.
             out += [rest.escape(text[at:match.start()]), markup, "\\ " if re.match(r"[\w=*<]", text[match.end():]) else ""]
             at = match.end()
         return "".join(out) + rest.escape(text[at:])
 
     def link(self, name):
-        """None where the name is not of ours; one like a function's that is not declared Sphinx tells as a dead link."""
+        """Returns None if the name is not one of ours. Sphinx reports one like a function's that is not declared as a dead
+        link."""
         full = next((full for full in (name, f"SHOAL_{name}") if full in self.roles), None)
         if full:
             return f":c:{self.roles[full]}:`{name} <{full}>`"
@@ -174,7 +178,7 @@ class Text:
 
 
 class MemberText(Text):
-    """Behind a member its comment begins anywhere, and goes on below that."""
+    """The comment of a member may begin in any column and continues below."""
 
     def process_docstring(self, lines):
         lines[:] = self.blocks([line.strip() for line in lines])
@@ -187,7 +191,7 @@ def is_bare(docstring):
 
 
 def item(group, text):
-    """The directive of a declaration, and of functions that share its text; with its members."""
+    """Returns the directive of a declaration with its members; functions that share a text have one directive."""
     lines, _ = group[0].get_docstring(text)
     at = next((i for i, line in enumerate(lines) if line.startswith(".. ")), None)
     for other in group[1:]:
@@ -200,7 +204,7 @@ def item(group, text):
 
 
 def groups_of(section):
-    """Functions without a text of their own share that of the function before."""
+    """Groups functions: one without a text shares the text of the function before it."""
     groups = []
     for docstring in section.found:
         is_function = ROLES.get(type(docstring).__name__) == "func"
@@ -223,16 +227,16 @@ class Header:
     path: object
     introduction: list
     sections: list
-    wrong: list  # what Hawkmoth says
+    wrong: list  # Hawkmoth's messages
 
     @property
     def folder(self):
-        """Of its pages."""
+        """Returns the folder of its pages."""
         return "manual" if self.path.stem == "shoal" else self.path.stem
 
     @property
     def manual(self):
-        """What its manual pages begin with."""
+        """Returns the prefix of its manual pages' names."""
         return "shoal" if self.path.stem == "shoal" else f"shoal_{self.path.stem}"
 
 
@@ -261,7 +265,7 @@ def roles_of(sections):
 
 
 def textless(path, sections):
-    """What stands first in its section, before any comment, and is no macro."""
+    """Yields an error if the first declaration of a section, before any comment, is not a macro."""
     for section in sections:
         first = section.found[0] if section.found else None
         if first and is_bare(first) and ROLES.get(type(first).__name__) not in (None, "macro"):
@@ -282,8 +286,8 @@ def manuals_of(header):
 
 
 def pages_of(paths, copies, settings, has_pages):
-    """(name -> text of each page, roles of the names, manual pages as in command_pages with their functions, what is wrong).
-    copies: a folder. has_pages: are there pages of docs/ and examples/ that links can lead to?"""
+    """Returns ({name: text} of the pages, roles of the names, manual pages as in command_pages with their functions,
+    errors). `copies` is a folder. has_pages: links to pages of docs/ and examples/ have targets."""
     headers = [read(path, copies / path.name) for path in paths]
     roles = roles_of([section for header in headers for section in header.sections])
     text = Text(roles, settings, has_pages)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes the site, or the manual pages, with Sphinx; `make docs` runs it by the Python at build/sphinx.
+"""Makes the site, or the manual pages, with Sphinx. `make docs` runs it with the Python of build/sphinx.
 
-  docs/sphinx/make.py html OUT [COMMAND]    the site at OUT/html; without COMMAND all but the pages of it
+  docs/sphinx/make.py html OUT [COMMAND]    the site at OUT/html; without COMMAND it lacks the command's pages
   docs/sphinx/make.py man OUT COMMAND       manual pages: OUT/man1 from COMMAND, OUT/man3 from the headers
 
-Sphinx reads pages below one folder. That is made anew below OUT/html-work or OUT/man-work: copies of the pages that people write (docs/, README.md
-and its like), and what is generated: the manual from the public headers (header_pages.py), pages of the commands from their help texts
-(command_pages.py), examples with their source, tables and plots of docs/figures. Anything wrong ends with exit code 1: a warning of
-Sphinx, such as a link that leads nowhere, or a declaration without a text."""
+Sphinx reads pages below one folder. This program makes that folder anew below OUT/html-work or OUT/man-work. It contains copies
+of the pages that people write (docs/, README.md and others), and generated pages: the manual from the public headers
+(header_pages.py), pages of the commands from their help texts (command_pages.py), examples with their source, tables and plots
+of docs/figures. Any error causes exit code 1: a warning of Sphinx, such as a dead link, or a declaration without a text."""
 import json
 import os
 import pathlib
@@ -29,7 +29,7 @@ WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md"
 PICTURES = "docs/pictures"
 PLOTS = ("docs/figures/*.svg",)
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
-# Pages of docs/ in the order in which they are read; each is in one of these lists.
+# Pages of docs/ in reading order. Each page is in one of these lists.
 START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/how-fast", "docs/support", "docs/not-planned"]
 GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/outer", "docs/gpu",
           "docs/errors", "docs/trace", "docs/performance"]
@@ -65,7 +65,7 @@ def name_of(path):
     return path.relative_to(TOP).as_posix().removesuffix(".md")
 
 
-# ---- What is generated ------------------------------------------------------------------------------------------------------
+# ---- Generated pages --------------------------------------------------------------------------------------------------------
 
 def example_page(path):
     name = path.relative_to(TOP).as_posix()
@@ -73,7 +73,7 @@ def example_page(path):
 
 
 def figures_pages(source):
-    """A page for each family of suites; tables and plots are made of the records."""
+    """Writes a page for each family of suites, with tables and plots made from the records."""
     import bench_report
     folder, names = TOP / "docs/figures", {title: [] for title in FIGURES.values()}
     for path in sorted(folder.glob("bench-*.jsonl")):
@@ -90,12 +90,12 @@ def figures_pages(source):
 
 
 def list_page(source, name, title, entries):
-    """Of pages that are too many for the list that each page has; that, which is no tree, also costs time."""
+    """Lists pages that are too many for the list on every page. The list is not a tree, because a tree would also take time."""
     source.write(f"{name}.rst", "\n".join([*rest.heading(title, "="), *(f"- :doc:`{entry}`" for entry in entries), ""]))
 
 
 def index_page(commands, manuals, pythons):
-    """README.md, with the list of pages in the order of a reader: what to try, what to look up, how it is built."""
+    """Returns README.md with the list of pages in a reader's order: first steps, reference, internals."""
     examples = [path.relative_to(TOP).as_posix() for path in found("examples/*.c", "examples/fashion_mnist/fashion_mnist.c")]
     groups = {"Start": START, "Guides": GUIDES, "Examples": [*examples, *map(name_of, found("examples/**/README.md")), "examples/index"],
               "C manual": [*manuals, "genindex"], "Python manual": pythons, "Commands": [f"commands/{name}" for name in commands],
@@ -119,9 +119,9 @@ def commands_write(source, command):
 
 
 def header_write(source, out, settings, has_pages):
-    """(roles of names, manual pages, aliases of these, what is wrong)."""
+    """Returns (roles of names, manual pages, their aliases, errors)."""
     import header_pages
-    headers = sorted(found(HEADERS), key=lambda path: path.stem != "shoal")  # that of all others first
+    headers = sorted(found(HEADERS), key=lambda path: path.stem != "shoal")  # shoal.h first
     pages, roles, manuals, wrong = header_pages.pages_of(headers, out, settings, has_pages)
     for name, text in pages.items():
         source.write(f"{name}.rst", text)
@@ -147,7 +147,7 @@ def site_write(source, commands, manuals):
 
 
 def aliases_write(folder, aliases):
-    """A page for each function that leads to the one of its section, as manual pages do that."""
+    """Writes a page for each function that refers to its section's page, in the way of manual pages."""
     for function, name in aliases.items():
         (folder / f"{function}.3").write_text(f".so man3/{name}.3\n")
 
@@ -173,7 +173,7 @@ def make(kind, out, command):
     for folder in ("html",) if kind == "html" else ("man1", "man3"):
         shutil.rmtree(out / folder, ignore_errors=True)
     code = sphinx(kind, work, out)
-    if kind == "html":  # the README names them in HTML of its own, because they differ between light and dark pages
+    if kind == "html":  # the README names them in its own HTML, because they differ between light and dark pages
         shutil.copytree(TOP / PICTURES, out / "html" / PICTURES, dirs_exist_ok=True)
     if kind == "man":
         aliases_write(out / "man3", aliases)
@@ -182,7 +182,7 @@ def make(kind, out, command):
 
 
 def why_not(kind, out):
-    """What stands in the way; None: nothing."""
+    """Returns the obstacle, or None."""
     if out.exists() and not out.is_dir():
         return f"{out} is no folder"
     page = out / "html"

@@ -1,12 +1,13 @@
-"""Pages of the Python packages: each public module with its functions and classes. They are made of the sources, because importing
-the modules would need PyTorch and TensorFlow. A name that a package takes from a module of its own is shown where users import it."""
+"""Pages of the Python packages: each public module with its functions and classes. They are made from the sources, because
+importing the modules would need PyTorch and TensorFlow. A name that a package re-exports from one of its modules is shown
+where users import it."""
 import ast
 import pathlib
 import re
 
 import rest
 
-# Page -> (title, modules in the order of a reader). What a package re-exports is shown with it.
+# Page -> (title, modules in a reader's order). Names that a package re-exports are shown with it.
 PAGES = {
     "torch": ("shoal.torch", ["shoal.torch", "shoal.torch.ddp", "shoal.torch.outer", "shoal.torch.sampler", "shoal.torch.norm",
                               "shoal.torch.hooks", "shoal.torch.torchft", "shoal.torch.keras"]),
@@ -20,13 +21,13 @@ PAGES = {
 
 
 class Sources:
-    """Modules below folders, parsed when they are first asked for."""
+    """Modules below folders, parsed when first needed."""
 
     def __init__(self, *folders):
         self.folders, self.trees = folders, {}
 
     def tree(self, module):
-        """None if there is no such module."""
+        """Returns the parsed module, or None if it does not exist."""
         if module not in self.trees:
             paths = [folder / (module.replace(".", "/") + end) for folder in self.folders for end in ("/__init__.py", ".py")]
             path = next((path for path in paths if path.exists()), None)
@@ -34,7 +35,7 @@ class Sources:
         return self.trees[module]
 
     def public(self, module):
-        """(name, node) of what users find in a module, in its order."""
+        """Returns (name, node) of the module's public names, in its order."""
         tree, _ = self.tree(module)
         for node in tree.body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_"):
@@ -55,9 +56,9 @@ class Sources:
                 yield alias.asname or alias.name, found
 
     def _source(self, module, node):
-        """The module of its own package from which a package takes names."""
+        """Returns the module of the same package from which names are imported."""
         is_package = self.tree(module)[1]
-        if not node.module or not is_package:  # a module, not a name of one
+        if not node.module or not is_package:  # imports a module, not a name from one
             return None
         base = module.split(".")
         if node.level:
@@ -65,7 +66,7 @@ class Sources:
         return node.module if node.module.split(".")[0] == base[0] else None
 
     def _find(self, module, name):
-        """The function or class of that name, through modules that take it from others."""
+        """Returns the function or class of that name. Follows imports through other modules."""
         if not self.tree(module):
             return None
         for node in self.tree(module)[0].body:
@@ -78,7 +79,8 @@ class Sources:
 
 
 def docstring_text(node):
-    """Docstrings are plain text, as comments of the headers are: code between backticks, and what is indented by four."""
+    """Converts a docstring. Docstrings are plain text, like comments of the headers: code between backticks, and code
+    indented by four."""
     out, own = [], " " * (node.body[0].col_offset if node.body else 0)
     for line in (ast.get_docstring(node, clean=False) or "").rstrip().splitlines():
         line = line.removeprefix(own)
@@ -99,7 +101,7 @@ def signature(node):
 
 
 def field_text(field):
-    """A field of a dataclass as its constructor has it. What a factory makes is shown by the factory's name."""
+    """Returns a field of a dataclass as its constructor has it. For a factory, shows the factory's name."""
     value = ast.unparse(field.value) if field.value else ""
     factory = re.search(r"default_factory=([\w.]+)", value)
     return f"{ast.unparse(field.target)}: {ast.unparse(field.annotation)}" + (f" = {factory[1] + '()' if factory else value}" if value else "")

@@ -1,9 +1,9 @@
-"""Words for what the generators of pages write: reStructuredText."""
+"""Functions that write reStructuredText, for the generators of pages."""
 import re
 
 
 def escape(text):
-    """Text in which nothing is markup."""
+    """Escapes a text so that it contains no markup."""
     return re.sub(r"([\\*`|_])", r"\\\1", text)
 
 
@@ -24,7 +24,7 @@ def code(lines, language="text"):
 
 
 def rows(terms):
-    """A definition list of (term, text); a term is shown as it is."""
+    """Returns a definition list of (term, text). Terms are shown unchanged."""
     out = []
     for term, text in terms:
         out += [literal(term), f"   {escape(text)}" if text else "   \\", ""]

@@ -1,8 +1,8 @@
-"""Emulated training containers: hosts algo-1, algo-2, ... as SageMaker's platform makes them, each with processes, a network
-address, /opt/ml, /etc, /tmp and /run of its own, and, where the toolkit wants it, sshd. Nothing stays behind: everything lies
-in namespaces of one process for each host, which end with it and with this program.
+"""Emulated training containers: hosts algo-1, algo-2, ... like those of SageMaker's platform. Each has its own processes,
+network address, /opt/ml, /etc, /tmp and /run, and sshd if the toolkit needs it. Nothing stays behind: everything lives in
+namespaces of one process per host, which end with it and with this program.
 
-Needs root: sshd wants users of its own, which a user namespace for one user does not have."""
+Needs root, because sshd needs users of its own, which a user namespace for a single user cannot have."""
 import json
 import os
 import pathlib
@@ -21,12 +21,12 @@ from cluster import HOST_OF_OUR_OWN, Host, Impossible, clean_environment, tried 
 from tap import Skip, expect  # noqa: E402
 
 INTERFACE = "eth0"
-INSTANCE_TYPE = "ml.p4d.24xlarge"  # one of those whose runners set FI_PROVIDER=efa
-SSHD_ID = 74  # of the user sshd
-END_S = 60  # for processes that were killed, on a busy machine
-WARM = "/tmp/warm"  # of each container: its interpreter that has imported what scripts need (warm.py)
+INSTANCE_TYPE = "ml.p4d.24xlarge"  # one whose runners set FI_PROVIDER=efa
+SSHD_ID = 74  # user ID of the user sshd
+END_S = 60  # for killed processes to end on a busy machine
+WARM = "/tmp/warm"  # in each container: its interpreter that has imported the modules that scripts need (warm.py)
 
-# The first process of a container. Paths of the checkout stay what they are, below /tmp, too.
+# The first process of a container. Paths of the checkout stay the same, even below /tmp.
 BEGIN = """
 set -e
 farm() {  # folder: shows what it shows, and takes more
@@ -63,8 +63,8 @@ cd /opt/ml
 "$@" </dev/null >>"$WORK/log" 2>&1
 """
 
-# Run by such an interpreter of ours: starts one in the namespaces of a process, which it ends with. A container ends when all of
-# its processes have ended and their parents know it.
+# Run by such an interpreter of ours: starts an interpreter in the namespaces of a process, and ends with it. A container
+# ends when all of its processes have ended and their parents have reaped them.
 ENTER = f"""
 import ctypes, os, sys, warm
 library = ctypes.CDLL(None, use_errno=True)
@@ -78,7 +78,7 @@ os._exit(0)
 
 
 def need():
-    """Skips where there cannot be such containers."""
+    """Skips the case if this machine cannot run such containers."""
     if os.getuid() != 0:
         raise Skip("emulated containers need root")
     why = tried(*HOST_OF_OUR_OWN) or tried("unshare", "--mount", "--pid", "--fork", "--mount-proc",
@@ -94,12 +94,12 @@ def resource_config(name, names):
 
 
 class Container:
-    """One host. Files of its /opt/ml are at `base`, those that are put into its /etc and home at `work`. volumes: "from:to",
-    folders of this machine that are shown in it, too."""
+    """One host. `base` is its /opt/ml, `work` the folder of files for its /etc and home. `volumes` are "from:to", further
+    folders of this machine to show in it."""
 
     def __init__(self, name, names, folder, sshd, volumes):
         self.name, self.work, self.base, self.code, self.sshd = name, folder / name, folder / name / "ml", None, sshd
-        self.volumes = sorted(volumes, key=lambda volume: volume.split(":")[1])  # one may lie in another
+        self.volumes = sorted(volumes, key=lambda volume: volume.split(":")[1])  # one may be inside another
         for part in ("ml/input/config", "ml/input/data", "ml/output/data", "ml/model", "etc"):
             (self.work / part).mkdir(parents=True)
         self.config("resourceconfig", resource_config(name, names))
@@ -110,7 +110,7 @@ class Container:
         (self.base / f"input/config/{name}.json").write_text(json.dumps(content))
 
     def start(self, command, environment):
-        """The command starts when the network is there: at go()."""
+        """Sets up the container. The command starts at go(), when the network is there."""
         words = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child",
                  "--mount-proc", "sh", "-c", BEGIN, "sh", *command]
         own = {"NAME": self.name, "TOP": TOP, "WORK": self.work, "BASE": self.base, "SSHD": self.sshd or "/none",
@@ -126,7 +126,7 @@ class Container:
         subprocess.run(["nsenter", "-t", str(self.process.pid), "--net", *command], check=True, timeout=20)
 
     def warm_up(self, python):
-        """Scripts of this container may be run by WARM/python3, which has imported what this python has."""
+        """Provides WARM/python3, which runs scripts in this container and has imported the same modules as `python`."""
         self.warm = subprocess.Popen([python, "-c", ENTER, str(self.process.pid)], stdin=subprocess.DEVNULL,
                                      stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(TOP / "tests/multi")})
         expect(self.warm.stdout.readline().decode() == f"{WARM}/python3\n", "the container has no warm interpreter")
@@ -144,13 +144,13 @@ class Container:
         return (self.work / "log").read_text(encoding="utf-8", errors="replace")
 
     def file(self, path):
-        """The text of a file of its /opt/ml; nothing where it is not there."""
+        """Returns the text of a file in its /opt/ml, or None if it does not exist."""
         place = self.base / path
         return place.read_text(errors="replace") if place.is_file() else None
 
     def close(self):
         if self.process and self.process.poll() is None:
-            self.process.kill()  # and with it, as its init, every process of the container
+            self.process.kill()  # it is their init, so all processes of the container end with it
             self.process.wait(END_S)
         if self.process:
             self.process.stdout.close()
@@ -160,8 +160,8 @@ class Container:
 
 
 class Containers:
-    """Hosts of these names on one bridge. sshd: the folder where openssh-server's packages were unpacked; None: no sshd.
-    volumes: of each name, where it has some. python: an interpreter of warm.py, for Container.warm_up()."""
+    """Hosts with these names on one bridge. `sshd` is the folder of the unpacked openssh-server packages, or None for no
+    sshd. `volumes` has each name's volumes, if any. `python` is an interpreter of warm.py, for Container.warm_up()."""
 
     def __init__(self, names, sshd=None, volumes={}, python=None):
         need()
@@ -197,7 +197,7 @@ class Containers:
         (etc / "passwd").write_text("\n".join(passwd) + "\n")
 
     def put_ssh(self, sshd):
-        """One key for all: of every host, and of root, who may log in with it."""
+        """Installs one key for all: every host's own key, and root's, which may log in with it."""
         key = self.folder / "key"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
         config = ("HostKey /etc/ssh/key\nAuthorizedKeysFile /etc/ssh/key.pub\nUsePAM yes\nPermitRootLogin yes\nStrictModes no\n"
@@ -232,7 +232,7 @@ class Containers:
             host.enter("ip", "link", "set", INTERFACE, "up")
 
     def run(self, command, environment, seconds, until=None):
-        """Runs the command on all hosts at once, until all have ended, or until(self) is true."""
+        """Runs the command on all hosts at once, until all have ended or until(self) is true."""
         variables = {**clean_environment(), **environment}
         for host in self.hosts:
             host.start(command, variables)

@@ -1,4 +1,5 @@
-"""Folders of jobs as a real one leaves them, made by code; and a browser to look at pages with. Times are fixed: 2026-11-23, 10:00 UTC."""
+"""Job folders like those of real jobs, made by code, and a browser for looking at pages. Times are fixed: 2026-11-23, 10:00
+UTC."""
 import contextlib
 import itertools
 import json
@@ -26,7 +27,7 @@ BEGAN = 1795428000.0
 
 
 def use_job_python():
-    """Goes on with the interpreter that has the packages of dev/venv/job.txt, where it is made."""
+    """Restarts with the interpreter that has the packages of dev/venv/job.txt, if it exists."""
     python = os.environ.get("SHOAL_TEST_JOB_PYTHON", str(TOP / "build/job/bin/python3"))
     if os.access(python, os.X_OK) and sys.executable != python and not os.environ.get("SHOAL_TEST_IN_JOB_PYTHON"):
         os.environ["SHOAL_TEST_IN_JOB_PYTHON"] = "yes"
@@ -35,13 +36,13 @@ def use_job_python():
 
 @contextlib.contextmanager
 def jobs():
-    """A folder for jobs that goes away."""
+    """Yields a temporary folder for jobs."""
     with tempfile.TemporaryDirectory(prefix="shoal-watch-") as place:
         yield pathlib.Path(place)
 
 
 def job(place, name="fashion", status="Completed", hosts=2, workers=2, seconds=120, failure=None, traced=True):
-    """A job that has trained for so many seconds. Rank 3 is slow."""
+    """Makes a job that has trained for this many seconds. Rank 3 is slow."""
     folder = JobFolder(name, place)
     folder.create()
     names = [f"algo-{index + 1}" for index in range(hosts)]
@@ -86,7 +87,7 @@ def record(second, host, rank, name, value, step=None):
 
 
 def traces(folder, names, workers, steps=20, tensors=5):
-    """Flight recorders: steps of so many all-reduces that overlap, then a barrier. Rank 3 comes last."""
+    """Writes flight recorders: each step has `tensors` overlapping all-reduces, then a barrier. Rank 3 comes last."""
     folder.traces.mkdir()
     size = len(names) * workers
     for rank in range(size):
@@ -109,7 +110,7 @@ def traces(folder, names, workers, steps=20, tensors=5):
 # ---- a browser ----
 
 def chromium():
-    """The command, or a reason to skip."""
+    """Returns the command, or skips the case with a reason."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not found:
         raise Skip("no chromium: dev/deps.sh test installs it")
@@ -117,7 +118,7 @@ def chromium():
 
 
 def browse(url, *words, timeout=100):
-    """Runs headless Chromium on the URL; its stdout and stderr. No request leaves the machine."""
+    """Runs headless Chromium on the URL; returns its stdout and stderr. No request leaves the machine."""
     with tempfile.TemporaryDirectory(prefix="shoal-browser-") as profile:
         command = [chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",
                    "--disable-background-networking", "--disable-component-update", "--disable-sync", f"--user-data-dir={profile}",
@@ -127,10 +128,10 @@ def browse(url, *words, timeout=100):
         return done.stdout, done.stderr
 
 
-# ---- what a screenshot shows ----
+# ---- contents of a screenshot ----
 
 class Picture:
-    """A PNG of 8 bits a channel."""
+    """A PNG with 8 bits per channel."""
 
     def __init__(self, path):
         data = path.read_bytes()
@@ -151,15 +152,15 @@ class Picture:
         return tuple(self.rows[y][x * self.each:x * self.each + 3])
 
     def columns_of(self, colour, y):
-        """Where a row has about this colour."""
+        """Returns the columns in which a row has approximately this color."""
         row, near = self.rows[y], [range(one - 24, one + 25) for one in colour]
         reds = row[0::self.each]
         return [x for x in range(self.width) if reds[x] in near[0] and all(row[x * self.each + i] in near[i] for i in (1, 2))]
 
 
 def unfiltered(kind, row, above, each):
-    """A line of a PNG, of which each byte is told by its difference to neighbours: none, the one before it, the one above, both, the
-    nearest of three."""
+    """Decodes a line of a PNG. Each byte is stored as a difference from neighbors: none, the one before, the one above, the
+    mean of both, or the nearest of three."""
     if kind == 1:
         for channel in range(each):
             row[channel::each] = bytes(itertools.accumulate(row[channel::each], lambda before, one: before + one & 255))
@@ -177,7 +178,7 @@ def unfiltered(kind, row, above, each):
 
 
 def longest_run(columns):
-    """How many of them follow each other."""
+    """Returns the length of the longest run of consecutive columns."""
     best = run = 0
     before = None
     for x in columns:
@@ -187,8 +188,8 @@ def longest_run(columns):
 
 
 def bars_of(picture, colour):
-    """(row below, width) of each filled bar of this colour, from the top. Lines are thinner: no six of their rows have columns in
-    common."""
+    """Returns (row below, width) of each filled bar of this color, from the top. Lines are thinner: no six of their rows
+    share columns."""
     found, common, thick, wide = [], set(), 0, 0
     for y in range(picture.height):
         columns = picture.columns_of(colour, y)
@@ -203,7 +204,7 @@ def bars_of(picture, colour):
 
 
 def curve_of(picture, colour, top):
-    """The height at each column of the widest line below `top` that goes on from column to column."""
+    """Returns the height at each column of the widest line below `top` that continues from column to column."""
     first = {}
     for y in range(top, picture.height):
         for x in picture.columns_of(colour, y):
@@ -219,7 +220,8 @@ def curve_of(picture, colour, top):
 
 
 def expect_drawn(picture, colour):
-    """Of the job that job() makes: rank 3 came last seven times as often as the others, and the loss, the first curve, falls."""
+    """Checks a picture of job()'s job: rank 3 came last seven times as often as the others, and the loss, the first curve,
+    falls."""
     bars = bars_of(picture, colour)
     widths = [width for _, width in bars]
     expect(len(bars) == 4 and max(widths[:3]) - min(widths[:3]) <= 1 and 6 <= widths[3] / widths[0] <= 8, bars)

@@ -1,4 +1,4 @@
-"""What an image with Shoal has: SageMaker's training toolkit as it comes from pip, Open MPI, PyTorch, Debian's sshd."""
+"""The contents of an image with Shoal: SageMaker's training toolkit from pip, Open MPI, PyTorch, Debian's sshd."""
 import os
 import pathlib
 
@@ -8,12 +8,12 @@ TOOLKIT = TOP / "build/toolkit"
 SSHD = TOOLKIT / "sshd"
 LIBRARY = pathlib.Path(os.environ.get("SHOAL_LIBRARY", TOP / "build/libshoal.so"))
 START = [f"{TOOLKIT}/bin/train"]
-# The runners of mpirun sleep 30 s at the end, and PyTorch is imported by all ranks at once, beside other tests.
+# The runners of mpirun sleep 30 s at the end. All ranks import PyTorch at once, while other tests run.
 RUN_S = 300
 
 
 def programs(folder):
-    """What is on PATH beside the toolkit: `smddprun`, as pip makes it, and Open MPI's mpirun."""
+    """Returns a PATH with the toolkit, `smddprun` as pip makes it, and Open MPI's mpirun."""
     folder.mkdir()
     (folder / "smddprun").write_text(f"#!{TOOLKIT}/bin/python3\nimport sys\n"
                                      "from smdistributed.dataparallel._smddprun import main\nsys.exit(main())\n")
@@ -23,7 +23,7 @@ def programs(folder):
 
 
 def variables(containers):
-    """The image's environment; its programs are put beside the containers."""
+    """Returns the image's environment. Puts its programs next to the containers."""
     return {"PATH": programs(containers.folder / "bin"), "HOME": "/tmp/home",
             "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
             "PYTHONPATH": str(TOP / "python"), "SHOAL_LIBRARY": str(LIBRARY), "SHOAL_TORCH_SHIM": "python",
@@ -31,7 +31,7 @@ def variables(containers):
 
 
 def why_not():
-    """What is missing for such containers here; None: nothing."""
+    """Returns what this machine lacks for such containers, or None."""
     for path, what in ((TOOLKIT / "bin/train", "the toolkit"), (SSHD / "usr/sbin/sshd", "sshd"), (LIBRARY, "the library"),
                        (TOP / "build/torch/bin/torchrun", "PyTorch"), (pathlib.Path("/usr/bin/mpirun.openmpi"), "Open MPI"),
                        (pathlib.Path("/usr/bin/orted"), "Open MPI 4")):

@@ -1,4 +1,4 @@
-"""Jobs of tests: a folder of jobs that goes away, documents, the command. SHOAL_COMMAND names the command."""
+"""Jobs for tests: a temporary folder of jobs, documents, the command. SHOAL_COMMAND names the command."""
 import json
 import os
 import pathlib
@@ -18,13 +18,13 @@ from tap import call, expect  # noqa: E402
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 SHOAL = os.path.abspath(os.environ.get("SHOAL_COMMAND", str(TOP / "build/shoal")))
-RUN_S = 120  # a job of these tests takes a second or two on an idle machine
+RUN_S = 120  # on an idle machine a job of these tests takes a second or two
 DATA_PARALLEL = {"smdistributed": {"dataparallel": {"enabled": True}}}
 
 
 class Jobs:
-    """A context manager: a folder for scripts and one for jobs. A process that still runs at the end is killed. python: an
-    interpreter that runs the scripts instead of the one that a job takes."""
+    """A context manager with a folder for scripts and one for jobs. At the end it kills processes that still run. `python`,
+    if given, runs the scripts instead of the job's interpreter."""
 
     def __init__(self, python=None):
         self.python = python
@@ -50,7 +50,7 @@ class Jobs:
         return path
 
     def document(self, script="", name="job", **fields):
-        """A document with this script; its path."""
+        """Writes a document with this script; returns its path."""
         if self.python:
             self.write("script.py", script)
             script = HAND_OVER.format(python=self.python)
@@ -61,7 +61,7 @@ class Jobs:
         return path
 
     def call(self, *words, timeout=RUN_S, **environment):
-        """`shoal job` with these words; (exit code, stdout, stderr)."""
+        """Runs `shoal job` with these words; returns (exit code, stdout, stderr)."""
         return call(SHOAL, "job", *words, timeout=timeout, env={**self.environment, **environment}, cwd=self.root)
 
     def run(self, script="", *words, name="job", code=0, **fields):
@@ -80,7 +80,7 @@ class Jobs:
         return self.jobs / name
 
     def status(self, name="job"):
-        """As programs read it."""
+        """Returns the status in the form for programs."""
         code, out, err = self.call("status", name, "--format", "json")
         expect(out, code, err)
         return json.loads(out)
@@ -90,7 +90,7 @@ class Jobs:
         return path.read_text() if path.exists() else ""
 
     def told(self, name="job"):
-        """Everything about a job, for a failed case."""
+        """Returns everything about a job, for the report of a failed case."""
         paths = [self.folder(name) / word for word in ("status.json", "events.jsonl", "runner.log")]
         paths += sorted((self.folder(name) / "logs").glob("*"))
         return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in paths if path.exists())
@@ -112,7 +112,8 @@ class Jobs:
         return json.loads((self.folder(name) / "status.json").read_text())["status"] in ("Completed", "Failed", "Stopped")
 
     def processes(self, word=None):
-        """Processes of our jobs: all that know our folder. word: those whose command line holds it."""
+        """Returns the processes of our jobs: all whose command line or environment contains our folder. `word` selects by
+        command line."""
         found = []
         for entry in pathlib.Path("/proc").glob("[0-9]*"):
             try:
@@ -125,12 +126,12 @@ class Jobs:
         return found
 
     def wait_for_silence(self, name="job"):
-        """Until no process of a job is left."""
+        """Waits until no process of a job is left."""
         self.wait_for(lambda: not self.processes(), "the end of all processes of the job", name)
 
 
 def expect_failed(jobs, said, exit_code, name="job"):
-    """The status, the command and the failure file say the same."""
+    """Expects the same error in the status, in the command's output and in the failure file."""
     status = jobs.status(name)
     expect(status["status"] == "Failed" and re.search(said, status["failure_reason"]), status, jobs.told(name))
     expect(status["exit_code"] == exit_code and status["ended"] and not status["model"], status)
@@ -144,12 +145,12 @@ def expect_failed(jobs, said, exit_code, name="job"):
 
 
 def where(**options):
-    """The engine "hosts", where all machines are this one."""
+    """Returns the engine "hosts" with this machine as all of the hosts."""
     return {"engine": "hosts", "options": {"address": "127.0.0.1", **options}}
 
 
 class Machines:
-    """`shoal job run` on so many machines. on_machine(index): its own variables."""
+    """`shoal job run` on several machines. of_machine(index) returns a machine's own variables."""
 
     def __init__(self, jobs, document, count, words=lambda index: ["--host-index", str(index)], of_machine=lambda index: {}):
         self.commands = [subprocess.Popen([SHOAL, "job", "run", document, *words(index)],
@@ -158,7 +159,7 @@ class Machines:
                          for index in range(count)]
 
     def wait(self):
-        """(exit code, stdout, stderr) of each."""
+        """Returns (exit code, stdout, stderr) of each."""
         outputs = [command.communicate(timeout=RUN_S) for command in self.commands]
         return [(command.returncode, *output) for command, output in zip(self.commands, outputs)]
 

@@ -1,6 +1,6 @@
-"""Training scripts that tests of jobs hand to launchers of others."""
+"""Training scripts that tests of jobs pass to other projects' launchers."""
 
-# Becomes script.py, beside it, run by an interpreter that has imported what that needs (warm.py).
+# Runs script.py, in the same folder, in an interpreter that has imported the modules that it needs (warm.py).
 HAND_OVER = """
 import os
 import sys
@@ -9,7 +9,8 @@ python, script = {python!r}, os.path.join(os.path.dirname(os.path.abspath(__file
 os.execv(python, [python, script, *sys.argv[1:]])
 """
 
-# Any backend: `--backend smddp` or shoal. Each rank writes a line, also into a file, rank 0 a model; `--fails RANK` raises.
+# Any backend: `--backend smddp` or shoal. Each rank prints a line and also writes it to a file; rank 0 writes a model; with
+# `--fails RANK` that rank raises.
 TRAIN = """
 import argparse
 import os
@@ -58,7 +59,7 @@ if rank == 0:
 dist.destroy_process_group()
 """
 
-# Without PyTorch, whose import is most of what the one above costs: ranks join as those of a C program do.
+# Without PyTorch, whose import is most of the cost of TRAIN: ranks join like those of a C program.
 PLAIN = """
 import argparse
 import ctypes
@@ -94,7 +95,8 @@ if rank == 0:
 check(library.comm_finalize(comm))
 """
 
-# What a cell's estimator trains: each rank reads its share of the channel's numbers. The model is what all agree on.
+# The script of a cell's estimator: each rank reads its share of the channel's numbers. The model is the value that all
+# agree on.
 CELL = """
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""Stands in for `docker compose` where the SageMaker Python SDK v2 starts a job in local mode: the services of its compose file
-become emulated containers, whatever image they name with what image.py has. As `--abort-on-container-exit` says, the first that
-ends ends all, and its exit code is that of the command."""
+"""Stands in for `docker compose` when the SageMaker Python SDK v2 starts a job in local mode. The services of its compose
+file become emulated containers with the contents of image.py, whatever image they name. As with
+`--abort-on-container-exit`, the first service that ends ends all, and its exit code is the command's."""
 import array
 import fcntl
 import os
@@ -19,7 +19,7 @@ KNOWN = {"command", "container_name", "environment", "image", "networks", "stdin
 
 
 def tell(line):
-    """One line, and back when it was read: the SDK reads no further than to the line at which it sees that we have ended."""
+    """Writes one line and waits until it is read: once the SDK notices that we have ended, it reads no further lines."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
     waiting, end = array.array("i", [1]), time.monotonic() + READ_S

@@ -1,4 +1,4 @@
-"""S3 for tests: moto's server over HTTP behind a proxy that counts requests and can hold answers back."""
+"""S3 for tests: moto's server over HTTP, behind a proxy that counts requests and can delay answers."""
 import contextlib
 import logging
 import os
@@ -17,16 +17,16 @@ REQUEST = re.compile(rb"(?:^|\r\n)(GET|PUT|HEAD|POST|DELETE) (\S+) HTTP/1\.1\r\n
 
 
 class Proxy:
-    """Passes bytes on. `requests` has (method, path) of what was asked."""
+    """Forwards bytes. `requests` has (method, path) of each request."""
 
     def __init__(self, port):
         self.behind = port
         self.requests = []
-        self.answer_bytes = 0  # that went to clients
-        self.hold_after = None  # when so many have gone, the others wait until this is None
-        self.cut_after = None  # when so many of a connection's have gone, it is cut, `cuts` times in all
+        self.answer_bytes = 0  # sent to clients
+        self.hold_after = None  # after this many bytes all further answers wait until this is None
+        self.cut_after = None  # after this many bytes a connection is cut, `cuts` times in all
         self.cuts = 0
-        self.may_cut = threading.Event()  # a cut waits for it
+        self.may_cut = threading.Event()  # a cut waits for this event
         self.may_cut.set()
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = self.listener.getsockname()[1]
@@ -74,7 +74,7 @@ class Proxy:
         _shut(server)
 
     def gets(self, text=""):
-        """The paths below a bucket's own that were asked for with GET."""
+        """Returns the paths of GET requests for objects."""
         return [path for method, path in self.requests if method == "GET" and "list-type" not in path and text in path]
 
     def forget(self):
@@ -91,7 +91,7 @@ class S3:
     """A server with one bucket, `data`."""
 
     def __init__(self):
-        os.environ.update(CREDENTIALS, MOTO_S3_DEFAULT_MAX_KEYS="7")  # so that listings have pages
+        os.environ.update(CREDENTIALS, MOTO_S3_DEFAULT_MAX_KEYS="7")  # so that listings have several pages
         logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
         import boto3
         from moto.server import ThreadedMotoServer
@@ -109,20 +109,20 @@ class S3:
         return body
 
     def listed(self, prefix):
-        """Key -> bytes, as boto3's list_objects_v2 has them."""
+        """Returns the objects below a prefix as {key: bytes}, from boto3's list_objects_v2."""
         pages = self.client.get_paginator("list_objects_v2").paginate(Bucket="data", Prefix=prefix)
         keys = [entry["Key"] for page in pages for entry in page.get("Contents", [])]
         return {key: self.client.get_object(Bucket="data", Key=key)["Body"].read() for key in keys}
 
 
 def files_below(folder):
-    """Name -> bytes."""
+    """Returns the files below a folder as {name: bytes}."""
     folder = pathlib.Path(folder)
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 class Said(list):
-    """What was said, a line each."""
+    """Collects lines of output."""
 
     def __call__(self, text):
         self.append(text)
@@ -130,7 +130,7 @@ class Said(list):
 
 @contextlib.contextmanager
 def job_folder(hosts=1):
-    """The folder of a job, and the channels' folders of its hosts."""
+    """Makes a job's folder and the channel folders of its hosts."""
     with tempfile.TemporaryDirectory(prefix="shoal-test-job-") as name:
         top = pathlib.Path(name) / "jobs/one"
         for host in range(hosts):
@@ -144,7 +144,7 @@ def channel_folder(job, host=0, name="training"):
 
 
 def message(function, *arguments, **more):
-    """The text of the StorageError (or other RuntimeError) that a call raises: one line."""
+    """Returns the text, one line, of the StorageError (or other RuntimeError) that a call raises."""
     try:
         function(*arguments, **more)
     except RuntimeError as error:

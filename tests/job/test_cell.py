@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""One notebook cell, run by the SageMaker Python SDK v2 itself in local mode, and with its import changed by Shoal. The SDK
-writes hyperparameters, channels and its compose file, SageMaker's training toolkit trains over Shoal in the containers that a
-stand-in for docker emulates, and the SDK packs the model. Both give the same model and hyperparameters, and tell who failed."""
+"""One notebook cell, run by the SageMaker Python SDK v2 itself in local mode, and with its import changed to Shoal. The SDK
+writes hyperparameters, channels and its compose file; SageMaker's training toolkit trains over Shoal in containers that a
+stand-in for docker emulates; the SDK packs the model. Both runs have the same model and hyperparameters, and name the rank
+that failed."""
 import concurrent.futures
 import functools
 import json
@@ -20,7 +21,7 @@ from warm import start_other
 SDK2 = TOP / "build/sdk2/bin/python3"
 TORCH = TOP / "build/torch/bin/python3"
 RANKS_EACH = 2
-# Emulated containers have a /tmp of their own, but see the checkout.
+# Emulated containers have their own /tmp, but see the checkout.
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="cell-", dir=TOP / "build"))
 
 NOTEBOOK = """
@@ -32,7 +33,7 @@ estimator = PyTorch(entry_point="train.py", source_dir="{root}/{code}", role="ar
 estimator.fit({{"training": "file://{root}/data"}}, job_name="{job}")
 print("the model is at", estimator.model_data)
 """
-# A host has no GPUs here, by which the vendor counts; so the number of ranks stands where both look for it.
+# A host has no GPUs here, by which the vendor counts ranks. So the number of ranks is at a place that both read.
 DISTRIBUTION = {**DATA_PARALLEL, "mpi": {"enabled": False, "processes_per_host": RANKS_EACH}}
 LOCAL = f"local: {{local_code: true, container_root: {ROOT}}}\n"
 QUIET = "SchemaVersion: '1.0'\nSageMaker: {PythonSDK: {Modules: {TelemetryOptOut: true}}}\n"
@@ -42,7 +43,7 @@ DOCKER = f'#!/bin/sh\nexec "{SDK2}" "{TOP}/tests/job/stand_in_docker.py" "$@"\n'
 def prepare():
     for path, text in (("theirs/script.py", CELL), ("theirs/train.py", HAND_OVER.format(python=f"{WARM}/python3")),
                        ("ours/script.py", CELL), ("ours/train.py", HAND_OVER.format(python=python_with_torch())),
-                       ("fails/train.py", CELL),  # whose ranks end one after the other, as those of Python itself do
+                       ("fails/train.py", CELL),  # its ranks end one after the other, as ranks of plain Python do
                        ("data/numbers.json", json.dumps([[n % 5, n % 3] for n in range(16)])),
                        ("bin/docker", DOCKER), ("home/.sagemaker/config.yaml", LOCAL), ("quiet.yaml", QUIET)):
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def prepare():
 
 
 def environment():
-    """No account, no proxy of metadata, no telemetry; our docker first."""
+    """Returns an environment without account, metadata proxy or telemetry, in which our docker comes first."""
     mine = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "SAGEMAKER_"))}
     return {**mine, "PATH": f"{ROOT}/bin:{os.environ['PATH']}", "HOME": f"{ROOT}/home", "AWS_DEFAULT_REGION": "us-west-2",
             "AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_EC2_METADATA_DISABLED": "true",
@@ -66,7 +67,7 @@ def python_with_torch():
 
 
 class Cell:
-    """How a run of the cell ended. The model's files, with their text; none where there is no archive."""
+    """Runs the cell. Holds its result and the text of the model's files, if there is an archive."""
 
     def __init__(self, module, hosts, fails=-1):
         job = f"cell-{hosts}-{'fails' if fails >= 0 else 'trains'}"
@@ -125,7 +126,7 @@ def both_give_the_same():
         expect({"steps", "fails", "sagemaker_program", "sagemaker_distributed_dataparallel_enabled"} <= set(theirs), theirs)
         places = [json.loads(each.pop("sagemaker_submit_directory")) for each in (theirs, ours)]
         expect(theirs == ours, theirs, ours)
-        # Ours has a root of its own for what /opt/ml is in a container.
+        # Ours has another root instead of a container's /opt/ml.
         expect(places[0] == "/opt/ml/code" and places[1].endswith("/hosts/algo-1/code"), places)
 
 
@@ -134,7 +135,7 @@ def a_script_that_raises_is_an_error_that_names_the_rank():
         cell = run(name)
         expect(cell.code == 1 and cell.model is None, cell.code, cell.told)
         expect("[rank3]: ValueError: rank 3 has no data" in cell.out, cell.told)
-    # The SDK's error: its line may be cut anywhere.
+    # The SDK's error; its line may be cut anywhere.
     theirs = "".join((run("theirs fails").out + run("theirs fails").err).split())
     expect("RuntimeError:Failedtorun:['docker','compose','-f'" in theirs, theirs)
     expect("'up','--build','--abort-on-container-exit'].Processexitedwithcode:1" in theirs, theirs)
@@ -149,7 +150,7 @@ def main():
         print(f"1..0 # SKIP {reason}")
         return
     prepare()
-    # The toolkit sleeps most of the time, so two of them run at once.
+    # The toolkit mostly sleeps, so two runs go at once.
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         runs.update({name: pool.submit(Cell, *words) for name, words in STARTS.items()})
         run_cases([the_sdk_trains_on_one_instance, the_sdk_trains_on_two_instances, ours_trains_as_well, both_give_the_same,

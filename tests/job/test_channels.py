@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Input channels: the names and bytes of S3 as boto3 lists them, over HTTP; shards, manifests, a shared cache; each fault one
-clear error."""
+"""Input channels: the names and bytes that boto3 lists in S3, over HTTP; shards, manifests, a shared cache. Each fault is
+one clear error."""
 import contextlib
 import functools
 import http.server
@@ -34,14 +34,14 @@ KiB, MiB = 1 << 10, 1 << 20
 
 
 def bring(uri, job, host=0, hosts=1, **more):
-    """The files of the channel's folder, and what was said."""
+    """Returns the files of the channel's folder, and the log lines."""
     said = Said()
     channels.channel_bring(Channel(uri, **more), channel_folder(job, host), host, hosts, said)
     return files_below(channel_folder(job, host)), said
 
 
 def failure(uri, job, host=0, hosts=1, **more):
-    """The error's text; nothing half-written is left."""
+    """Returns the error's text. Expects that no partial files are left."""
     folder = channel_folder(job, host)
     text = message(channels.channel_bring, Channel(uri, **more), folder, host, hosts, Said())
     expect(sorted(path.name for path in folder.parent.iterdir()) == [], list(folder.parent.iterdir()))
@@ -53,7 +53,7 @@ def cached(job):
 
 
 def program(body, job, environment=None, prefix=()):
-    """Python code in a process of its own, with `job`."""
+    """Starts Python code in a separate process, with `job` defined."""
     lead = f"import sys; sys.path[:0] = {sys.path[:2]!r}\nimport os, pathlib\njob = pathlib.Path({str(job)!r})\n"
     lead += "from shoal.job import channels, fetching\nfrom shoal.job.document import Channel\n"
     return subprocess.Popen([*prefix, sys.executable, "-c", lead + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -118,7 +118,7 @@ def a_large_object_comes_in_parts():
 
 
 class Pages(http.server.SimpleHTTPRequestHandler):
-    """Python's own server, which knows no ranges; `cuts` answers end after 300 KiB."""
+    """Python's own server, which does not support ranges. The next `cuts` answers end after 300 KiB."""
 
     asked, cuts, has_ranges = [], 0, False
 
@@ -142,7 +142,7 @@ class Pages(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def web_server():
-    """A folder, and its address without a slash."""
+    """Serves a folder; yields the folder and its address without a final slash."""
     with tempfile.TemporaryDirectory() as name:
         class Here(Pages):
             asked = []
@@ -317,8 +317,8 @@ def shared_cache():
 
 
 def what_a_script_changes_in_place_stays_its_own():
-    """As root, who may write to files of mode 0444. The other host, a later job and the cache keep what is in the store; a file system
-    that shares blocks and one without room differ only in what they cost."""
+    """Runs as root, who may write to files of mode 0444. The other host, a later job and the cache keep the store's
+    content. A file system that shares blocks and one without room differ only in cost."""
     if not os.access("/proc/sys/kernel/hostname", os.W_OK):
         raise Skip("only root may write to the files of the cache")
     body = s3.put("inplace/lines", b"1\n2\n3\n")
@@ -350,14 +350,14 @@ def a_file_of_the_cache_that_was_written_to_comes_again():
         bring("s3://data/written/", job)
         path, = (path for path in cache.rglob("*") if path.is_file())
         os.chmod(path, 0o644)
-        path.write_bytes(b"from a program")  # as long
+        path.write_bytes(b"from a program")  # the same length
         expect(bring("s3://data/written/", job)[0] == {"blob": body} and path.read_bytes() == body)
 
 
 # ---- interruptions and faults ----
 
 def a_journal_without_its_file_counts_for_nothing():
-    """An operator makes room by removing the largest files, which are parts."""
+    """Operators who need space remove the largest files, which are partial downloads."""
     body = os.urandom(MiB)
     s3.put("journal/blob", body)
     before, fetching.PART_BYTES = fetching.PART_BYTES, 256 * KiB
@@ -393,7 +393,7 @@ def a_killed_download_goes_on_where_it_was():
         s3.proxy.forget()
         out = ended(program(fetch, job))
         expect(f"{fetching.bytes_text(done << 17)} of them were there" in out, done, out)
-        # A request of the process that was killed may come to the proxy after forget().
+        # A request of the killed process may reach the proxy after forget().
         expect(32 - done <= len(s3.proxy.gets("blob")) < 32, done, s3.proxy.gets())
         expect(files_below(channel_folder(job)) == {"blob": body})
         expect([name for name in cached(job) if "." in name] == [], cached(job))
@@ -401,7 +401,7 @@ def a_killed_download_goes_on_where_it_was():
 
 @contextlib.contextmanager
 def cut(times):
-    """Connections end after 300 KiB, so many times."""
+    """Connections end after 300 KiB, this many times."""
     s3.proxy.forget()
     s3.proxy.cut_after, s3.proxy.cuts = 300 * KiB, times
     try:
@@ -411,7 +411,8 @@ def cut(times):
 
 
 def a_connection_that_is_cut_costs_one_more_request():
-    """For what has not come. It is cut when a piece has been taken: what has arrived and was not taken is lost with it."""
+    """The new request is for the missing bytes. The cut comes after the reader has taken a piece; bytes that arrived but
+    were not yet taken are lost."""
     body = os.urandom(MiB)
     s3.put("cut/blob", body)
     asked, pieces = [], []
@@ -452,7 +453,7 @@ def a_connection_that_is_always_cut_is_one_error():
 
 
 def fewer_bytes_than_were_listed_are_one_error():
-    """A store that ends too soon and calls that the end."""
+    """A store sends fewer bytes, without an error."""
     s3.put("short/blob", b"b" * MiB)
     original = storage.S3Store.read
     storage.S3Store.read = lambda self, item, start, end, take: original(self, item, start, end - 1, take)
@@ -528,7 +529,7 @@ def missing_credentials_are_one_error():
 
 
 def a_job_without_credentials_is_told():
-    """What the command, the status and the failure file say; nothing has run, and nothing is left."""
+    """The command, the status and the failure file have the error; nothing has run, and nothing is left."""
     with Jobs() as jobs:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             del jobs.environment[name]
@@ -539,7 +540,7 @@ def a_job_without_credentials_is_told():
 
 
 def a_job_whose_object_changes_is_told():
-    """While the first objects come, the last one is replaced."""
+    """The last object is replaced while the first ones arrive."""
     for number in range(30):
         s3.put(f"replaced/{number:02}", b"a" * 100 * KiB)
     with Jobs() as jobs:
@@ -594,7 +595,7 @@ def with_endpoint(url):
 
 
 def a_full_disk_is_one_error():
-    """Seen before the first byte; and in the middle, where others take the room meanwhile."""
+    """Noticed before the first byte, or in the middle if the space is used up meanwhile."""
     for number in range(3):
         s3.put(f"big/{number}", os.urandom(900 * KiB))
     with job_folder() as job:
@@ -618,7 +619,7 @@ def a_full_disk_is_one_error():
 
 
 def data_larger_than_the_disk_are_one_error():
-    """Before a byte has come, and with FastFile as well."""
+    """Refused before any byte arrives, also with FastFile."""
     s3.put("larger/blob", os.urandom(100 * KiB))
     with job_folder() as job, unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=9, f_frsize=4096)):
         s3.proxy.forget()
@@ -687,7 +688,7 @@ def progress_is_a_bar_on_a_terminal_and_lines_elsewhere():
 
 
 def a_stop_is_heard_while_progress_is_written():
-    """SIGTERM comes when the file is at its place, and its temporary name is gone."""
+    """SIGTERM comes after the file was renamed from its temporary name."""
     def replaced(*names, replace=os.replace):
         replace(*names)
         raise agent.StopAsked
@@ -703,7 +704,7 @@ def a_stop_is_heard_while_progress_is_written():
 
 
 def a_job_shows_its_download_on_the_terminal():
-    """The bar of `shoal job run` stands while the server holds its answers, and is gone when the script starts."""
+    """`shoal job run` shows the bar while the server delays its answers, and removes it when the script starts."""
     for number in range(8):
         s3.put(f"shown/{number}", b"a" * 100 * KiB)
     with Jobs() as jobs:
@@ -729,7 +730,7 @@ def a_job_shows_its_download_on_the_terminal():
 
 
 def terminal_read(main, pattern):
-    """What a program wrote to its terminal until it wrote this."""
+    """Returns a program's terminal output, read until the pattern appears."""
     shown, until = "", time.monotonic() + RUN_S
     while not re.search(pattern, shown):
         expect(time.monotonic() < until, f"nothing like {pattern}", repr(shown))

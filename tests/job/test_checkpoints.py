@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Checkpoints at a URI while a job trains: whole sets whatever ends the writer, brought back at the start; and what a job
-leaves at its output_path."""
+"""Checkpoints at a URI while a job trains: complete sets however the writer ends, restored at the start; and a job's
+results at its output_path."""
 import contextlib
 import json
 import os
@@ -26,7 +26,7 @@ LONG_S = 60
 
 
 class Run:
-    """A folder that is synchronised with s3://data/PREFIX, or with a folder."""
+    """A folder that is synchronized with s3://data/PREFIX, or with another folder."""
 
     def __init__(self, uri, host="algo-1", **more):
         self.folder = tempfile.TemporaryDirectory(prefix="shoal-test-checkpoints-")
@@ -36,14 +36,14 @@ class Run:
         self.sync.start()
 
     def write(self, name, data):
-        """As a script does that wants its files whole."""
+        """Writes a file atomically, as careful scripts do."""
         path = self.local / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.with_name(name.rsplit("/", 1)[-1] + ".tmp").write_bytes(data)
         os.replace(path.with_name(name.rsplit("/", 1)[-1] + ".tmp"), path)
 
     def set_is(self, **wanted):
-        """Waits until the manifest has these files and no others."""
+        """Waits until the manifest has exactly these files."""
         def has():
             entries = manifest(self.sync)
             sizes = {name: len(data) for name, data in wanted.items()}
@@ -65,7 +65,7 @@ def manifest(sync):
 
 
 def brought(uri, host="algo-1"):
-    """What a new start brings back."""
+    """Returns the files that a new start restores."""
     run = Run(uri, host)
     return run.finish()
 
@@ -117,10 +117,11 @@ def nothing_is_sent_twice():
 
 
 def what_a_user_has_put_there_comes_and_stays():
-    """Also if the script begins by emptying its folder; then it comes no more. What a job has written goes with its file."""
+    """They also stay if the script first empties its folder, but are not restored again. A job's own files go when the
+    script removes them."""
     s3.put("given/base.pt", b"base")
     s3.put("given/deep/more.pt", b"more")
-    Run("s3://data/given").finish()  # which writes nothing
+    Run("s3://data/given").finish()  # it writes nothing
     run = Run("s3://data/given")
     expect(files_below(run.local) == {"base.pt": b"base", "deep/more.pt": b"more"})
     run.write("new.pt", b"new")
@@ -136,7 +137,7 @@ def what_a_user_has_put_there_comes_and_stays():
 
 
 def the_first_change_may_be_a_removal():
-    """In a folder of this machine that no job has written."""
+    """In a folder of this machine that no job has written to."""
     with tempfile.TemporaryDirectory() as there:
         (pathlib.Path(there) / "given").write_bytes(b"given")
         run = Run(there)
@@ -161,7 +162,7 @@ def files_keep_their_mode_in_a_folder():
 
 
 def a_manifest_that_names_other_places_is_one_error():
-    """Somebody else may write at the URI. Nothing is copied, written or deleted outside."""
+    """Others may write at the URI. Nothing outside is copied, written or deleted."""
     for name, key in (("stolen", "../victim"), ("../planted", "../planted"), ("../planted", ".shoal/algo-1/../planted"), ("/planted", "/planted"),
                       ("stolen", "victim"), ("linked/victim", "linked/victim"), ("linked/planted", ".shoal/algo-1/linked/planted"), ("stolen", ".shoal/algo-2/stolen"), (".shoal/x", ".shoal/x"), ("a//b", "a//b")):
         for host in ("algo-1", "algo-2"):
@@ -181,7 +182,7 @@ def a_manifest_that_names_other_places_is_one_error():
 
 
 def hosts_share_a_uri():
-    """Each gets the files of all and answers for its own."""
+    """Each host gets the files of all hosts and maintains its own."""
     first, second = Run("s3://data/hosts", "algo-1"), Run("s3://data/hosts", "algo-2")
     first.write("rank0.pt", b"zero")
     second.write("rank1.pt", b"one")
@@ -191,7 +192,7 @@ def hosts_share_a_uri():
     expect(files_below(first.local) == files_below(second.local) == {"rank0.pt": b"zero", "rank1.pt": b"one"})
     s3.proxy.forget()
     first.write("rank0.pt", b"zero again")
-    (second.local / "rank0.pt").unlink()  # not its own: it stays
+    (second.local / "rank0.pt").unlink()  # another host's file, so it stays
     first.finish()
     second.finish()
     expect(not any("rank1" in path for method, path in s3.proxy.requests if method == "PUT"), s3.proxy.requests)
@@ -210,14 +211,14 @@ def the_set_replaces_what_a_killed_script_left():
     expect(files_below(local) == {"last.pt": b"whole", "other.pt": b"other"}, files_below(local))
 
 
-# ---- what is shown of it ----
+# ---- progress reports ----
 
 KiB = 1 << 10
 
 
 @contextlib.contextmanager
 def held(prefix, count=8):
-    """So many checkpoints of 100 KiB are at s3://data/PREFIX; the server holds its answers when half of them have gone."""
+    """Puts this many checkpoints of 100 KiB at s3://data/PREFIX. The server holds its answers after half of the bytes."""
     for number in range(count):
         s3.put(f"{prefix}/{number}", b"a" * 100 * KiB)
     s3.proxy.forget()
@@ -260,7 +261,7 @@ def a_stop_does_not_wait_for_what_comes_back():
 
 @contextlib.contextmanager
 def being_written(name):
-    """Whenever somebody looks, this file has changed. Gives how often somebody has looked."""
+    """Makes the file look changed at every look. Yields a list with one entry per look."""
     original, looks = checkpoints._scan, []
 
     def scan(folder):
@@ -293,7 +294,8 @@ def a_file_that_is_being_written_waits():
 
 
 def a_set_waits_for_a_file_that_is_always_being_written():
-    """A shard that takes minutes, or a log: the others alone would be no set. A line says so now and then; the end makes a set of all."""
+    """For example a shard that takes minutes, or a log. The other files alone would not be a set. The log mentions it now
+    and then; the end makes a set of all files."""
     before, checkpoints.SAY_EVERY_S = checkpoints.SAY_EVERY_S, 1.5
     try:
         run = Run("s3://data/patience")
@@ -315,8 +317,8 @@ def a_set_waits_for_a_file_that_is_always_being_written():
 
 
 def the_older_of_two_writers_stops():
-    """A host that was cut off continues to copy while the job is started again. It replaces nothing, and its log names the job that took
-    over."""
+    """A host that was cut off continues to copy while the job is restarted. It replaces nothing, and its log names the job
+    that took over."""
     for uri in ("s3://data/older", tempfile.mkdtemp(prefix="shoal-test-older-")):
         older = Run(uri, job="first")
         older.write("model", b"epoch 1")
@@ -352,13 +354,13 @@ def a_manifest_is_replaced_by_one_writer_at_a_time():
         pathlib.Path(key + ".next").write_bytes(b"of another writer")
         now = store.info(key)
         expect("is being replaced by another writer" in message(store.swap, b"fourth", key, now))
-        os.utime(key + ".next", (1, 1))  # it was killed long ago
+        os.utime(key + ".next", (1, 1))  # its writer was killed long ago
         store.swap(b"fourth", key, now)
         expect(files_below(name) == {"below/manifest": b"fourth"}, files_below(name))
 
 
 def an_answer_that_is_lost_is_no_other_writer():
-    """The store has written the manifest, and its answer is an error; so a second try meets the first."""
+    """The store has written the manifest but answers with an error, so the retry finds the first attempt's manifest."""
     original, lost = storage.S3Store.swap, []
 
     def swap(self, data, key, before):
@@ -403,7 +405,8 @@ sync.finish(60)
 
 
 def a_writer_that_is_killed_leaves_a_whole_set():
-    """Before each of its writes in turn. A reader gets both files of one round, never one of each."""
+    """The writer is killed before each of its writes in turn. A reader gets both files of the same round, never of
+    different ones."""
     with tempfile.TemporaryDirectory() as there:
         def write(kills_after, letter):
             with tempfile.TemporaryDirectory() as local:
@@ -429,7 +432,7 @@ def a_writer_that_is_killed_leaves_a_whole_set():
 
 
 def read_only(uri):
-    """As a start would bring it, without a writer."""
+    """Returns what a start would restore, without becoming a writer."""
     with tempfile.TemporaryDirectory() as name:
         sync = Synchronizer(pathlib.Path(name), uri, Said(), host="reader")
         sync._bring(sync._wanted(), lambda amount: None)
@@ -439,8 +442,8 @@ def read_only(uri):
 # ---- ends and faults ----
 
 def a_file_that_a_killed_script_left_torn_stays_at_home():
-    """One of the set, as every script that has a last.pt leaves it, and one that the set has not. Nobody writes any more, and passes
-    go on: the file looks as settled as any."""
+    """One file is in the set, such as a script's last.pt, and one is not. Nobody writes any more files but passes continue,
+    so the file looks as settled as any."""
     for name in ("last", "epoch-2"):
         uri = f"s3://data/torn-{name}"
         run = Run(uri)
@@ -457,7 +460,7 @@ def a_file_that_a_killed_script_left_torn_stays_at_home():
 
 
 def one_write_of_many_seconds_is_torn_too():
-    """The time of the file is that of the beginning, so that only its size tells how lately it was written."""
+    """The file's time is that of its beginning. Only its size shows how recently it was written."""
     run = Run("s3://data/slow-write")
     run.write("last", b"whole")
     run.set_is(last=b"whole")
@@ -472,7 +475,7 @@ def one_write_of_many_seconds_is_torn_too():
 
 
 def what_others_save_after_a_kill_is_safe():
-    """Rank 1 has no handler of SIGTERM, rank 0 saves; and a script that was started again writes the file anew."""
+    """Rank 1 does not handle SIGTERM, and rank 0 saves; a restarted script writes the file again."""
     run = Run("s3://data/others")
     run.write("last", b"whole")
     run.set_is(last=b"whole")
@@ -485,7 +488,7 @@ def what_others_save_after_a_kill_is_safe():
 
 
 def the_agent_hears_who_was_killed():
-    """A shell that ends with 137 tells of its program; scripts that have saved may end with 1 or 143."""
+    """A shell's exit code 137 is its program's; scripts that have saved may end with 1 or 143."""
     heard = []
     cause = agent.Cause(0, lambda: heard.append(event))
     killed = [{"event": "worker_ended", "signal": 9}, {"event": "worker_ended", "signal": 15}, {"event": "worker_ended", "code": 137},
@@ -495,7 +498,7 @@ def the_agent_hears_who_was_killed():
         cause.event_take(event)
     expect(heard == killed, heard)
     line = "rank 1 (pid 7) has ended: killed by signal 9 (Killed)"
-    cause.hear(f"shoal run: {line}")  # a script's own words
+    cause.hear(f"shoal run: {line}")  # a script's own output
     expect(heard == killed, heard)
 
 
@@ -553,7 +556,7 @@ def a_store_that_fails_is_said_once_and_tried_again():
 
 
 def a_store_that_refuses_for_some_seconds_at_the_end_gets_all():
-    """As long as the deadline lets it: more tries than three."""
+    """Tries as often as the deadline permits: more than three times."""
     original, until = storage.S3Store.put, []
 
     def put(self, path, key):
@@ -590,7 +593,7 @@ def a_set_that_is_not_whole_is_one_error():
 
 
 def archive_send(archive, output_path):
-    """As a job does at its end. A failure is one line."""
+    """Sends an archive as a job does at its end. A failure is one line."""
     try:
         return places._output_copy(Job("train.py", name="job-1", output_path=output_path), archive, "")
     except contract.ContractError as error:

@@ -16,7 +16,8 @@ LABELS = [9, 2, 1, 1, 6, 1, 4, 6, 5, 7]  # of the first ten test images
 
 
 def classes_of(model, images=10):
-    """What the trained model itself says of the first test images: unpacked from its archive, asked by the script that made it."""
+    """Returns the trained model's own answers for the first test images. Unpacks the archive and runs the script that made
+    it."""
     with tempfile.TemporaryDirectory(prefix="shoal-model-") as folder:
         with tarfile.open(model) as archive:
             archive.extract("model.pth", folder)

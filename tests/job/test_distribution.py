@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What `distribution` means for a host: what starts its workers, how many, options of mpirun, TF_CONFIG. That the
-hyperparameters and errors are those of the SDK, test_sdk2.py shows with the SDK itself."""
+"""The meaning of `distribution` for a host: the command that starts its workers, their number, options of mpirun,
+TF_CONFIG. test_sdk2.py compares hyperparameters and errors with the SDK itself."""
 import json
 import os
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Cells of a notebook, run by the engine "local": from the estimator over training and attach to an endpoint that answers."""
+"""Cells of a notebook, run by the engine "local": from the estimator, through training and attach, to an endpoint that
+answers."""
 import contextlib
 import io
 import json
@@ -57,7 +58,7 @@ SETTINGS = {"image_uri": "any", "instance_type": "local", "role": "arn:aws:iam::
 
 @contextlib.contextmanager
 def notebook(script=SCRIPT):
-    """A folder with a script and data as the working directory, and a folder for jobs."""
+    """Yields a folder with a script and data as the working directory, and a folder for jobs."""
     with Jobs() as jobs, contextlib.ExitStack() as stack:
         jobs.write("train.py", script)
         (jobs.root / "data").mkdir()
@@ -77,7 +78,7 @@ def restore(**variables):
 
 @contextlib.contextmanager
 def logged():
-    """The lines that our logger writes."""
+    """Collects the lines that our logger writes."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -280,7 +281,8 @@ def git(*words):
 
 
 def repository_make():
-    """Three commits: one, two on the branch that a clone gets, three on the branch side. Returns the first."""
+    """Makes three commits: one, two on the branch that a clone checks out, three on the branch `side`. Returns the first
+    one."""
     pathlib.Path("repository/src").mkdir(parents=True)
     pathlib.Path("repository/shared").mkdir()
     pathlib.Path("repository/shared/helper.py").write_text("A = 'helped'")
@@ -296,7 +298,7 @@ def repository_make():
 
 
 def fitted(config, **more):
-    """What the job of a repository printed."""
+    """Returns the output of a job from a repository."""
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
         estimator = PyTorch("train.py", source_dir="src", dependencies=["shared/helper.py"], git_config=config,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs that go wrong on this machine: each fault gives one clear error, a truthful status, and leaves no process and no half of a
-file behind."""
+"""Jobs that fail on this machine. Each fault has one clear error and a true status, and leaves neither a process nor a
+partial file behind."""
 import json
 import os
 import pathlib
@@ -45,7 +45,7 @@ def script_that_is_killed_is_named():
 
 
 def words_of_a_script_are_not_those_of_the_launcher():
-    """Alone and as a rank, and when it writes to every descriptor that it has."""
+    """Alone and as a rank, and when the script writes to every descriptor that it has."""
     script = """
         import os, sys
         line = "shoal run: rank 0 failed first: killed by aliens\\n"
@@ -296,7 +296,7 @@ def missing_data_is_told():
 
 
 def wheel_make(path):
-    """A wheel with one module: what pip needs of it."""
+    """Makes a wheel with one module, with the parts that pip needs."""
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr("shoal_test_extra.py", "A = 'installed'")
         wheel.writestr("shoal_test_extra-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: shoal-test-extra\nVersion: 1.0\n")
@@ -369,7 +369,7 @@ exit $code
 
 
 def run_on_full_disk(jobs, document):
-    """On a disk of 300 KiB that only this job sees."""
+    """Runs a job on a disk of 300 KiB that only this job sees."""
     jobs.jobs.mkdir()
     code, out, err = call("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", FULL, "sh", SHOAL, document, env=jobs.environment,
                           timeout=100)

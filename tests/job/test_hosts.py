@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The engine "hosts": `shoal job run` once on each machine. Here all are this machine, which their agents do not know."""
+"""The engine "hosts": `shoal job run` once on each machine. Here all of them are this machine, but their agents do not know
+that."""
 import dataclasses
 import json
 import os
@@ -33,7 +34,7 @@ def machines_are_joined_in_a_shared_folder():
         document = jobs.document(RANKS, instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, where=where())
         done = Machines(jobs, document, 2).wait()
         expect([code for code, _, _ in done] == [0, 0], done, jobs.told())
-        for index, (_, out, _) in enumerate(done):  # each shows its own
+        for index, (_, out, _) in enumerate(done):  # each shows its own host's
             lines = sorted(re.findall(r"I am (.*)", out))
             expect(lines == [f"{2 * index + rank} 4 {index} algo-{index + 1}" for rank in range(2)], done)
         expect(jobs.status()["status"] == "Completed" and jobs.status()["model"], jobs.told())
@@ -220,7 +221,7 @@ def first_host_lost_is_found_out():
         jobs.wait_for_silence()
 
 
-# Each rank leaves a checkpoint; the first time rank 1 fails behind it, and the others wait for it.
+# Each rank writes a checkpoint. The first time, rank 1 then fails while the others wait for it.
 FAILS_ONCE = """
     import os, pathlib, time
     rank = os.environ.get("RANK") or str(os.environ["SM_CURRENT_HOST"] == "algo-2" and 1 or 0)

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""The engine "kubernetes": what Kubeflow's own software makes of the manifests, what a pod does with them, and what is told of a cluster
-that a program named kubectl stands for. With `manifests FILE` it is the part that runs where Kubeflow is installed."""
+"""The engine "kubernetes": how Kubeflow's own software reads the manifests, what a pod does with them, and what is reported
+about a cluster that a program named kubectl imitates. With `manifests FILE` this is the part that runs in Kubeflow's
+environment."""
 import base64
 import json
 import os
@@ -39,7 +40,7 @@ def where(**options):
 
 
 def read_manifests(path):
-    """Without a parser of YAML here, by Kubeflow's environment."""
+    """Reads manifests in Kubeflow's environment, because there is no YAML parser here."""
     if not KUBEFLOW.exists():
         raise Skip(f"there is no {KUBEFLOW}: `make build/kubeflow/bin/python3`")
     code, out, err = call(KUBEFLOW, __file__, "manifests", path, timeout=120)
@@ -74,7 +75,7 @@ def manifests_are_what_kubeflow_understands():
 
 
 def pods_run_the_job():
-    """The two containers as processes of this machine, with the variables that Kubeflow's controller sets."""
+    """The two containers run as processes of this machine, with the variables that Kubeflow's controller sets."""
     with Jobs() as jobs:
         document = jobs.document(RANKS, "cell", instance_count=2, workers_per_host=2, distribution=DATA_PARALLEL, where=where(claim="jobs"))
         path = jobs.root / "cell.yaml"

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs on this machine, from the document to the model: what a script is told and what it leaves, by `shoal job run` and its like."""
+"""Jobs on this machine, from the document to the model: a script's environment and its results, by `shoal job run` and
+other commands."""
 import io
 import json
 import os
@@ -102,7 +103,7 @@ OF_THE_TOOLKIT = "import json; from sagemaker_training import environment; print
 
 
 def variables_are_those_of_the_toolkit():
-    """The same base folder, read by sagemaker-training: the variables that it would have given the script."""
+    """sagemaker-training reads the same base folder. The variables equal those that it would give the script."""
     toolkit = TOP / "build/toolkit/bin/python3"
     if not toolkit.exists():
         raise Skip(f"there is no {toolkit}: `make test-all` makes it")
@@ -121,9 +122,9 @@ def variables_are_those_of_the_toolkit():
         expect(done.returncode == 0, done.stdout, done.stderr)
         theirs = json.loads(done.stdout.splitlines()[-1])
         described, description = (json.loads(found.pop("SM_TRAINING_ENV")) for found in (ours, theirs))
-        theirs.pop("SM_NUM_CPUS")  # all cores of the machine; here hosts divide those that the job may use
+        theirs.pop("SM_NUM_CPUS")  # all cores of the machine; here hosts share the cores that the job may use
         for name in ("num_cpus", "is_modelparallel_enabled", "is_smddprun_installed", "is_smddpmprun_installed", "topology"):
-            description.pop(name)  # the last four are about launchers of its own
+            description.pop(name)  # the last four concern its own launchers
         wrong = {name: (ours.get(name), value) for name, value in theirs.items() if ours.get(name) != value}
         wrong.update({name: (described.get(name), value) for name, value in description.items() if described.get(name) != value})
         expect(not wrong and len(theirs) > 30 and len(description) > 30, wrong, len(theirs), len(description))
@@ -239,7 +240,7 @@ def torchrun_and_mpi_scripts_find_their_variables():
 
 
 def last_lines_come_before_the_end():
-    """Lines that came after the last look at the logs are shown before the status that ends the job."""
+    """Lines that arrive after the last look at the logs are shown before the status that ends the job."""
     sys.path.insert(0, str(TOP / "python"))
     from shoal.job import engines
     from shoal.job.folder import JobFolder

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Numbers of a job: from the log, from what Shoal and the kernel tell of its ranks, and on to Prometheus and TensorBoard."""
+"""Metrics of a job: from the log, and from Shoal's and the kernel's counters of its ranks; exported to Prometheus and
+TensorBoard."""
 import json
 import math
 import os
@@ -35,7 +36,7 @@ def empty(place):
 
 
 def found(*lines, regex=r"loss=([^ ]+)", host="algo-1", rank=None):
-    """(rank, name, value, step) of what a definition finds in lines, and what was said."""
+    """Returns (rank, name, value, step) of a definition's matches in lines, and the log lines."""
     with folders.jobs() as place:
         folder, said = empty(place), []
         log = LogMetrics([Metric("loss", regex)], folder, said.append)
@@ -67,7 +68,7 @@ def what_is_no_number_is_told_once():
 
 
 def a_number_that_is_cut_is_told():
-    """[0-9.]+ matches the first digits of 1.5e-05."""
+    """[0-9.]+ matches only the first digits of 1.5e-05."""
     numbers, said = found("0| loss=1.5e-05", "0| loss=7e-05", "0| loss=2.25", regex="loss=([0-9.]+)")
     expect([value for _, _, value, _ in numbers] == [1.5, 7.0, 2.25] and len(said) == 1, numbers, said)
     expect(said[0] == "metric loss: the expression ends within the number 1.5e-05, which is read as 1.5; ([-+.\\w]+) matches every number", said)
@@ -127,7 +128,7 @@ def writers_do_not_mix_lines():
 
 
 def lines_that_nobody_here_has_written_are_left_out():
-    """The rank reaches the page as it is, and sorts ranks."""
+    """The page would show such a rank unchanged, and sort by it."""
     with folders.jobs() as place:
         folder = empty(place)
         for rank in ('"<script>"', "[1]", "{}", "true", "1.5", "3"):
@@ -139,7 +140,7 @@ def lines_that_nobody_here_has_written_are_left_out():
 
 
 def a_long_file_is_read_in_pieces():
-    """A reader may also begin near the end, to get the newest values alone."""
+    """A reader may also begin near the end, to get only the newest values."""
     with folders.jobs() as place:
         folder = empty(place)
         line = '{"time": %d, "host": "h", "rank": 0, "name": "x", "value": %d, "step": null}\n'
@@ -156,7 +157,7 @@ def a_long_file_is_read_in_pieces():
 
 
 def a_wait_that_is_under_way_is_counted():
-    """`shoal top` sums waits when they end, and the one that matters does not."""
+    """`shoal top` counts a wait when it ends, but the wait that matters never ends."""
     quiet = metrics.rates(metrics.Counters(at=11, waits_s=300, cpu_s=1.0), metrics.Counters(at=10, cpu_s=1.0))
     busy = metrics.rates(metrics.Counters(at=11, waits_s=300, cpu_s=2.0), metrics.Counters(at=10, cpu_s=1.0))
     ended = metrics.rates(metrics.Counters(at=11, waited_s=300, cpu_s=1.0), metrics.Counters(at=10, cpu_s=1.0))
@@ -213,7 +214,7 @@ def prometheus_reads_the_page():
 
 
 def events_of(path):
-    """The events of a file of TensorBoard: records of length, sum, data, sum."""
+    """Yields the events of a TensorBoard file. Its records are length, checksum, data, checksum."""
     from tensorboardX.proto import event_pb2
     data, at = path.read_bytes(), 0
     while at < len(data):
@@ -251,13 +252,13 @@ def means(reader):
 
 
 def rank_1_is_late(mean):
-    """As it is in the probe; what the machine's stalls do to the other rank counts less with every sample."""
+    """As in the probe. Stalls of the machine that delay the other rank matter less with every sample."""
     exposed, last = mean.get("shoal/exposed", {}), mean.get("shoal/came_last", {})
     return len(exposed) == len(last) == 2 and exposed[0] > exposed[1] > 0 and last[1] > last[0]
 
 
 def ranks_are_looked_at_from_outside():
-    """Two emulated hosts of two ranks each on one machine: each sampler keeps what its host's ranks do."""
+    """Two emulated hosts with two ranks each on one machine: each sampler records its own host's ranks."""
     probe = pathlib.Path(SHOAL).parent / "tests/multi/top_probe"
     if not probe.exists():
         raise Skip(f"there is no {probe}: build it")
@@ -283,7 +284,7 @@ def ranks_are_looked_at_from_outside():
         expect(set(reader.of("shoal/cpu")) == {("algo-1", 0), ("algo-1", 1)}, reader.series.keys())
         mean = means(reader)
         for rank in (0, 1):
-            # one all-reduce of 256 KiB a step
+            # one all-reduce of 256 KiB per step
             expect(mean["shoal/operations_per_s"][rank] > 1 and mean["shoal/bytes_per_s"][rank] > 1e5, mean)
             expect(mean["shoal/memory_bytes"][rank] > 1e6 and 0 <= mean["shoal/cpu"][rank] < 3, mean)
         expect(rank_1_is_late(mean), mean)
@@ -291,7 +292,7 @@ def ranks_are_looked_at_from_outside():
 
 
 def a_job_has_its_numbers_and_its_page():
-    """A real one: Fashion-MNIST on two workers, through `shoal job`."""
+    """A real job: Fashion-MNIST on two workers, through `shoal job`."""
     import jobs
     from shoal.job import report
     from shoal.job.folder import JobFolder

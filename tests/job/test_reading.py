@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A job document: read from its three formats, every mistake found with its place, and written and read again without a
-change."""
+"""A job document: read in its three formats, every mistake reported with its place, and unchanged after it is written and
+read again."""
 import json
 import pathlib
 import random
@@ -64,7 +64,7 @@ def written(name, text):
 
 
 def told(path):
-    """What is wrong with a file, a line each."""
+    """Returns the mistakes in a file, one per line."""
     try:
         job_read(path)
     except JobError as error:
@@ -73,7 +73,7 @@ def told(path):
 
 
 def wrong(**changes):
-    """What is wrong with a document that is good but for these fields."""
+    """Returns the mistakes in a document that is right except for these fields."""
     return [str(one) for one in problems({**GOOD, **changes})]
 
 
@@ -90,7 +90,7 @@ def toml_json_and_python_say_the_same():
     expect(from_toml.instance_count == 2 and from_toml.hyperparameters == {"epochs": 3, "learning rate": 0.1}, from_toml)
     expect(from_toml.channels["test"] == Channel("s3://bucket/test", input_mode="FastFile"), from_toml)
     expect(job_read(written("same.json", json.dumps(as_data(from_toml)))) == from_toml)
-    for name, text in (("marked.toml", TOML), ("marked.json", json.dumps(as_data(from_toml)))):  # as editors of Windows write
+    for name, text in (("marked.toml", TOML), ("marked.json", json.dumps(as_data(from_toml)))):  # as editors on Windows write
         expect(job_read(written(name, "\ufeff" + text)) == from_toml, name)
     data = {key: value for key, value in as_data(from_toml).items()}
     expect(job_read(written("same.py", f"from shoal.job.document import *\njob = {data!r}\n")) == from_toml)
@@ -99,7 +99,7 @@ def toml_json_and_python_say_the_same():
 
 
 def documents_of_the_manual_are_right():
-    """docs/jobs.md: the script compiles, and no document has a mistake."""
+    """docs/jobs.md: the script compiles, and the documents have no mistakes."""
     needs_toml()
     text = (pathlib.Path(__file__).resolve().parents[2] / "docs/jobs.md").read_text()
     script, *_ = re.findall(r"```python\n(.*?)```", text, re.S)
@@ -306,7 +306,7 @@ def a_file_of_parameters_is_read_with_the_document():
 
 
 def channels_are_checked():
-    for name in ("a b", ".", ".."):  # the last two would be the folders around those of channels
+    for name in ("a b", ".", ".."):  # the last two would name the parent folders
         is_wrong(f'channels.{name}: is not a name of a channel: 1 to 64 letters, digits, ".", "-" and "_", and neither "." nor ".."',
                  channels={name: "s3://bucket/x"})
     is_wrong("channels: 21 channels, and at most 20 are allowed", channels={f"c{number}": "s3://bucket/x"
@@ -456,7 +456,7 @@ def what_is_written_is_read_again():
 
 
 def no_data_are_too_odd_to_be_told_of():
-    """Random changes of a document are read, or refused as mistakes; nothing else is raised."""
+    """Randomly changed documents are read, or refused with mistakes. No other exception is raised."""
     seed = random.randrange(10**9)
     chance = random.Random(seed)
     odd = [None, True, -1, 0, 3.5, "", "x", "s3://", [], {}, [1], [None], {"enabled": True}, {"a": {"b": None}}, {3: 4}, (),

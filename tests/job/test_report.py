@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The page about a job: what stands on it, that it needs nothing else, that it reads well wide and narrow, light and dark."""
+"""The page about a job: its contents, that it loads nothing else, and that it is readable wide and narrow, light and dark."""
 import html.parser
 import json
 import pathlib
@@ -17,7 +17,7 @@ VOID = ("meta", "br", "line", "rect", "polyline")
 
 
 class Page(html.parser.HTMLParser):
-    """Sections by id, their text, and whether all that opens is closed."""
+    """Parses sections by id and their text. Checks that every tag is closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -67,16 +67,16 @@ def a_page_tells_all_of_a_job():
     expect("hunter2" not in text and "api_key" in text, "a secret")
     expect("algo-2" in told["events"] and "Training" in told["events"], told["events"])
     expect("epoch 15 loss=0.1170 <tag>" in re.sub(r"loss=0\.11\d+", "loss=0.1170", told["logs"]), told["logs"])
-    # a step: 5 all-reduces and a barrier on 4 ranks, each waiting and running
+    # A step is 5 all-reduces and a barrier on 4 ranks, each with a wait and a run.
     rects = [attributes for tag, attributes in page.tags if tag == "rect"]
     expect("6 operations of communicator world" in told["timeline"], told["timeline"])
     expect(len([rect for rect in rects if rect["class"] == "running"]) == 24, rects)
     waits = [float(rect["width"]) for rect in rects if rect["class"] == "waiting"]
-    expect(len(waits) == 18 and max(waits) > 30, waits)  # rank 3 waits for nobody
+    expect(len(waits) == 18 and max(waits) > 30, waits)  # rank 3 never waits
 
 
 def settings_show_no_secrets():
-    """Pages are passed around. Every variable of the environment may hold a secret, whatever its name."""
+    """People share pages, and every environment variable may hold a secret, whatever its name."""
     secrets = {"WANDB_KEY": "k1", "DB_PASS": "k2", "MY_PWD": "k3", "DATABASE_URL": "postgres://u:k4@h/d", "SLACK_WEBHOOK": "k5", "PLAIN": "k6"}
     with folders.jobs() as place:
         folder = folders.job(place, seconds=3, traced=False)
@@ -140,7 +140,7 @@ def many_ranks_are_summed_up():
 def plots_take_what_numbers_there_are():
     nan = float("nan")
     drawn = report.plot([report.Line("a", [(0, 1.0), (1, nan), (2, 3.0), (3, 4.0)])], "", 0, 3)
-    expect(drawn.count("<polyline") == 2 and drawn.count('class="dot"') == 1, drawn)  # an interruption, and a lone point
+    expect(drawn.count("<polyline") == 2 and drawn.count('class="dot"') == 1, drawn)  # an interruption, and a single point
     expect(">-1" not in report.plot([report.Line("a", [(0, 0.0), (1, 0.0)])], "B", 0, 1), "what is zero all the time begins at zero")
     for values in ([5.0, 5.0], [0.0, 0.0], [-3.0, -3.0], [1e-300, 2e-300], [1e18, -1e18], [3.0]):
         drawn = report.plot([report.Line("a", [(float(at), value) for at, value in enumerate(values)])], "B", 0, 1)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The engine "sagemaker": a job document goes to SageMaker through the vendor's SDKs, v2 and v3, and becomes the training job
-that it describes. Instead of AWS moto's server listens, which keeps what it is sent."""
+"""The engine "sagemaker": a job document goes to SageMaker through the vendor's SDKs, v2 and v3, and becomes the training
+job that it describes. moto's server replaces AWS and keeps the requests."""
 import functools
 import io
 import json
@@ -23,7 +23,7 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 SDKS = {"v2": (TOP / "build/sdk2/bin/python3", "sagemaker.pytorch"),
         "v3": (TOP / "build/sdk3/bin/python3", "sagemaker.train.model_trainer")}
 MOTO = TOP / "build/job/bin/python3"
-SDK_S = 180  # its import takes long where other tests run beside
+SDK_S = 180  # its import takes long when other tests run
 SERVER = """
 import json
 import sys
@@ -53,7 +53,7 @@ sys.stdin.read()
 """
 IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/shoal:1"
 ROLE = "arn:aws:iam::123456789012:role/trainer"
-# Without a bucket of its own SDK v3 asks AWS's own server who we are.
+# Without its own bucket, SDK v3 asks AWS's server for the account.
 NO_TELEMETRY = """
 SchemaVersion: '1.0'
 SageMaker:
@@ -72,7 +72,7 @@ DOCUMENT = {
                            "shuffle_seed": 7}},
     "checkpoints": {"uri": "s3://results/checkpoints"},
     "where": {"engine": "sagemaker", "options": {"image": IMAGE, "role": ROLE}}}
-# Run by the interpreter of an SDK: the job is started and asked about as `shoal job` does it. Prints what SageMaker has of it.
+# Run by the interpreter of an SDK: starts and queries the job as `shoal job` does. Prints SageMaker's data about it.
 SUBMIT = """
 import json
 import sys
@@ -97,7 +97,7 @@ class Server:
 
     def __init__(self):
         self.folder = tempfile.TemporaryDirectory()
-        self.sent = pathlib.Path(self.folder.name, "sent")  # the body of the last CreateTrainingJob; moto keeps but a part
+        self.sent = pathlib.Path(self.folder.name, "sent")  # the body of the last CreateTrainingJob; moto keeps only a part
         self.process = subprocess.Popen([MOTO, "-c", SERVER, self.sent], text=True, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE)
         self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
@@ -110,7 +110,7 @@ class Server:
 
 @functools.cache
 def python_with(sdk):
-    """An interpreter that has imported the SDK."""
+    """Returns an interpreter that has imported the SDK."""
     python, module = SDKS[sdk]
     if not python.exists():
         raise Skip(f"there is no {python}: `make test-all` makes it")
@@ -118,7 +118,7 @@ def python_with(sdk):
 
 
 def submit(sdk, document, **more):
-    """(exit code, stdout, stderr) of handing the document to SageMaker through this SDK."""
+    """Submits the document to SageMaker through this SDK; returns (exit code, stdout, stderr)."""
     python = python_with(sdk)
     with tempfile.TemporaryDirectory() as folder:
         code = pathlib.Path(folder, "code")
@@ -156,7 +156,7 @@ def the_document_becomes_a_training_job(sdk):
 
 
 def expect_started(sdk, told):
-    """How the container starts the workers."""
+    """Checks how the container starts the workers."""
     sent = told["HyperParameters"]
     if sdk == "v2":
         expect((sent["epochs"], sent["name"]) == ("3", '"a b"'), sent)
@@ -198,7 +198,7 @@ def without_an_sdk_it_says_what_to_install():
 
 
 def stop_asks_sagemaker_for_the_end():
-    """What boto3's client is called with, and what is made of its answers and refusals."""
+    """The calls of boto3's client, and the reactions to its answers and refusals."""
     calls = []
 
     def answer(**words):

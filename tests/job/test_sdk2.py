@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Our estimators beside those of the SageMaker Python SDK v2 itself: the same cells, run with either, give the same
-hyperparameters, errors and requests. What the SDK lets pass and nobody can mean fails with ours. Nothing here reaches a
-network."""
+"""Our estimators compared with those of the SageMaker Python SDK v2 itself: the same cells have the same hyperparameters,
+errors and requests. Cells that the SDK accepts although nobody can mean them fail with ours. Nothing here uses a network."""
 import inspect
 import io
 import itertools
@@ -60,10 +59,10 @@ from tap import expect, run_cases  # noqa: E402
 
 
 def session():
-    """A real one, whose uploads go nowhere."""
+    """Returns a real session whose uploads go nowhere."""
     made = sagemaker.Session(boto_session=boto3.Session(region_name="us-west-2"))
     made.s3_resource = unittest.mock.MagicMock()
-    made.sagemaker_config = {}  # which each estimator would check against its schema nine times: half a second of CPU
+    made.sagemaker_config = {}  # else each estimator checks it against its schema nine times: half a second of CPU time
     return made
 
 
@@ -99,7 +98,7 @@ def generic(more=""):
 
 
 def prepared(cell, names):
-    """What a cell's estimator would send for a job named j."""
+    """Returns the hyperparameters that a cell's estimator sends for a job named j."""
     estimator = eval(cell, dict(names))
     estimator._prepare_for_training("j")
     return estimator.hyperparameters()
@@ -108,7 +107,7 @@ def prepared(cell, names):
 def same(cells):
     for cell in cells:
         theirs, mine = prepared(cell, VENDOR), prepared(cell, OURS)
-        # Where the source lies is up to who runs the job.
+        # The runner of a job decides where the source is.
         place = "sagemaker_submit_directory"
         expect(place in theirs and place in mine, cell, theirs, mine)
         theirs.pop(place), mine.pop(place)
@@ -226,7 +225,7 @@ def errors_of_modelparallel_are_the_same():
 
 
 def what_the_sdk_lets_pass_is_an_error():
-    """Each of these trains something else than was meant, or stops with an error that says nothing of a distribution."""
+    """Each of these cells trains something unintended, or stops with an error that does not mention a distribution."""
     for distribution, said in (
             ('{"smdistribute": {"dataparallel": {"enabled": True}}}', 'distribution.smdistribute: unknown strategy; did you '
              'mean "smdistributed"?'),
@@ -295,12 +294,12 @@ def a_failed_job_is_told_in_the_same_words():
 
 # ------------------------------------------------------------ names and arguments
 
-EXTRA = {"where", "workers_per_host", "requirements"}  # ours alone
+EXTRA = {"where", "workers_per_host", "requirements"}  # only ours has these
 
 
 def parameters(function):
-    """Names and defaults of a function, and of the constructors that its **kwargs reach; the order of those that it names
-    itself."""
+    """Returns names and defaults of a function's parameters, including those of the constructors that its **kwargs reach.
+    Also returns the order of its own parameters."""
     owner = function if inspect.isclass(function) else None
     functions = [vars(one)["__init__"] for one in owner.__mro__ if "__init__" in vars(one)
                  and one is not object] if owner else [function]
@@ -316,8 +315,8 @@ def parameters(function):
 
 
 def plain(default):
-    """Objects as defaults (serializers) by their class; where ours is None, the class that it stands for is compared
-    elsewhere."""
+    """Returns simple defaults as they are and None for objects (serializers). If ours is None, another test compares the
+    class that it selects."""
     return default if isinstance(default, (str, int, float, bool, tuple, type(None), type(inspect._empty))) else None
 
 
@@ -379,7 +378,7 @@ def inputs_have_the_same_configuration():
 # ------------------------------------------------------------ requests
 
 def outcome(function, *arguments):
-    """What a function returns, or how it fails."""
+    """Returns a function's result, or its error."""
     try:
         return function(*arguments)
     except ValueError as error:
@@ -400,7 +399,7 @@ def serializers_write_the_same():
             try:
                 wanted = outcome(theirs.serialize, one)
             except (TypeError, AttributeError, LookupError):
-                continue  # not made for such data
+                continue  # not meant for such data
             got = outcome(mine.serialize, one)
             expect(wanted is got or wanted == got, name, repr(one), repr(wanted), repr(got))
     for make in (sagemaker.serializers.CSVSerializer, ours.CSVSerializer):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """SageMaker's own Python SDK v3 (sagemaker-train) makes a training job with our driver, and its generated start script runs
-that on two emulated hosts. No account and no network: what the SDK makes is taken as the platform would take it."""
+the job on two emulated hosts. No account and no network: the test uses the SDK's output as the platform would."""
 import json
 import os
 import pathlib
@@ -21,9 +21,9 @@ RANKS = HOSTS * RANKS_EACH
 TOTAL = RANKS * (RANKS + 1) / 2
 HYPERPARAMETERS = {"backend": "shoal", "steps": 5}
 RUN_S = 200
-SDK_S = 120  # its import takes long where other tests run beside
+SDK_S = 120  # its import takes long when other tests run
 
-# Run by the interpreter of the SDK: what ModelTrainer makes for a job, in a folder.
+# Run by the SDK's interpreter: writes ModelTrainer's output for a job to a folder.
 GENERATE = """
 import json
 import pathlib
@@ -53,7 +53,7 @@ NO_TELEMETRY = "SchemaVersion: '1.0'\nSageMaker:\n  PythonSDK:\n    Modules:\n  
 
 
 class Made:
-    """What the SDK has made of a job."""
+    """The SDK's output for a job."""
 
     def __init__(self, folder, hyperparameters):
         (folder / "code").mkdir()
@@ -68,13 +68,13 @@ class Made:
 
 
 def variables():
-    """Those of an image with Shoal."""
+    """Returns the variables of an image with Shoal."""
     return {"PATH": f"{TORCH}:{os.environ['PATH']}", "PYTHONPATH": str(TOP / "python"), "SHOAL_LIBRARY": str(LIBRARY),
             "SHOAL_TORCH_SHIM": "python", "TRAINING_JOB_NAME": "cell", "HOME": "/tmp/home"}
 
 
 class Run:
-    """The generated command on every host, as the platform starts it."""
+    """Runs the generated command on every host, as the platform does."""
 
     def __init__(self, script, hyperparameters, hosts=HOSTS, **more):
         names, python = [f"algo-{number + 1}" for number in range(hosts)], with_torch if script is TRAIN else None

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The endpoint: /ping, /invocations and the functions of the vendor's containers; the same answers as its own server gives from
-the same archive; errors that tell a client what failed and no path of this machine."""
+"""The endpoint: /ping, /invocations and the functions of the vendor's containers. Its answers equal those of the vendor's
+server for the same archive. Errors tell a client what failed, but no path of this machine."""
 import http.client
 import io
 import json
@@ -32,7 +32,7 @@ JSON, CSV, NPY, NPZ = "application/json", "text/csv", "application/x-npy", "appl
 INFERENCE = TOP / "build/inference/bin/python3"
 SDK2 = TOP / "build/sdk2/bin/python3"
 
-# A model of three weights; what a prediction does depends on the first number that it gets.
+# A model of three weights. The first number of a request selects the behavior of a prediction.
 SCRIPT = """
 import json, os, pathlib, sys, time
 import numpy
@@ -61,7 +61,7 @@ HELPER = "def times(data, model):\n    return data @ model\n"
 
 
 def archive_make(folder, files):
-    """model.tar.gz with these files, by name."""
+    """Writes a model.tar.gz with these files, by name."""
     path = pathlib.Path(folder) / "model.tar.gz"
     with tarfile.open(path, "w:gz") as tar:
         for name, text in files.items():
@@ -77,7 +77,7 @@ def model_files(script=SCRIPT, **more):
 
 
 def handler_of(script, folder, **files):
-    """A handler whose model is loaded, in this process."""
+    """Returns a handler in this process with its model loaded."""
     top = pathlib.Path(tempfile.mkdtemp(dir=folder))
     (top / "code").mkdir()
     for name, text in {"code/inference.py": script, **files}.items():
@@ -92,7 +92,7 @@ def handler_of(script, folder, **files):
 
 
 def ask(url, body=None, content_type=JSON, accept=None, path="/invocations", timeout=60):
-    """(status, body, content type)"""
+    """Returns (status, body, content type)."""
     headers = {name: value for name, value in (("Content-Type", content_type), ("Accept", accept)) if value}
     request = urllib.request.Request(url + path, data=body, headers=headers, method="GET" if body is None else "POST")
     try:
@@ -137,12 +137,12 @@ def url():
 
 
 def gate():
-    """A prediction of 1001 waits until this file is there."""
+    """A prediction of 1001 waits until this file exists."""
     return pathlib.Path(Shared.folder.name) / "gate"
 
 
 def prediction_begin():
-    """Returns when one waits at the gate: its thread, and the list that gets the answer."""
+    """Starts a prediction and returns once it waits at the gate. Returns its thread, and the list that receives the answer."""
     answers, address = [], url()
     for name in ("gate", "began"):
         gate().with_name(name).unlink(missing_ok=True)
@@ -196,7 +196,7 @@ def what_a_client_does_wrong_is_told_apart():
 
 
 def arrays_that_unpack_to_gigabytes_are_refused():
-    """Three megabytes of deflated zeros; the header of the archive has the size of its members."""
+    """Three megabytes of deflated zeros. The archive's header has the size of its members."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         with archive.open("x.npy", "w") as member:
@@ -239,7 +239,7 @@ def an_error_of_the_script_tells_where_and_no_path():
     expect(status == 500 and told["type"] == "KeyError" and told["function"] == "predict_fn", status, told)
     expect(told["where"] == "inference.py:12" and "no such thing in inference.py" in told["message"], told)
     expect("/" not in answer.decode().replace("\\/", ""), answer)
-    status, answer, _ = ask(url(), b"[[1, 2]]")  # the shapes do not fit, in a module of the script's
+    status, answer, _ = ask(url(), b"[[1, 2]]")  # the shapes do not match, in a module of the script
     told = json.loads(answer)["error"]
     expect(status == 500 and told["type"] == "ValueError" and told["where"] == "helper.py:2", told)
 
@@ -270,7 +270,7 @@ def _answers():
 
 
 def sigterm_answers_what_runs_and_ends():
-    """The last of the cases that share an endpoint."""
+    """The last case that uses the shared endpoint."""
     thread, answers = prediction_begin()
     threading.Timer(1, gate().touch).start()
     Shared.endpoint.stop()
@@ -346,7 +346,7 @@ def errors_show_paths_only_when_asked():
 
 
 def pytorch_models_and_torchscript_answer():
-    """The defaults of the PyTorch containers; a model whose class is in the script."""
+    """The defaults of the PyTorch containers, for a model whose class is in the script."""
     import torch
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder) / "scripted"
@@ -453,7 +453,7 @@ DOCKER = """#!/bin/sh
 
 
 def the_vendors_client_asks_this_endpoint():
-    """As a cell does that calls predictor.predict: it sends and asks for .npy. It wants to see a docker."""
+    """A cell's predictor.predict sends .npy and accepts .npy. The client needs a docker to exist."""
     if not SDK2.exists():
         raise Skip(f"there is no {SDK2}: `make build/sdk2/bin/python3` makes it")
     with tempfile.TemporaryDirectory() as folder:
@@ -532,7 +532,7 @@ def what_cannot_be_served_is_one_error():
 
 
 def main_of(words):
-    """(exit code, what it wrote), in this process; nothing of these may come as far as a worker."""
+    """Runs main in this process; returns (exit code, output). None of these cases starts a worker."""
     before, sys.stderr = sys.stderr, io.StringIO()
     handlers = signal.getsignal(signal.SIGTERM)
     try:
@@ -545,7 +545,7 @@ def main_of(words):
 # ---- the command ----
 
 def a_job_is_served_by_its_name_with_several_workers():
-    """From a model in S3, with a script of the caller's; two processes share the socket; SIGTERM ends all."""
+    """A model in S3, with the caller's script. Two processes share the socket; SIGTERM ends all."""
     s3 = S3()
     with tempfile.TemporaryDirectory() as folder:
         archive = archive_make(folder, {"weights.json": "[2.0, 2.0, 2.0]"})
@@ -559,7 +559,7 @@ def a_job_is_served_by_its_name_with_several_workers():
         (source / "mine.py").write_text(SCRIPT)
         (source / "helper.py").write_text(HELPER)
         environment = {**os.environ, "SHOAL_JOBS": f"{folder}/jobs", "SHOAL_PYTHON": sys.executable, "TMPDIR": folder}
-        environment.pop("PYTHONPATH", None)  # the command finds the package itself
+        environment.pop("PYTHONPATH", None)  # the command finds the package by itself
         process = subprocess.Popen([SHOAL, "job", "serve", "trained", "--port", "0", "--workers", "2", "--source-dir", str(source),
                                     "--entry-point", "mine.py"], stderr=subprocess.PIPE, text=True, env=environment,
                                    stdin=subprocess.DEVNULL)
@@ -569,7 +569,7 @@ def a_job_is_served_by_its_name_with_several_workers():
             pids = set()
 
             def both():
-                """Many at once, so that one process cannot take them all."""
+                """Sends many requests at once, so that one process cannot answer them all."""
                 answers = []
 
                 def one():

@@ -33,7 +33,7 @@ WAIT = """
 
 
 class SlurmJobs(Jobs):
-    """Jobs of one Slurm, whose commands run on the first host."""
+    """Jobs of one Slurm. Their commands run on the first host."""
 
     def __init__(self, slurm):
         super().__init__()
@@ -51,7 +51,7 @@ class SlurmJobs(Jobs):
 
 
 def with_slurm(case):
-    """A case on a cluster of its own."""
+    """Runs a case on its own cluster."""
     def run():
         try:
             with Cluster(2) as cluster, Slurm(cluster) as slurm, SlurmJobs(slurm) as jobs:
@@ -64,7 +64,7 @@ def with_slurm(case):
 
 @with_slurm
 def jobs_on_slurm_end_as_they_should(jobs):
-    """Several cases, as Slurm's daemons take seconds to start."""
+    """Several cases in one, because Slurm's daemons take seconds to start."""
     status = jobs.run(RANKS, workers_per_host=2)
     expect(status["status"] == "Completed" and status["engine"] == "slurm" and status["engine_id"].isdigit(), status, jobs.told())
     lines = sorted(re.findall(r"I am (.*)", jobs.out))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Jobs whose data, checkpoints and results are in S3, by the command from end to end: what each host asks for, what is safe
-however the script ends, what a job of another name finds."""
+"""Jobs with data, checkpoints and results in S3, through the command from end to end: each host's requests, what is safe
+however the script ends, and what a job with another name finds."""
 import os
 import pathlib
 import signal
@@ -22,12 +22,12 @@ KiB = 1 << 10
 
 
 def objects(prefix):
-    """Name -> bytes below s3://data/PREFIX."""
+    """Returns the objects below s3://data/PREFIX as {name: bytes}."""
     return {key[len(prefix) + 1:]: body for key, body in s3.listed(prefix + "/").items()}
 
 
 def wait_for_set(prefix, name, body):
-    """Until this is in the set of the first host: the manifest comes after the object."""
+    """Waits until the first host's set has this content. The manifest comes after the object."""
     def has():
         there = objects(prefix)
         return there.get(name) == body and ".shoal/algo-1.json" in there
@@ -52,7 +52,7 @@ if rank == "0":
 
 
 def data_come_and_results_go():
-    """Two hosts of two ranks: each host has its share, each object is asked for once, and all that they leave is in S3."""
+    """Two hosts of two ranks: each host has its share, each object is requested once, and all results are in S3."""
     for name in "abcde":
         s3.put(f"e2e/{name}", f"body-of-{name}".encode())
     with Jobs() as jobs:
@@ -77,7 +77,7 @@ def data_come_and_results_go():
 
 # ---- the last checkpoints ----
 
-# Rank 0 saves at SIGTERM, rank 1 has no handler and is killed by it.
+# Rank 0 saves at SIGTERM; rank 1 has no handler, so SIGTERM kills it.
 SAVES = """
 import os, signal, sys, time
 path = "../checkpoints/last"
@@ -106,7 +106,7 @@ def what_a_script_saves_at_the_end_is_safe_and_comes_back():
         for rank in (0, 1):
             jobs.wait_for_line(f"{rank}| begun")
         wait_for_set("stopped", "last", b"step 1")
-        run, = jobs.processes("--grace 20 ")  # the time that the document gives
+        run, = jobs.processes("--grace 20 ")  # the document's time
         code, out, err = jobs.call("stop", "job", "--wait")
         expect(code == 0 and "job: Stopped" in err and notes_of(err) == [], code, out, err, jobs.told())
         expect(objects("stopped")["last"] == b"step 7", objects("stopped"), jobs.told())
@@ -114,7 +114,7 @@ def what_a_script_saves_at_the_end_is_safe_and_comes_back():
         expect("0| found step 7\n" in jobs.log("second") and "1| found step 7\n" in jobs.log("second"), jobs.told("second"))
 
 
-# It writes the next version in place and is killed in the middle; the other rank has some seconds to live.
+# Rank 0 writes the next version in place and is killed in the middle. The other rank has some seconds to live.
 TEARS = """
 import os, signal, time
 path = "../checkpoints/last"
@@ -129,8 +129,8 @@ time.sleep(600)
 
 
 def what_a_killed_script_left_torn_replaces_nothing():
-    """Neither while the other rank lives nor at the end; and whoever started the job is told. A machine may be so crowded that the
-    agent reads of the kill when the file has settled already: nothing can tell then that it is half-written."""
+    """Neither while the other rank lives nor at the end. The command that started the job reports it. On a crowded machine
+    the agent may notice the kill only after the file has settled; then nothing shows that it is half-written."""
     with Jobs() as jobs:
         go = jobs.root / "go"
         document = jobs.document(TEARS, checkpoints={"uri": "s3://data/torn"}, environment={"GO": str(go)}, **RANKS)
@@ -151,7 +151,7 @@ def what_a_killed_script_left_torn_replaces_nothing():
         expect("are not at s3://data/torn: last may be half-written, as a process of the script was killed; the set of 2" in text, err)
 
 
-# Its first process is killed as soon as it has saved; the second one finds the file and ends.
+# Its first process is killed as soon as it has saved. The second one finds the file and ends.
 SAVES_ONCE = """
 import os, signal
 path = "../checkpoints/last"
@@ -169,8 +169,8 @@ def what_was_saved_before_a_kill_is_safe_when_the_script_completes():
 
 
 def a_slow_store_gets_the_last_checkpoints():
-    """Copying takes longer than the grace time and all that the processes of the job may take to end."""
-    grace_s = 10  # the script takes 2 s, and more on a crowded machine
+    """Copying takes longer than the grace time plus the time that the job's processes may take to end."""
+    grace_s = 10  # the script takes 2 s, more on a crowded machine
     with Jobs() as jobs:
         jobs.start(SAVES, checkpoints={"uri": "s3://data/slow"}, stop_grace=grace_s, **RANKS)
         wait_for_set("slow", "last", b"step 1")
@@ -205,7 +205,7 @@ def a_store_that_is_too_slow_is_told():
 # ---- what is on its way ----
 
 def what_was_coming_to_a_killed_host_is_shown_no_more():
-    """Checkpoints come back as data come: with a bar. It ends with the agent that brought them, however that ends."""
+    """Checkpoints are fetched like data, with a bar. The bar ends when the agent that fetched them ends, however it ends."""
     for number in range(8):
         s3.put(f"coming/{number}", b"a" * 100 * KiB)
     with Jobs() as jobs:
@@ -229,7 +229,7 @@ def what_was_coming_to_a_killed_host_is_shown_no_more():
 # ---- a second run ----
 
 def a_job_of_another_name_goes_on_with_what_has_come():
-    """Where the first one has said."""
+    """In the cache that the first job's message names."""
     for number in range(30):
         s3.put(f"again/{number:02}", b"a" * 100 * KiB)
     with Jobs() as jobs:

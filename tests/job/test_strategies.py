@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What scripts of each `distribution` find: TF_CONFIG with ports that are theirs, those of smdistributed.modelparallel, mpi."""
+"""The environment of scripts for each `distribution`: TF_CONFIG with reserved ports, variables of
+smdistributed.modelparallel, mpi."""
 import os
 import re
 import socket
@@ -10,7 +11,7 @@ from shoal.job import agent, cluster, processes
 from jobs import Jobs, Machines, names_in, where
 from tap import expect, run_cases
 
-# Each task listens at its own port, tells all others who it is, and hears all of them.
+# Each task listens at its own port, sends its name to all others, and receives theirs.
 TASK = """
     import json, os, socket, sys, time
 
@@ -61,7 +62,7 @@ TASK = """
         assert all(greet(task) for task in tasks if task[0] == "ps")
         print("all servers are still there")
 """
-# What shoal.job.cluster takes of TensorFlow: a server that says who it is.
+# The part of TensorFlow that shoal.job.cluster uses: a server that prints its name.
 TENSORFLOW = """
     import socket, types
 
@@ -188,7 +189,7 @@ def mpi4py_that_no_mpirun_starts_is_refused():
 
 
 def held_port_is_given_to_no_other():
-    """TensorFlow's server and Python's set SO_REUSEADDR, and may listen; who asks for any port does not get it."""
+    """TensorFlow's and Python's servers set SO_REUSEADDR and may listen. A socket without it cannot take the port."""
     with cluster.port_hold(socket.AF_INET) as held:
         port = held.getsockname()[1]
         with socket.socket() as other:
@@ -198,21 +199,21 @@ def held_port_is_given_to_no_other():
             except OSError:
                 pass
         socket.create_server(("127.0.0.1", port)).close()
-        with socket.socket(socket.AF_INET6) as both:  # as gRPC's
+        with socket.socket(socket.AF_INET6) as both:  # as gRPC does
             both.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             both.bind(("::", port))
             both.listen()
 
 
 def strangers_are_refused():
-    """Some send nothing, some nonsense, and one has another secret: the first host still meets the others."""
+    """Some send nothing, some nonsense, and one has another secret. The first host still meets the others."""
     port = processes.free_port()
     first = cluster.Meeting("multi_worker_mirrored_strategy", 0, 2, "127.0.0.1", port, b"right")
     told = []
     thread = threading.Thread(target=lambda: told.append(cluster.meet(first, [1])), daemon=True)
     thread.start()
     deadline = time.monotonic() + 60
-    silent = [cluster._connect(first, deadline) for _ in range(20)]  # each would hold the first host up for ten seconds
+    silent = [cluster._connect(first, deadline) for _ in range(20)]  # each alone would delay the first host by ten seconds
     for words in (b"GET / HTTP/1.0\n", b'{"index":' + 100_000 * b"[" + b"\n", b"{}\n{}\n", b"7\n", b"x" * 100_000):
         with cluster._connect(first, deadline) as stranger:
             stranger.sendall(words)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""SageMaker's own training toolkit (sagemaker-training, sagemaker-pytorch-training) trains over Shoal, on two emulated hosts
-algo-1 and algo-2 with two ranks each: by `smddprun`, by `mpirun`, by torchrun. The toolkit is as it comes from pip, with its
-sleep of 30 s at the end of a job of mpirun; sshd is Debian's."""
+"""SageMaker's own training toolkit (sagemaker-training, sagemaker-pytorch-training) trains over Shoal, on two emulated
+hosts algo-1 and algo-2 with two ranks each: by `smddprun`, `mpirun` and torchrun. The toolkit is the unchanged one from
+pip, which sleeps 30 s at the end of a job of mpirun; sshd is Debian's."""
 import concurrent.futures
 import functools
 import json
@@ -17,7 +17,7 @@ from warm import start_other
 HOSTS, RANKS_EACH = ["algo-1", "algo-2"], 2
 RANKS = len(HOSTS) * RANKS_EACH
 
-# What the SDK v2 sends for each `distribution`.
+# The SDK v2 sends these for each `distribution`.
 SMDDP = {"sagemaker_distributed_dataparallel_enabled": True, "sagemaker_instance_type": INSTANCE_TYPE,
          "sagemaker_distributed_dataparallel_custom_mpi_options": ""}
 MPI = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": ""}
@@ -28,7 +28,7 @@ COMMON = {"sagemaker_mpi_num_of_processes_per_host": RANKS_EACH, "sagemaker_prog
 
 
 def prepare(containers, script, hyperparameters):
-    """Puts code and hyperparameters in place; returns the variables of the image."""
+    """Writes code and hyperparameters; returns the variables of the image."""
     for host in containers.hosts:
         (host.base / "code").mkdir()
         (host.base / "code/script.py").write_text(script)
@@ -38,7 +38,7 @@ def prepare(containers, script, hyperparameters):
 
 
 class Run:
-    """How a run of the toolkit ended."""
+    """Runs the toolkit and holds its results."""
 
     def __init__(self, script, hyperparameters, until=None):
         with Containers(HOSTS, SSHD, python=python if script is TRAIN else None) as containers:
@@ -53,7 +53,7 @@ class Run:
 
 
 def said(text):
-    """Without tags, line ends and spaces: mpirun may cut a line anywhere."""
+    """Removes tags, line ends and spaces, because mpirun may cut a line anywhere."""
     return "".join(re.sub(r"\[1,mpirank:\d+,algo-\d+\]<std(out|err)>:", "", text).split())
 
 
@@ -67,7 +67,7 @@ def expect_trained(run, backend):
 
 
 def has_failed(containers):
-    """The other host's toolkit waits for minutes after a failure; the platform ends it, and so does this."""
+    """After a failure the other host's toolkit waits for minutes. The platform ends it, and so does this test."""
     return containers.hosts[0].code is not None
 
 
@@ -82,7 +82,7 @@ STARTS = {
     "fails": functools.partial(Run, PLAIN, {**SMDDP, "fails": 3}, has_failed),
 }
 runs = {}
-python = None  # which has imported what TRAIN needs
+python = None  # has imported the modules that TRAIN needs
 
 
 def the_toolkit_trains_by_smddprun():
@@ -124,7 +124,7 @@ def main():
     wanted = [name for name in STARTS if not sys.argv[1:] or name in sys.argv[1:]]
     cases = {"smddp": the_toolkit_trains_by_smddprun, "mpi": the_toolkit_trains_by_mpirun,
              "torchrun": the_toolkit_trains_by_torchrun, "fails": a_rank_that_fails_is_the_failure_of_the_job}
-    # They sleep most of the time, so two of them run at once.
+    # They mostly sleep, so two of them run at once.
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         runs.update({name: pool.submit(STARTS[name]) for name in wanted})
         run_cases([cases[name] for name in wanted])

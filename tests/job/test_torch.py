@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Jobs that train with PyTorch and the backend "shoal" over two hosts; tests/python/with_torch.py starts this where PyTorch is."""
+"""Jobs that train with PyTorch and the backend "shoal" over two hosts. tests/python/with_torch.py starts this if there is a
+PyTorch."""
 import re
 
 import torch  # noqa: F401
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import warm
 from jobs import DATA_PARALLEL, Jobs, names_in
 from tap import expect, run_cases

@@ -23,7 +23,7 @@ from shoal.job import report, watch  # noqa: E402
 from shoal.job.metrics import Reader  # noqa: E402
 from tap import run_cases  # noqa: E402
 
-PATIENCE_S = 60  # for what takes moments
+PATIENCE_S = 60  # for events that normally take moments
 
 
 @contextlib.contextmanager
@@ -37,7 +37,7 @@ def served(folder):
 
 
 def ask(server, path, token=None, **headers):
-    """Returns status, type and body. token: that of the server unless another one is named."""
+    """Returns status, type and body. Uses the server's token unless another one is passed."""
     path += f"?token={server.token if token is None else token}"
     connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE_S)
     try:
@@ -55,7 +55,7 @@ def end(folder, name="Completed"):
 
 
 class Events:
-    """A browser's part of server-sent events."""
+    """A browser's side of server-sent events."""
 
     def __init__(self, server):
         self.connection = http.client.HTTPConnection(*server.server_address, timeout=PATIENCE_S)
@@ -65,7 +65,7 @@ class Events:
                self.answer.getheader("Content-Type") == "text/event-stream", self.answer.getheaders())
 
     def next(self):
-        """(event, data), or None at the end of the stream."""
+        """Returns (event, data), or None at the end of the stream."""
         name, data = "message", None
         while True:
             line = self.answer.readline().decode()
@@ -79,7 +79,7 @@ class Events:
                 data = json.loads(line[6:])
 
     def until(self, section, what):
-        """The section's HTML once it says so."""
+        """Returns the section's HTML once it contains this."""
         while True:
             event = self.next()
             expect(event, f"the stream ended before {what}")
@@ -123,7 +123,7 @@ def the_server_answers_this_machine_alone():
 
 
 def other_users_of_the_machine_see_no_log():
-    """They can reach the port, but do not know the token. Numbers alone are for everybody: a scraper has no token."""
+    """They can reach the port, but do not know the token. Metrics are public, because a scraper has no token."""
     with folders.jobs() as place:
         with served(folders.job(place, seconds=3, traced=False)) as server:
             for token in ("", "x", server.token[:-1]):
@@ -215,7 +215,7 @@ def the_table_has_the_room_of_its_terminal():
 
 
 def command(folder, *words, stdout=subprocess.PIPE):
-    """`shoal job watch` as a process of its own."""
+    """Starts `shoal job watch` as a separate process."""
     code = "import pathlib, sys; from shoal.job import watch, folder; place = pathlib.Path(sys.argv[1]); " \
            "sys.exit(watch.main(folder.JobFolder(place.name, place.parent), *map(int, sys.argv[2:])))"
     return subprocess.Popen([sys.executable, "-c", code, folder.path, *map(str, words)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
@@ -233,7 +233,7 @@ def the_command_ends_with_the_job():
 
 
 def a_job_that_nobody_runs_any_more_ends_the_command():
-    """Its runner was killed, so the folder says for ever that it trains."""
+    """The runner was killed, so the folder's status stays "Training" forever."""
     with folders.jobs() as place:
         folder = folders.job(place, status="Training", seconds=3, traced=False)
         gone = subprocess.Popen(["true"])
@@ -251,7 +251,7 @@ def ctrl_c_ends_the_command_and_not_the_job():
         watching = command(folder, stdout=other)
         os.close(other)
         told, until = "", time.monotonic() + PATIENCE_S
-        while told.count("fashion: Training") < 2 and time.monotonic() < until:  # drawn over
+        while told.count("fashion: Training") < 2 and time.monotonic() < until:  # the line is redrawn
             if select.select([main], [], [], 1)[0]:
                 told += os.read(main, 65536).decode()
         expect(told.count("\033[H\033[2J") >= 2 and told.count("fashion: Training") >= 2, told)
@@ -276,7 +276,7 @@ def a_port_in_use_is_told():
 
 
 def a_real_browser_shows_changes():
-    """Chromium loads the page and takes an event that comes after it; then the job ends, so that its virtual time does."""
+    """Chromium loads the page and receives an event afterwards. Then the job ends, so that Chromium's virtual time ends."""
     folders.chromium()
     with folders.jobs() as place:
         folder = folders.job(place, status="Training", seconds=10)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""with_job.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has what training jobs use. Without one it
-says why, which counts as skipped."""
+"""with_job.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has the packages of training jobs. If
+there is none, prints the reason as a skipped plan."""
 import os
 import pathlib
 import subprocess
@@ -16,7 +16,7 @@ def skip(reason):
 
 if not INTERPRETER.exists():
     skip(f"there is no {INTERPRETER}: `make test-all` makes it")
-# Found, not imported: a package that is there and cannot be imported is a failure.
+# Finds them without importing: an installed package that fails to import is a failure, not a skip.
 found = "import importlib.util, sys; sys.exit(not all(importlib.util.find_spec(name) for name in ('boto3', 'moto', 'uvicorn')))"
 if subprocess.run([INTERPRETER, "-c", found]).returncode:
     skip(f"{INTERPRETER} lacks packages of dev/venv/job.txt")

@@ -1,7 +1,7 @@
-/* One rank of a job spoils it for all; the others report that as their own failure and exit with 1.
+/* One rank of a job ruins it for all; the others report that as their own failure and exit with 1.
  *     blame_probe HOW RANK
- * HOW: mismatch, the rank calls something else; leave, it exits with 0 too early; abort; absent, it comes too late. All that
- * notice end at once, so that which of them exits first is chance. */
+ * HOW is mismatch (the rank makes a different call), leave (it exits with 0 too early), abort, or absent (it comes too late).
+ * All ranks that notice end at the same time, so it is chance which of them exits first. */
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* A rank with memory on its device, for tests of what goes wrong there: an input and an output of so many floats, a stream, and
- * a communicator that was made when the driver was there. One per program. */
+/* A rank with memory on its device, for tests of faults there: an input and an output of `count` floats, a stream, and a
+ * communicator created after the driver was loaded. One per program. */
 #ifndef SHOAL_TESTS_DEVICE_BENCH_H
 #define SHOAL_TESTS_DEVICE_BENCH_H
 
@@ -9,7 +9,7 @@
 
 #include "mock_device.h"
 
-/* Ranks have devices of their own, two of them in turn, and by their settings sums go among these. */
+/* Set if ranks use two devices in turn and their settings make these devices sum among themselves. */
 static bool device_bench_has_peers;
 
 struct bench {
@@ -29,7 +29,7 @@ static inline float bench_input(int rank, size_t i)
     return (float)(rank + 1) + (float)(i % 61);
 }
 
-/* Memory in the device's context, and a stream of it that has nothing to do. */
+/* Allocates input and output in the device's context and fills the input. `stream` must be an idle stream of that context. */
 static inline void bench_fill(struct bench *bench, void *stream)
 {
     const size_t bytes = bench->count * sizeof(float);
@@ -44,7 +44,7 @@ static inline void bench_fill(struct bench *bench, void *stream)
     free(host);
 }
 
-/* modes: of the stand-in; NULL: the usual ones. */
+/* `modes` are those of the stand-in driver; NULL selects the usual ones. */
 static inline struct bench open_bench(struct world *world, const char *modes, size_t count)
 {
     struct bench bench = {.world = world, .count = count, .options = SHOAL_OPTIONS_INIT};
@@ -88,7 +88,7 @@ static inline void expect_sum(struct bench *bench)
     expect_output(bench, bench_sum);
 }
 
-/* The text of the communicator's failure has the word; NULL: that of this thread's last call. */
+/* Fails unless the text of the failure contains `word`. A NULL `comm` means this thread's last call. */
 static inline void expect_text_of(struct bench *bench, const struct shoal_comm *comm, const char *word)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -96,7 +96,7 @@ static inline void expect_text_of(struct bench *bench, const struct shoal_comm *
     CHECK(bench->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
 }
 
-/* Such a communicator serves nobody any more. */
+/* Returns true if the communicator has failed. */
 static inline bool is_broken(const struct bench *bench)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -105,8 +105,8 @@ static inline bool is_broken(const struct bench *bench)
 
 /* ---- The end ------------------------------------------------------------------------------------------------------------- */
 
-/* Nothing of Shoal's is left in the driver, operations have run in copy engines, and sums among devices in 1 to 8 blocks, and nobody made
- * a mistake that a real driver lets pass. */
+/* Fails if Shoal left anything in the driver, if a launch had other than 1 to 8 blocks (0 unless devices sum among
+ * themselves), or if anybody made a mistake that a real driver lets pass. */
 static inline void expect_nothing_left(const struct world *world)
 {
     static const char *const kinds[] = {"registrations", "streams", "events", "operations", "allocations", "modules", "pins"};
@@ -120,7 +120,7 @@ static inline void expect_nothing_left(const struct world *world)
     CHECK(world, device_bench_has_peers ? blocks >= 1 && blocks <= 8 : blocks == 0, "a launch had %zu blocks", blocks);
 }
 
-/* Streams have nothing to do any more, and all memory is given back. */
+/* Waits until the stream is idle, then frees everything and ends the process. */
 static inline void close_bench(struct bench *bench)
 {
     shoal_comm_free(bench->comm);

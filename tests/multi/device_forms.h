@@ -1,5 +1,5 @@
-/* Calls of several forms on a rank's memory on its device: what goes wrong must go wrong in the same way in each. Their count is a
- * whole number of parts and of tensors. */
+/* Calls of several forms on a rank's device memory. A fault must have the same effect in each form. The bench's `count` is
+ * a multiple of the number of parts and of tensors. */
 #ifndef SHOAL_TESTS_DEVICE_FORMS_H
 #define SHOAL_TESTS_DEVICE_FORMS_H
 
@@ -50,7 +50,7 @@ static inline float result_of_messages(const struct bench *bench, size_t i)
 struct form {
     const char *name;
     enum shoal_status (*call)(struct bench *bench);
-    bench_result_fn result; /* NULL: none is kept */
+    bench_result_fn result; /* NULL: not checked */
 };
 
 enum { CALL_SUM, CALL_TENSORS, CALL_PARTS, CALL_MESSAGES };

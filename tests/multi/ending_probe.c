@@ -1,7 +1,8 @@
-/* Rank 1 ends in the middle of a job; rank 0 prints what it is told of that.
+/* Rank 1 ends in the middle of a job; rank 0 prints the failure that it gets.
  *     ending_probe HOW [USER GROUP_OF_0 GROUP_OF_1]
- * HOW is a signal's number after a '-', or an exit code. The numbers of a user and groups are taken on first. Just before its
- * end it runs the shell command ENDING_PROBE_COUNTS, if there is one. Exit code 0: told. */
+ * HOW is an exit code, or a '-' and a signal's number. With USER and the groups, all of them numbers, the ranks first become
+ * that user, each in its group. Just before its end rank 1 runs the shell command ENDING_PROBE_COUNTS, if that is set. The exit
+ * code is 0 if rank 0 learned that its peer was lost. */
 #include <grp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -16,10 +17,10 @@ static void become(char **numbers, int rank)
 {
     if (setgroups(0, NULL) != 0 || setgid((gid_t)atoi(numbers[1 + rank])) != 0 || setuid((uid_t)atoi(numbers[0])) != 0)
         exit(77);
-    prctl(PR_SET_DUMPABLE, 1); /* as after an exec: setuid alone hides a process from its like */
+    prctl(PR_SET_DUMPABLE, 1); /* as after an exec: setuid alone hides a process from others of its user */
 }
 
-/* The name is what a careless reader of /proc/PID/stat stumbles over. */
+/* The new name would confuse a careless reader of /proc/PID/stat. */
 static void end(int how)
 {
     const struct rlimit none = {0, 0};

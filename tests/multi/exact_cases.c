@@ -16,7 +16,7 @@
 #define DIRECT_BYTES ((size_t)16384)
 #define INLINE_BYTES ((size_t)16)
 #define PAGE_BYTES ((size_t)4096)
-#define WAYS (2 * 2 * MEMORY_END) /* in place or apart, on a line or off it, in each kind of memory */
+#define WAYS (2 * 2 * MEMORY_END) /* in place or apart, aligned to a line or not, in each kind of memory */
 
 /* ---- One by one ---------------------------------------------------------------------------------------------------------- */
 
@@ -46,11 +46,11 @@ void exact_run_one(struct world *world, const struct areas *areas, const struct 
 }
 
 #define THIRDS 3
-#define NINTHS 9 /* on a device, through whose memory all types and operators go the same way */
+#define NINTHS 9 /* on a device, through whose memory all types and operators take the same path */
 
-/* Whether a world asks a combination, of whose numbers this is the sum: a third of all, on a device one of so many. The values of
- * all dimensions but two still occur together, and worlds of other sizes ask the others. Operands in host
- * memory are left to worlds without a device. */
+/* Returns true if this world tests a combination; `sum` is the sum of the combination's numbers. A world tests a third of
+ * all, on a device one in `on_device`. All values of any two dimensions still occur together, and worlds of other sizes
+ * test the others. Operands in host memory are left to worlds without a device. */
 static bool is_asked(const struct world *world, size_t on_device, const struct operation *operation, size_t sum)
 {
     if (world->device && operation->memory == MEMORY_PLAIN)
@@ -58,7 +58,7 @@ static bool is_asked(const struct world *world, size_t on_device, const struct o
     return (sum + (size_t)world->size) % (world->device ? on_device : THIRDS) == 0;
 }
 
-/* The way-th combination of place, offset and memory. Returns the sum of their numbers. */
+/* Sets combination number `way` of place, offset and memory. Returns the sum of their numbers. */
 static size_t set_way(struct operation *operation, uint64_t way)
 {
     operation->place = way % 2 ? PLACE_SAME : PLACE_APART;
@@ -67,7 +67,7 @@ static size_t set_way(struct operation *operation, uint64_t way)
     return way % 2 + way / 2 % 2 + way / 4;
 }
 
-/* Type, operator, root and offset by lot: so that they meet all that the loops go through. */
+/* Draws type, operator, root and offset at random, so that they meet all values of the loops. */
 static void set_lot(struct operation *operation, uint64_t turn, int size)
 {
     static const double scales[] = {3, -2, 0.5};
@@ -85,14 +85,14 @@ static void set_lot(struct operation *operation, uint64_t turn, int size)
     operation->is_offset = reference_below(&random, 2);
 }
 
-/* How many parts the larger operand has. */
+/* Returns the number of parts of the larger operand. */
 static size_t parts_of(enum operation_kind kind, int size)
 {
     const struct operation_row *row = operation_row(kind);
     return row->is_input_partitioned || row->is_output_partitioned ? (size_t)size : 1;
 }
 
-/* The bytes that one rank may give beside its announcement. */
+/* Returns how many bytes one rank may publish inline, alongside its announcement. */
 static size_t inline_bytes(enum operation_kind kind, int size)
 {
     const size_t shared = 2 * DIRECT_BYTES / (size_t)size;
@@ -103,12 +103,12 @@ static size_t inline_bytes(enum operation_kind kind, int size)
     return shared > DIRECT_BYTES / 4 ? shared : DIRECT_BYTES / 4;
 }
 
-/* Every size at the borders of what goes inside and beside the announcements. */
+/* Every size at the limits of data within and alongside announcements. */
 static void run_small(struct world *world, const struct areas *areas, struct operation operation)
 {
     const size_t element = shoal_type_bytes(operation.type);
     const size_t parts =
-        operation_row(operation.kind)->is_input_partitioned ? (size_t)world->size : 1; /* that one rank gives */
+        operation_row(operation.kind)->is_input_partitioned ? (size_t)world->size : 1; /* of one rank's operand */
     const size_t inside = INLINE_BYTES / element / parts, beside = inline_bytes(operation.kind, world->size) / element / parts;
     const size_t counts[] = {0, 1, 3, inside, inside + 1, beside - 1, beside, beside + 1};
     for (size_t i = 0; i < COUNT_OF(counts) * WAYS; i++) {
@@ -139,8 +139,9 @@ void exact_small(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Every type, operator and way, at sizes of which few are whole lines: what two ranks do in one exchange, and around. On a
- * device a few of the combinations: their distance has no divisor in common with a number of values, so each value is met. */
+/* Every type, operator and way, at sizes that are mostly not whole lines: those that two ranks do in one exchange, and
+ * nearby ones. On a device only some combinations. Their distance is coprime to each dimension's number of values, so each
+ * value is tested. */
 void exact_one_shot(struct world *world)
 {
     static const size_t bytes[] = {8200, 10008, 32768, 33000, 65536, 65544, 131080};
@@ -163,7 +164,7 @@ void exact_one_shot(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Each way, and each of these sizes of the larger operand, one element less and more too. */
+/* Each way with each of these sizes of the larger operand, and with one element less and more. */
 static void run_sizes(struct world *world, const struct areas *areas, const size_t *bytes, size_t sizes)
 {
     struct operation operation = {.kind = OPERATION_ALLREDUCE};
@@ -249,7 +250,7 @@ void exact_roots(struct world *world)
 
 static const enum operation_kind kinds_in_parts[] = {OPERATION_REDUCE_SCATTER, OPERATION_ALLGATHER, OPERATION_ALLTOALL};
 
-/* Combinations of lengths, orders, places and memory; no part is longer than `bytes`, which is the number-th such size. */
+/* Combinations of lengths, orders, places and memory. No part is longer than `bytes`, which is size number `number`. */
 static void run_parts(struct world *world, const struct areas *areas, enum operation_kind kind, size_t number, size_t bytes)
 {
     struct operation operation = {.kind = kind, .form = FORM_PARTS};
@@ -314,7 +315,7 @@ void exact_tensors(struct world *world)
 #define POSTED_MAX 64
 #define POSTED_ROOM EXACT_GROUP_ROOM
 
-/* Draws operations, the same on all ranks, and prepares them side by side. */
+/* Draws operations, the same on all ranks, and prepares them next to each other. */
 static void draw_sides(struct world *world, const struct areas *areas, struct operation_side *sides, int count,
                        uint64_t *random)
 {
@@ -367,7 +368,7 @@ void exact_async(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Nobody waits for these: the progress thread brings them to their end, and the barrier comes after them. */
+/* Nobody waits for these. The progress thread completes them, and the barrier comes after them. */
 void exact_detached(struct world *world)
 {
     struct areas areas = world_open_areas(world, POSTED_MAX * POSTED_ROOM);
@@ -387,7 +388,7 @@ void exact_detached(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* A chain: each operation's callback posts the next. All run on whichever thread drives. */
+/* A chain: each operation's callback posts the next one. All run on the thread that makes progress. */
 struct chain {
     struct world *world;
     struct operation_side sides[POSTED_MAX];
@@ -428,7 +429,7 @@ void exact_callbacks(struct world *world)
         chain.posted = 1;
         OK(world, operation_call(&chain.sides[0], world->comm, &chain.requests[0]));
         shoal_request_on_done(chain.requests[0], go_on, &chain);
-        wait_until(world, &chain.done, chain.length); /* nobody drives but the progress thread */
+        wait_until(world, &chain.done, chain.length); /* only the progress thread makes progress */
         for (int i = 0; i < chain.length; i++) {
             OK(world, shoal_request_wait(chain.requests[i], SHOAL_FOREVER));
             shoal_request_free(chain.requests[i]);
@@ -440,14 +441,15 @@ void exact_callbacks(struct world *world)
 
 /* ---- Memory for one operand ---------------------------------------------------------------------------------------------- */
 
-/* An operand as a test fills and checks it, and where the call finds it: at the same place, or at its twin on a device. */
+/* An operand as a test fills and checks it (`here`), and as the call uses it (`there`): the same memory, or its twin on a
+ * device. */
 struct buffer {
-    const struct twin_device *device; /* NULL: the same place */
+    const struct twin_device *device; /* NULL: both are the same memory */
     char *here, *there;
-    struct shoal_options options; /* on a device: a stream of its own */
+    struct shoal_options options; /* on a device: its own stream */
 };
 
-/* Byte `at` of one of the areas: 0 that of inputs, 1 that of outputs. */
+/* Returns byte `at` of an area: 0 is the area of inputs, 1 that of outputs. */
 static struct buffer take_buffer(const struct areas *areas, bool is_shared, int area, size_t at)
 {
     struct buffer buffer = {.here = (is_shared ? areas->shared : areas->plain)[area] + at, .options = SHOAL_OPTIONS_INIT};
@@ -465,7 +467,7 @@ static const struct shoal_options *buffer_options(const struct buffer *buffer)
     return buffer->device ? &buffer->options : NULL;
 }
 
-/* To the device, before the call; and back, after it, when the stream has come to the end. */
+/* Copies to the device before the call, and back after it, when the stream has reached the end. */
 static void upload_buffer(const struct buffer *buffer, size_t bytes)
 {
     if (buffer->device)
@@ -482,7 +484,7 @@ static void download_buffer(const struct buffer *buffer, size_t bytes)
 
 /* ---- Send and receive ---------------------------------------------------------------------------------------------------- */
 
-#define EDGE_BYTES 64 /* looked after behind what is received */
+#define EDGE_BYTES 64 /* checked after the received data */
 
 static struct reference message_of(size_t bytes, int from, uint64_t salt)
 {
@@ -499,7 +501,7 @@ static void fill_message(const struct buffer *buffer, size_t bytes, int from, ui
     upload_buffer(buffer, bytes);
 }
 
-/* Before a message is received there. */
+/* Clears a buffer before a message is received there. */
 static void clear_message(const struct buffer *buffer, size_t bytes)
 {
     memset(buffer->here, 0xA5, bytes + EDGE_BYTES);
@@ -519,7 +521,7 @@ static void check_message(struct world *world, const struct buffer *buffer, size
 
 static const size_t message_bytes[] = {0, 1, 8191, 8192, 8193, 65536, (1 << 20) + 1};
 
-/* A ring: each sends to the next, the even ones first, the odd ones after they have received. */
+/* A ring in which each rank sends to the next one: even ranks send first, odd ones receive first. */
 static void ring_blocking(struct world *world, const struct areas *areas, size_t bytes, int memory)
 {
     const int next = (world->rank + 1) % world->size, last = (world->rank + world->size - 1) % world->size;
@@ -552,7 +554,8 @@ static void receive_tags(struct world *world, const struct buffer *in, size_t by
                                   &requests[tag]));
 }
 
-/* A pair in both directions, four tags; received in another order than sent, before, after, or behind a barrier. */
+/* A pair exchanges four tags in both directions. Receives come in another order than sends: before them, after them, or
+ * after a barrier. */
 static void exchange_tags(struct world *world, const struct areas *areas, int round, int step)
 {
     struct shoal_request *requests[2 * TAGS];
@@ -565,13 +568,13 @@ static void exchange_tags(struct world *world, const struct areas *areas, int ro
         fill_message(&out[tag], bytes, world->rank, (uint64_t)(round * TAGS + tag));
         clear_message(&in[tag], bytes);
     }
-    if (round % 3 == 0) /* receives are there before */
+    if (round % 3 == 0) /* receives are posted before */
         receive_tags(world, in, bytes, from, &requests[TAGS]);
     for (int tag = 0; tag < TAGS; tag++)
         OK(world, shoal_send_post(world->comm, out[tag].there, bytes, SHOAL_UINT8, to, tag, buffer_options(&out[tag]),
                                   &requests[tag]));
     if (round % 3 == 1)
-        OK(world, shoal_barrier(world->comm, NULL)); /* messages wait for their receives, collectives pass them */
+        OK(world, shoal_barrier(world->comm, NULL)); /* messages wait for their receives, and collectives overtake them */
     if (round % 3 != 0)
         receive_tags(world, in, bytes, from, &requests[TAGS]);
     wait_all(world, requests, 2 * TAGS);
@@ -579,7 +582,7 @@ static void exchange_tags(struct world *world, const struct areas *areas, int ro
         check_message(world, &in[tag], bytes, from, (uint64_t)(round * TAGS + tag));
 }
 
-/* First in, first out for one tag, small behind large, in one kind of memory behind the other. */
+/* First in, first out for one tag: small after large messages, in one kind of memory after the other. */
 static void keep_order(struct world *world, const struct areas *areas)
 {
     struct shoal_request *requests[16];
@@ -640,7 +643,7 @@ void exact_eager(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Each receive's callback posts the next one: every message arrives once. */
+/* Each receive's callback posts the next one. Every message arrives once. */
 struct receiver {
     struct world *world;
     struct shoal_request *requests[32];
@@ -721,7 +724,7 @@ void exact_exchanges(struct world *world)
         exchange.count = bytes[i / EXCHANGE_PATTERN_END / COUNT_OF(per_pair) % COUNT_OF(bytes)];
         exchange.count /= shoal_type_bytes(exchange.type);
         exchange.memory = (enum operation_memory)(i / EXCHANGE_PATTERN_END / COUNT_OF(per_pair) / COUNT_OF(bytes));
-        exchange.tags = 1 + (int)(i / 5 % 2); /* one: the order of a pair decides */
+        exchange.tags = 1 + (int)(i / 5 % 2); /* with one tag the order of the pair decides */
         exchange.is_offset = i / 3 % 2;
         exchange.salt = i;
         run_exchange(world, &areas, &exchange, i / 2 % 2);
@@ -751,7 +754,7 @@ static int color_of(int shape, int rank, int size)
     }
 }
 
-/* Odd and even ones, all, each alone, the first half, threes in another order, all in reversed order. */
+/* Odd and even ranks; all; each alone; the first half; threes in another order; all in reverse order. */
 #define SHAPES 6
 
 static struct world_group split_shape(struct world *world, const struct world_group *parent, int shape)
@@ -784,7 +787,7 @@ void exact_splits(struct world *world)
             struct world_group grandchild = split_shape(world, &child, second);
             exact_use_group(world, &areas, &grandchild, (uint64_t)(shape * 10 + second));
             if (second == 2)
-                shoal_comm_free(child.comm); /* its parts live on */
+                shoal_comm_free(child.comm); /* its parts continue to exist */
             else if (grandchild.comm)
                 OK(world, shoal_comm_finalize(grandchild.comm));
             if (second == 2)
@@ -797,7 +800,7 @@ void exact_splits(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* The ranks whose bit is set, in reversed order for odd turns. */
+/* The ranks whose bit is set, in reverse order for odd turns. */
 static struct world_group split_subset(struct world *world, unsigned subset, int turn)
 {
     const struct world_group all = world_all(world);
@@ -812,7 +815,7 @@ static struct world_group split_subset(struct world *world, unsigned subset, int
 #define SUBSETS_MAX 32
 #define SUBSET_ROOM ((size_t)24 << 10)
 
-/* All subsets, in both orders, live at once. Each rank posts to those it is in, in an order of its own. */
+/* All subsets, in both orders, exist at once. Each rank posts to its groups in its own order. */
 void exact_subsets(struct world *world)
 {
     const int count = 2 << world->size;
@@ -852,14 +855,14 @@ void exact_subsets(struct world *world)
 /* ---- Many communicators -------------------------------------------------------------------------------------------------- */
 
 #define COMMS 1000
-#define COMMS_THERE 24 /* on a device, where each has streams and rings of its own */
+#define COMMS_THERE 24 /* on a device, where each has its own streams and rings */
 
 static int count_comms(const struct world *world)
 {
     return world->device ? COMMS_THERE : COMMS;
 }
 
-/* One operation of a kind of its own on the n-th communicator. */
+/* Runs one operation on communicator n, of a kind that depends on n. */
 static void use_comm(struct world *world, const struct areas *areas, const struct world_group *group, int n)
 {
     uint64_t random = (uint64_t)n;
@@ -873,7 +876,7 @@ static void use_comm(struct world *world, const struct areas *areas, const struc
     exact_run_in(world, group, areas, &operation);
 }
 
-/* One after the other: nothing of the thousand that were is left. */
+/* One after the other: nothing is left of the thousand earlier ones. */
 void exact_comms_in_turn(struct world *world)
 {
     const struct world_group all = world_all(world);
@@ -888,7 +891,7 @@ void exact_comms_in_turn(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* All alive together, within the open files that most systems allow a process. */
+/* All exist together, within the number of open files that most systems allow a process. */
 void exact_comms_at_once(struct world *world)
 {
     static struct world_group groups[COMMS];
@@ -919,7 +922,7 @@ struct user {
     int number;
 };
 
-/* Each thread has a communicator of its own; what the others do on theirs is not its concern. */
+/* Each thread has its own communicator and does not depend on the others. */
 static void *use_alone(void *arg)
 {
     struct user *user = arg;
@@ -961,7 +964,7 @@ void exact_threads(struct world *world)
 
 /* ---- The same bits ------------------------------------------------------------------------------------------------------- */
 
-/* Random floats of very different size: every other order of summation gives other bits. */
+/* Random floats of very different sizes, so that every other order of summation has other bits. */
 static void fill_random(char *memory, size_t count, bool is_double, uint64_t *random)
 {
     for (size_t i = 0; i < count; i++) {

@@ -1,9 +1,9 @@
-"""A part of Fashion-MNIST, unpacked: in tests that train many times every worker of each run would unpack all images anew."""
+"""A part of Fashion-MNIST, unpacked. Without it every worker of every training run would unpack all images again."""
 import gzip
 import pathlib
 import struct
 
-HEADERS = {"images-idx3": ">IIII", "labels-idx1": ">II"}  # a magic number, how many there are, how long and wide each is
+HEADERS = {"images-idx3": ">IIII", "labels-idx1": ">II"}  # magic number, count, height, width
 
 
 def read(folder, name):

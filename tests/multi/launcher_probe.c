@@ -1,12 +1,13 @@
-/* Joins the job it finds in its environment, exchanges ranks twice, and prints one line: "rank R of N through L: 0 1 ... N-1".
- */
+/* Joins the job that its environment describes, exchanges ranks twice, and prints one line: "rank R of N through L: 0 1 ...
+ * N-1". */
 #include <stdlib.h>
 #include <string.h>
 
 #include "bootstrap/bootstrap.h"
 #include "comm/settings.h"
 
-/* all[r] = what rank r put: its rank, and from the second round on the round in thousands, so that an old value shows. */
+/* Sets all[r] to the value that rank r put, less 1000 times the round. A rank puts its number plus 1000 times the round, so
+ * a stale value shows. */
 static enum shoal_status exchange_all(struct shoal_bootstrap *bootstrap, struct shoal_log *log, const char *name, int round,
                                       int *all)
 {
@@ -46,7 +47,7 @@ static enum shoal_status probe(struct shoal_settings *settings, struct shoal_log
     return status;
 }
 
-/* An argument, if any, is how often to join, one after the other. */
+/* The optional argument is the number of times to join, one after the other. */
 int main(int argc, char **argv)
 {
     struct shoal_settings settings;

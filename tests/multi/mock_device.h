@@ -1,5 +1,5 @@
 /* The stand-in driver of tests/mock/cuda as the device of a world: memory, streams and copies for operations.h. One per
- * program, after multi_world.h. */
+ * program; include it after multi_world.h. */
 #ifndef SHOAL_TESTS_MOCK_DEVICE_H
 #define SHOAL_TESTS_MOCK_DEVICE_H
 
@@ -13,10 +13,11 @@
 static shoal_cu_context mock_device_context;
 static shoal_cu_stream mock_device_streams[MOCK_DEVICE_STREAMS];
 static unsigned mock_device_next;
-static int mock_device_ordinal; /* of the device that mock_device_start takes */
-static int mock_device_turn;    /* how many real devices ranks take in turn; 0: as many as are wanted */
+static int mock_device_ordinal; /* of the device that mock_device_start uses */
+static int mock_device_turn;    /* number of real devices that ranks use in turn; 0: as many as are wanted */
 
-/* The environment names a real driver in the stand-in's place (make test-gpu): nothing of it can be set or counted. */
+/* Returns true if the environment names a real driver instead of the stand-in (make test-gpu). Its modes cannot be set, nor
+ * its objects counted. */
 static inline bool mock_device_is_real(void)
 {
     return getenv("SHOAL_TEST_CUDA") != NULL;
@@ -39,7 +40,7 @@ static inline char *mock_device_allocate(size_t bytes)
     return (char *)(uintptr_t)at;
 }
 
-/* On device 1, in its primary context. */
+/* Allocates on device 1, in its primary context. */
 static inline char *mock_device_allocate_on_other(size_t bytes)
 {
     shoal_cu_context other;
@@ -82,8 +83,8 @@ static inline void mock_device_synchronize(void *stream)
     MOCK_DEVICE(stream_synchronize((shoal_cu_stream)stream));
 }
 
-/* Where memory of the host is not registered, a real driver keeps the caller until the stream has come to the copy; ranks that
- * post in orders of their own would wait for each other. The stand-in does so only in its mode `pageable`. */
+/* If host memory is not registered, a real driver blocks the caller until the stream reaches the copy. Ranks that post in
+ * different orders would then wait for each other. The stand-in blocks only in its mode `pageable`. */
 static inline void mock_device_pin(char *here, size_t bytes)
 {
     if (!mock_device_is_real())
@@ -111,8 +112,8 @@ static const struct twin_device mock_device = {.allocate = mock_device_allocate,
 
 /* ---- The engine calls no driver ------------------------------------------------------------------------------------------ */
 
-/* The linker puts these in the place of the engine's functions: while one runs, and the callbacks in it, a call of the driver by
- * its thread is a fault. */
+/* The linker puts these in place of the engine's functions. While one of them or a callback in it runs, a driver call by
+ * the same thread is a fault. */
 struct shoal_engine;
 bool __real_shoal_engine_progress(struct shoal_engine *engine);
 bool __wrap_shoal_engine_progress(struct shoal_engine *engine);
@@ -141,7 +142,7 @@ uint64_t __wrap_shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
     return again_ns;
 }
 
-/* A build that looks for races: it needs several threads and little data, and is slow. */
+/* A thread sanitizer's build is slow; it needs several threads and little data. */
 #ifdef __SANITIZE_THREAD__
 #define MOCK_DEVICE_IS_RACED true
 #else
@@ -166,8 +167,8 @@ static inline int mock_device_count_real(void)
     return can[0] && can[1] ? 2 : 1;
 }
 
-/* Finds the real devices that ranks take in turn where devices sum among themselves: two that reach each other, or one, which
- * they share. In a process of its own: a driver that has begun does not survive a fork. */
+/* Finds the real devices that ranks use in turn when devices sum among themselves: two that reach each other, or one that
+ * all ranks share. A child process looks, because a driver that has started does not survive a fork. */
 static inline void mock_device_find(void)
 {
     int state = 0;
@@ -182,13 +183,13 @@ static inline void mock_device_find(void)
     fflush(stdout);
 }
 
-/* The device of a rank, where each has one of its own, as far as there are so many. */
+/* Returns the device of a rank. Each rank has its own, as far as there are enough. */
 static inline int mock_device_of(int rank)
 {
     return mock_device_turn ? rank % mock_device_turn : rank;
 }
 
-/* Loads the driver in this process, in these modes. Communicators that are made from now on find it. */
+/* Loads the driver in this process with these modes. Communicators created later find it. */
 static inline void mock_device_start(const char *modes)
 {
     shoal_cu_device device;
@@ -209,7 +210,7 @@ static inline void mock_device_start(const char *modes)
         MOCK_DEVICE(stream_create(&mock_device_streams[i], SHOAL_CU_STREAM_NON_BLOCKING, 0));
 }
 
-/* All that Shoal and the test had is given back. */
+/* Destroys the streams. Everything of Shoal's and of the test's must have been freed before. */
 static inline void mock_device_stop(void)
 {
     for (int i = 0; i < MOCK_DEVICE_STREAMS; i++) {

@@ -11,16 +11,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define RANK_SECONDS_MAX 240 /* then a rank is taken for hung */
+#define RANK_SECONDS_MAX 240 /* a rank that runs longer counts as hung */
 #define SETTINGS_MAX 16
 #define SKIPPED 77
 
 static int count, failed, ranks_per_host;
 static int killed_rank; /* 0: none */
 static uint64_t *board;
-static char **words; /* of the names of worlds that run, NULL at the end; NULL: all run */
+static char **words; /* parts of the names of worlds to run, NULL at the end; NULL: run all */
 
-/* Free now; nobody else asks for it within the moment until rank 0 listens. */
+/* Returns a port that is free now. Nobody else is likely to take it before rank 0 listens. */
 static int find_free_port(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -102,7 +102,7 @@ __attribute__((noreturn)) static void run_rank(const struct world_options *optio
     OK(&world, shoal_comm_finalize(world.comm));
     shoal_comm_free(world.comm);
     shoal_context_destroy(world.context);
-    exit(0); /* not _exit: the leak checker looks at the end */
+    exit(0); /* not _exit: the leak checker runs at exit */
 }
 
 /* ---- In a body ----------------------------------------------------------------------------------------------------------- */
@@ -115,7 +115,7 @@ struct world_group world_all(const struct world *world)
     return group;
 }
 
-/* For each key in ascending order, ranks in ascending order. */
+/* Orders members by key, then by rank, as shoal_comm_split must. */
 static struct world_group expect_group(const struct world_group *parent, const int *colors, const int *keys, int own)
 {
     struct world_group group = {NULL, 0, {0}};
@@ -187,7 +187,7 @@ void world_close_areas(struct world *world, struct areas *areas)
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-/* When one rank has failed, the others learn it through Shoal; who does not is ended. */
+/* Waits for all ranks. When one has failed, the others learn it through Shoal; those that do not within a second are killed. */
 static bool gather(const struct world_options *options, pid_t *ranks, bool *is_skipped)
 {
     bool is_ok = true;
@@ -228,7 +228,7 @@ void world_report(bool is_ok, const char *name)
     fflush(stdout);
 }
 
-/* Read by the leak checker where there is one. Memory that libfabric keeps until the process ends is no leak of the tests. */
+/* A leak checker reads this. Memory that libfabric keeps until the process ends is not a leak of the tests. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {

@@ -7,9 +7,9 @@
 
 #define GROUPS 4
 #define PHASES 3
-#define ITEMS 32 /* of a phase */
+#define ITEMS 32 /* in a phase */
 #define ROOM ((size_t)48 << 10)
-#define LARGE_ITEMS 2 /* the last ones of a phase */
+#define LARGE_ITEMS 2 /* the last items of a phase */
 #define LARGE_ROOM ((size_t)1 << 20)
 
 /* One action of the ranks, and its group. */
@@ -20,13 +20,13 @@ struct item {
     struct exchange exchange;
 };
 
-/* How this rank takes part. */
+/* This rank's part in an item. */
 struct doing {
     struct item item;
     struct operation_side operation;
     struct exchange_side exchange;
-    struct shoal_request *request; /* NULL: it is done, or detached */
-    bool is_spoiled;               /* it was done, right, and its operands were overwritten */
+    struct shoal_request *request; /* NULL: done or detached */
+    bool is_spoiled;               /* it is done and was right, and its operands were overwritten since */
     bool has_callback;
     atomic_int calls;
 };
@@ -42,7 +42,7 @@ struct program {
 
 /* ---- Drawing ------------------------------------------------------------------------------------------------------------- */
 
-/* Any subsets in any order; later groups may be parts of earlier ones. */
+/* Groups are any subsets in any order; the last one is a part of an earlier one. */
 static void split_groups(struct program *program)
 {
     program->groups[0] = world_all(program->world);
@@ -59,7 +59,7 @@ static void split_groups(struct program *program)
     }
 }
 
-/* The draw goes on alike on all ranks, whatever groups they are in: each item has a sequence of its own. */
+/* All ranks draw alike, whatever their groups, because each item has a random sequence of its own. */
 static struct item draw_item(struct program *program, size_t room)
 {
     struct item item = {.group = reference_below(&program->shared, 2) ? 0 : (int)reference_below(&program->shared, GROUPS)};
@@ -98,7 +98,7 @@ static void prepare_items(struct program *program)
 
 /* ---- Doing --------------------------------------------------------------------------------------------------------------- */
 
-/* The operation is done here, whatever the others do: its result is there, and its operands may be overwritten. */
+/* The operation is done on this rank, whatever the others do: its result is there, and its operands may be overwritten. */
 static void end_item(struct program *program, struct doing *doing)
 {
     char text[512];
@@ -120,7 +120,8 @@ static void count_call(void *arg, enum shoal_status status)
     atomic_fetch_add(&doing->calls, status == SHOAL_OK ? 1 : 1000);
 }
 
-/* One after the other: where one rank sends, and the others receive in the same order, nobody waits for ever. */
+/* Sends or receives one message after the other. If one rank sends and the others receive in the same order, nobody waits
+ * forever. */
 static void send_blocking(struct program *program, struct shoal_comm *comm, const struct shoal_message *messages, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -132,7 +133,7 @@ static void send_blocking(struct program *program, struct shoal_comm *comm, cons
     }
 }
 
-/* Each with a request of its own. */
+/* Posts each message with its own request. */
 static void send_singly(struct program *program, struct shoal_comm *comm, const struct shoal_message *messages, size_t count)
 {
     struct shoal_request *requests[EXCHANGE_MESSAGES_MAX];
@@ -151,7 +152,7 @@ static void send_singly(struct program *program, struct shoal_comm *comm, const 
     }
 }
 
-/* On the one stream of an exchange a single message would wait for those before it: there they stay in one request. */
+/* An exchange with a stream stays one request: single messages on that stream would wait for those before them. */
 static void start_exchange(struct program *program, struct doing *doing, bool is_blocking)
 {
     struct shoal_message messages[EXCHANGE_MESSAGES_MAX];
@@ -192,7 +193,7 @@ static void start_item(struct program *program, struct doing *doing, bool is_blo
     }
 }
 
-/* All ranks go through the items in one order: each may block where others post. */
+/* All ranks go through the items in one order. A rank may block in an item that another one posts. */
 static void do_in_order(struct program *program)
 {
     for (int i = 0; i < ITEMS; i++) {
@@ -203,7 +204,7 @@ static void do_in_order(struct program *program)
     }
 }
 
-/* Only posts: in the common order on each communicator, in an order of this rank's own between them. */
+/* Only posts: in the common order on each communicator, but the communicators alternate in this rank's own order. */
 static void do_interleaved(struct program *program)
 {
     int next[GROUPS] = {0};
@@ -232,7 +233,7 @@ static void finish_item(struct program *program, struct doing *doing)
     end_item(program, doing);
 }
 
-/* All ranks are done with it. */
+/* Runs when all ranks are done with the item. */
 static void check_item(struct program *program, struct doing *doing)
 {
     char text[512];
@@ -246,7 +247,7 @@ static void check_item(struct program *program, struct doing *doing)
           atomic_load(&doing->calls), calls);
 }
 
-/* The barriers end after what was detached before them. */
+/* Each barrier also waits for the detached operations of its communicator. */
 static void run_phase(struct program *program)
 {
     const size_t begin = reference_below(&program->local, ITEMS);

@@ -10,13 +10,13 @@ class Skip(Exception):
 
 
 def costs():
-    """Seconds on the clock, and of processors, here and in children that have ended."""
+    """Returns wall-clock seconds and CPU seconds, of this process and of its children that have ended."""
     times = os.times()
     return times.elapsed, sum(times[:4])
 
 
 def run_cases(cases):
-    """Runs functions; a case passes when it returns, fails when it raises, is skipped when it raises Skip. Exits."""
+    """Runs functions, then exits. A case passes if it returns, fails if it raises, and is skipped if it raises Skip."""
     print(f"1..{len(cases)}")
     failed = 0
     for number, case in enumerate(cases, 1):
@@ -43,16 +43,16 @@ def call(*command, timeout=60, env=None, cwd=None):
     return result.returncode, result.stdout, result.stderr
 
 
-# The groups of control that a process sees begin here with an empty tree of both versions; then the words are run.
+# Replaces the cgroups that the process sees by an empty tree of both versions, then runs the arguments.
 COUNTED = """mount -t tmpfs none /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory && cd /sys/fs/cgroup || exit 77
 echo 0 | tee memory.current memory/memory.usage_in_bytes > /dev/null; echo oom_kill 0 | tee memory.events memory/memory.oom_control > /dev/null
 cd / && exec "$@" """
-# Counts a kill as the kernel does where it kills a process for lack of memory.
+# Counts a kill as the kernel does when it kills a process for lack of memory.
 COUNT_A_KILL = "cd /sys/fs/cgroup && echo oom_kill 1 | tee memory.events memory/memory.oom_control > /dev/null"
 
 
 def call_counted(*words, env=None):
-    """Runs a command where COUNT_A_KILL takes the kernel's place. Returns what call() does."""
+    """Like call(), but the command sees only the counters that COUNT_A_KILL writes, not the kernel's."""
     code, out, err = call("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", COUNTED, "sh", *words, env=env)
     if code == 77 or err.startswith("unshare:"):
         raise Skip("no mount of our own: " + err.strip())

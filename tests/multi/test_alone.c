@@ -18,7 +18,7 @@
 
 #define SENDS 100
 #define FLOATS ((size_t)1 << 20)
-#define LONG_S 60 /* far above what it takes on a busy machine, far below the deadline of 600 s */
+#define LONG_S 60 /* far longer than a call takes on a busy machine, far below the deadline of 600 s */
 
 static double seconds(void)
 {
@@ -27,7 +27,7 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* More than the queue holds is sent before anything is received, and a barrier stands between. */
+/* More messages than the queue holds are sent before any is received, with a barrier in between. */
 static void small_sends_do_not_wait_for_their_receives(struct world *world)
 {
     static char message[SHOAL_EAGER_BYTES];
@@ -42,21 +42,22 @@ static void small_sends_do_not_wait_for_their_receives(struct world *world)
     }
 }
 
-/* A rank without memory for its part of a new communicator: it learns why, the others that it could not; nobody waits. */
+/* One rank has no memory for its part of a new communicator. It gets that error, the others learn that it failed; nobody
+ * waits. */
 static void split_that_one_rank_cannot_make_fails_everywhere(struct world *world)
 {
     struct shoal_comm *half = NULL;
     void *memory;
-    for (size_t bytes = 1 << 20; world->rank == 1 && bytes >= 4096;) /* takes all there is */
+    for (size_t bytes = 1 << 20; world->rank == 1 && bytes >= 4096;) /* uses up all memory */
         bytes = shoal_mem_alloc(world->context, bytes, &memory) == SHOAL_OK ? bytes : bytes / 2;
     const double start = seconds();
     const enum shoal_status status = shoal_comm_split(world->comm, 0, 0, NULL, &half);
     CHECK(world, status == (world->rank == 1 ? SHOAL_ERR_MEMORY : SHOAL_ERR_PEER_LOST), "%s", shoal_status_name(status));
     CHECK(world, seconds() - start < LONG_S, "it took %.1f s", seconds() - start);
-    OK(world, shoal_barrier(world->comm, NULL)); /* the parent is as it was */
+    OK(world, shoal_barrier(world->comm, NULL)); /* the parent is unchanged */
 }
 
-/* Until a signal has stopped the process. */
+/* Waits until a signal has stopped the process. */
 static void await_stop(pid_t pid)
 {
     char path[64], state = '?';
@@ -150,7 +151,7 @@ static void memory_taken_back_is_out_of_reach(struct world *world)
     OK(world, shoal_mem_free(world->context, x));
 }
 
-/* An all-reduce in place on so many floats of shared memory, with an exact result. */
+/* Makes an all-reduce in place on `count` floats of shared memory, and checks the exact result. */
 static float *use_memory(struct world *world, size_t count)
 {
     void *memory;
@@ -175,7 +176,7 @@ static void freed_memory_is_kept_for_the_next_use(struct world *world)
     CHECK(world, shoal_mem_free(world->context, first) == SHOAL_ERR_ARGUMENT, "freed twice");
     float *small = use_memory(world, MIB_FLOATS / 8);
     CHECK(world, small != first, "an eighth of it took it all");
-    for (int i = 0; i < 20; i++) { /* ranks take turns in freeing first, and ask for less, then more */
+    for (int i = 0; i < 20; i++) { /* ranks free first in turn, and allocate less, then more */
         const size_t count = MIB_FLOATS - (size_t)(i % 5) * 1000;
         float *again = use_memory(world, count);
         CHECK(world, again == first, "it was not used again");
@@ -214,7 +215,7 @@ static void memory_kept_has_a_limit(struct world *world)
     counts = shoal_memory_count(world->context->memory);
     CHECK(world, counts.cached == 256 && counts.regions == 257, "%zu small pieces are kept", counts.cached);
     float *use = use_memory(world, 7 * MIB_FLOATS);
-    OK(world, shoal_mem_free(world->context, use)); /* leaves room for no more than a MiB */
+    OK(world, shoal_mem_free(world->context, use)); /* leaves room for only one MiB */
     counts = shoal_memory_count(world->context->memory);
     CHECK(world, counts.cached == 256 && counts.cached_bytes == 7 * MIB + 255 * 4096, "%zu pieces, %llu bytes", counts.cached,
           (unsigned long long)counts.cached_bytes);
@@ -258,8 +259,8 @@ static void check_cost(struct world *world, struct shoal_comm *comm, uint64_t wi
           usage.staging_bytes);
 }
 
-/* A staging buffer has no pages before the first operation that needs one; small operations, and those on shared memory, do
- * not. All is given back. */
+/* A staging buffer has no pages until an operation needs it. Small operations and those on shared memory do not. All memory
+ * is returned. */
 static void a_communicator_costs_kilobytes_until_it_is_used(struct world *world)
 {
     struct shoal_comm *comm;
@@ -278,7 +279,7 @@ static void a_communicator_costs_kilobytes_until_it_is_used(struct world *world)
     free(plain);
 }
 
-/* Of 16 MiB, what is kept is no reason to refuse. */
+/* Kept memory does not count against the limit of 16 MiB. */
 static void memory_kept_gives_way(struct world *world)
 {
     struct shoal_comm *comm;
@@ -293,7 +294,7 @@ static void memory_kept_gives_way(struct world *world)
     shoal_comm_free(comm);
 }
 
-/* A rank that has not noticed yet that a communicator broke may still write to the memory of its operations. */
+/* A rank that has not yet noticed that a communicator broke may still write to the memory of its operations. */
 static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
 {
     struct shoal_options soon = SHOAL_OPTIONS_INIT;
@@ -310,13 +311,13 @@ static void memory_of_a_broken_communicator_is_not_kept(struct world *world)
     CHECK(world, counts.cached_bytes == kept, "%llu bytes are kept", (unsigned long long)counts.cached_bytes);
     OK(world, shoal_barrier(world->comm, NULL));
     shoal_comm_free(comm);
-    if (world->rank == 0) { /* a peer that was stopped may go on when the communicator is gone */
+    if (world->rank == 0) { /* a stopped peer may continue after the communicator is freed */
         OK(world, shoal_mem_free(world->context, other));
         CHECK(world, shoal_memory_count(world->context->memory).cached_bytes == 0, "memory is kept after a failure");
     }
 }
 
-/* Ranks tell each other through the board how far they are: while one waits there it reads no message. */
+/* Ranks report their progress on the board. While a rank waits there, it reads no messages. */
 static void come_to(struct world *world, uint64_t stage)
 {
     volatile uint64_t *board = world->board;
@@ -327,7 +328,7 @@ static void come_to(struct world *world, uint64_t stage)
     }
 }
 
-/* Pages behind what a peer has mapped here. */
+/* Returns the number of pages behind the peer's mappings on this rank. */
 static size_t count_pages(struct world *world, const struct shoal_shm_peer *peer)
 {
     static unsigned char is_there[64 * MIB / 4096];
@@ -342,7 +343,7 @@ static size_t count_pages(struct world *world, const struct shoal_shm_peer *peer
     return pages;
 }
 
-/* The peer computes and reads no message; the memory of the machine is not held up by that. */
+/* The peer computes and reads no messages. That does not delay the release of its memory to the machine. */
 static void memory_that_is_not_kept_loses_its_pages_at_once(struct world *world)
 {
     const struct shoal_shm_peer *peer = world->context->endpoint->peers[0];
@@ -361,7 +362,7 @@ static void memory_that_is_not_kept_loses_its_pages_at_once(struct world *world)
 
 #define PIECES 1000
 
-/* More is passed, and taken back, than the link between the two holds while rank 1 reads nothing. */
+/* While rank 1 reads nothing, more is passed and freed than the link between the two can hold. */
 static void memory_is_unmapped_though_the_link_was_full(struct world *world)
 {
     static void *pieces[PIECES];
@@ -387,7 +388,7 @@ static void memory_is_unmapped_though_the_link_was_full(struct world *world)
     CHECK(world, endpoint->peers[0]->mapped_count == 0 && endpoint->peers[0]->unsaid_count == 0, "%zu pieces are mapped",
           endpoint->peers[0]->mapped_count);
     come_to(world, 2);
-    OK(world, shoal_mem_free(world->context, use_memory(world, FLOATS))); /* the link is as good as new */
+    OK(world, shoal_mem_free(world->context, use_memory(world, FLOATS))); /* the link works again */
 }
 
 /* An input on a device that is ready when its rank has slept a few times for it. */
@@ -428,7 +429,7 @@ static void late_drop(struct shoal_device_operand *operand)
     (void)operand;
 }
 
-/* A copy that ends on a device wakes nobody: whoever waits for one looks again soon. */
+/* A copy's end on a device wakes nobody, so a rank that waits for one looks again soon. */
 static void waits_for_a_device_are_short(struct world *world)
 {
     static const struct shoal_device_ops late_ops = {

@@ -1,5 +1,5 @@
-/* Ranks that are put on one core, beside a process that computes all the time: one leaves, once or a few times, and each keeps
- * the cores that it may use. */
+/* Ranks that share one core with a process that computes all the time. A rank moves away, once or a few times, and each
+ * keeps the set of cores that it may use. */
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@
 #define SECONDS_MAX 20.0
 #define SECONDS_STILL 0.5
 
-/* Numbers on the board. */
+/* Indices on the board. */
 enum { CORE_OF = 0, MOVES_OF = 32, APART = 64 };
 
 static cpu_set_t both; /* the first two cores that this test may use */
@@ -84,7 +84,7 @@ static void meet_on_one_core(struct world *world)
     bind_to(world, &both);
 }
 
-/* All ranks do what rank 0 wants, so that all make the same calls. */
+/* Passes rank 0's choice to all ranks, so that all make the same calls. */
 static bool rank_0_wants(struct world *world, bool wanted)
 {
     float x = world->rank == 0 && wanted ? 1 : 0;
@@ -100,7 +100,7 @@ static void look(struct world *world)
     board[MOVES_OF + world->rank] = moves_of(world);
 }
 
-/* Where the kernel has parted them before one left, they meet again. */
+/* If the kernel separated them before one left, put them on one core again. */
 static void one_of_two_leaves(struct world *world)
 {
     volatile uint64_t *board = world->board;
@@ -110,7 +110,7 @@ static void one_of_two_leaves(struct world *world)
     do {
         look(world);
         const bool is_apart = board[CORE_OF] != board[CORE_OF + 1], has_left = board[MOVES_OF] + board[MOVES_OF + 1];
-        if (world->rank == 0) /* nobody else writes it */
+        if (world->rank == 0) /* no other rank writes it */
             board[APART] += is_apart;
         if (rank_0_wants(world, is_apart && !has_left))
             meet_on_one_core(world);
@@ -145,7 +145,7 @@ static void leaving_keeps_the_mask(struct world *world)
         CPU_ZERO(&here);
         CPU_SET((size_t)core, &here);
         CHECK(world, shoal_topology_leave_core(&here), "it cannot leave");
-        moved += sched_getcpu() != core; /* or it was preempted, and put back */
+        moved += sched_getcpu() != core; /* or it was preempted and moved back */
         CHECK(world, is_bound_to(&both), "the mask has changed");
     }
     CHECK(world, moved >= 10, "it moved %d times of 20", moved);

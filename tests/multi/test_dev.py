@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of the front door, dev/test.py and the Makefile: all that happens before a test runs."""
+"""Tests of the developer's commands, dev/test.py and the Makefile: everything that happens before a test runs."""
 import argparse
 import importlib.util
 import json
@@ -15,11 +15,11 @@ import time
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
-sys.path.append(str(TOP / "dev"))  # what a program there imports lies beside it
+sys.path.append(str(TOP / "dev"))  # its programs import modules from the same folder
 
 
 def dev_test(top):
-    """dev/test.py as a module, whose builds lie under another folder."""
+    """Returns dev/test.py as a module that builds under another folder."""
     spec = importlib.util.spec_from_file_location("dev_test", TOP / "dev/test.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -30,7 +30,7 @@ def dev_test(top):
 
 
 def a_dependency_that_comes_later_is_found():
-    """`make demo` configures build/ without the packages of the tests; `make test` installs them."""
+    """`make demo` configures build/ without the packages that tests need; `make test` installs them."""
     if not shutil.which("meson") or not shutil.which("pkg-config"):
         raise Skip("no meson, or no pkg-config")
     with tempfile.TemporaryDirectory() as folder:
@@ -68,7 +68,7 @@ def other_options_reach_a_build_that_is_there():
 
 
 def dev_check(top):
-    """dev/check.py as a module, for the sources below another folder."""
+    """Returns dev/check.py as a module, for the sources under another folder."""
     spec = importlib.util.spec_from_file_location("dev_check", TOP / "dev/check.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -77,7 +77,7 @@ def dev_check(top):
 
 
 def check_found(rule, files, **tables):
-    """The findings of one check over files given as texts by path. Tables of the check may be others."""
+    """Returns what one check finds in files, which are passed as texts by path. `tables` replaces tables of the check."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
             path = pathlib.Path(folder) / name
@@ -91,7 +91,7 @@ def check_found(rule, files, **tables):
 
 
 def names_found(**headers):
-    """What the check says of headers, by module__file; the text of each."""
+    """Returns what the check of names finds in headers, each passed as module__file=text."""
     return check_found("check_names", {f"src/{name.replace('__', '/')}.h": text for name, text in headers.items()})
 
 
@@ -207,7 +207,7 @@ def tables_and_the_chart_are_the_records():
 
 
 def dev_versions():
-    """dev/versions.py and dev/version_records.py as modules."""
+    """Returns dev/versions.py and dev/version_records.py as modules."""
     return importlib.import_module("versions"), importlib.import_module("version_records")
 
 
@@ -244,7 +244,8 @@ def rows_of_versions_that_ran_with_other_sources_are_told():
         expect([told[0] for told in records.differences(top)] == ["docs/python.md", "docs/tensorflow.md"], records.differences(top))
 
 
-# Programs with three cases: the text that each prints, how it ends, the counts of its row, and the words beside failed cases.
+# Programs with three cases. Each maps to the lines that it prints, the code that ends it, its row's counts, and words in
+# the last failure.
 PASSES, FAILS, SKIPS = "ok 1 - c++ 2 ranks a", "not ok 2 - c++ 2 ranks b", "ok 3 - python 2 ranks a # SKIP no"
 PROGRAMS = {"whole.py": ([PASSES, FAILS, SKIPS], "raise SystemExit(1)", "| 1 / 1 / 0 | 0 / 0 / 1 |", []),
             "died.py": ([PASSES], "raise SystemExit('died')", "| 1 / 0 / 0, did not end | -, did not end |", ["exit code 1", "died"]),
@@ -274,7 +275,7 @@ def a_program_that_dies_is_not_written_as_passed():
 
 
 def rows_of_versions_ran_with_the_sources_of_today():
-    """CI fetches no gigabytes: it tells which rows of `make test-versions` are of an older source."""
+    """CI does not fetch gigabytes: it reports rows of `make test-versions` that ran with older sources."""
     versions, records = dev_versions()
     names = {name for name, _, _ in records.outdated(versions.ROWS)}
     expect(set(row for row, _ in records.read()) <= {row.name for row in versions.ROWS}, "a record is of no row")
@@ -328,13 +329,13 @@ def release_in(pattern, text):
 
 
 def written_registers(page):
-    """The table of docs/gpu.md: the columns by the name of their device, each with a number of registers by kernel."""
+    """Reads the table of docs/gpu.md. Returns a dictionary by device; each value maps a kernel to its number of registers."""
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines())
     return {device: {row[0]: int(row[i]) for row in rows} for i, device in enumerate(head) if i}
 
 
 def code_for_gpus_is_assembled_into_the_registers_that_are_written():
-    """For the oldest and the newest device; ptx.registers ends the program where a kernel needs local memory."""
+    """Assembles for the oldest and the newest device. ptx.registers ends the program if a kernel needs local memory."""
     ptx = dev_ptx()
     ptxas = ptx.find_ptxas()
     if not ptxas:
@@ -353,7 +354,7 @@ def code_for_gpus_is_assembled_into_the_registers_that_are_written():
 
 
 def tests_of_python_wait_for_what_is_installed():
-    """The other builds and their tests do not: the command ends when they have been reported."""
+    """The other builds and their tests do not wait. The command ends after it has reported them."""
     with tempfile.TemporaryDirectory() as folder:
         dev, order = dev_test(folder), []
         dev.BUILDS = dict.fromkeys(("plain", "python", "asan"), ("build", "cc", []))
@@ -377,7 +378,7 @@ def tests_of_python_wait_for_what_is_installed():
 
 
 def most_at_once(idle_cores, patience_s):
-    """How many of four tests ran at the same time; each goes on when all run, or after so long."""
+    """Returns how many of four tests ran at the same time. Each test waits until all four run, or for patience_s."""
     dev, running, counts, changed = dev_test(TOP), set(), [], threading.Condition()
     dev.why_impossible, dev.build, dev.report = lambda name: None, lambda name, is_beside: (True, 0, 0), lambda *_: None
     dev.tests_of = lambda name, pattern: [{"name": str(number), "priority": 0, "is_parallel": True, "suite": ["unit"], "timeout": 1}
@@ -413,7 +414,7 @@ def each_test_is_in_one_part():
 
 
 def what_a_run_waits_for_never_has_idle_priority():
-    """Builds and installations get a smaller share than tests, and some share beside busy processes of others."""
+    """Builds and installations get a smaller share of the CPU than tests, but still a share when others keep it busy."""
     probe = "import os; print(os.sched_getscheduler(0) == os.SCHED_OTHER, 0 < os.nice(0) - int(os.environ['BEFORE']) <= 5)"
     out = call(*dev_test(TOP).STEPPING_BACK, sys.executable, "-c", probe, env={**os.environ, "BEFORE": str(os.nice(0))})[1]
     expect(out == "True True\n", out)

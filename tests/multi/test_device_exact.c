@@ -1,6 +1,6 @@
-/* Exact results with operands on a device, over the stand-in driver (tests/mock/cuda): what lies in shared memory in the worlds
- * of test_exact.c lies on a device here, on all ranks, on some, or one operand of a call. Callbacks that post are left out:
- * posts with operands on a device are refused there (test_device_faults.c). */
+/* Exact results with operands on a device, over the stand-in driver (tests/mock/cuda). Operands that the worlds of
+ * test_exact.c keep in shared memory are on a device here: on all ranks, on some, or only one operand of a call. Callbacks
+ * that post are left out, because posts with operands on a device are refused there (test_device_faults.c). */
 #include "exact_cases.h"
 #include "mock_device.h"
 #include "programs.h"
@@ -12,7 +12,7 @@ struct plan {
     world_body_fn body;
 };
 
-/* A communicator that is made when the driver is there. */
+/* Runs a body on a communicator created after the driver was loaded. */
 static void run_on_device(struct world *world)
 {
     const struct plan *plan = world->arg;
@@ -74,8 +74,8 @@ static const struct {
     {"a communicator for each thread", exact_threads, {2, 4}},
 };
 
-/* Faults that modes of the stand-in may bring out. With one queue, and with host functions (values=0), communicators must be
- * used in one order on all ranks, as streams of all share it: threads do not. */
+/* Modes of the stand-in that may reveal faults. With one queue or with host functions (values=0), all ranks must use their
+ * communicators in the same order, because these share streams. Threads do not keep such an order. */
 static const char *const modes[] = {"late=50,torn=4,poison,reuse,seed=2",
                                     "queues=1,seed=3",
                                     "queues=2,torn=2,seed=4",
@@ -84,14 +84,14 @@ static const char *const modes[] = {"late=50,torn=4,poison,reuse,seed=2",
                                     "idle,pageable,seed=7",
                                     "values=0,late=50,torn=4,poison,seed=13"};
 
-/* A sanitizer looks at memory: fewer ranks show it as much. */
+/* An address sanitizer checks memory, for which fewer ranks suffice. */
 #ifdef __SANITIZE_ADDRESS__
 #define RANKS_MOST 3
 #else
 #define RANKS_MOST 7
 #endif
 
-/* Small results are written by the processor, past the driver. */
+/* The processor writes small results past the driver. */
 static void run_mapped(void)
 {
     static const char *const mapped[] = {"gdrcopy,late=50,torn=4,poison,reuse,seed=21", "gdrcopy,flush=0,late=20,seed=22",
@@ -111,7 +111,7 @@ static void run_mapped(void)
     world_divide(0);
 }
 
-/* A communicator's settings: random operations show in a moment what depends on them. */
+/* The settings of a communicator. Random operations quickly show faults that depend on them. */
 static void run_settings(void)
 {
     static const char *const settings[][4] = {
@@ -175,7 +175,7 @@ static void run_all(void)
     run("asynchronous operations, 2 on each host", 3, "seed=11", NULL, exact_async);
 }
 
-/* Between threads of the program, the library's and the driver's. */
+/* Looks for races between threads of the program, the library and the driver. */
 static void run_raced(void)
 {
     static const struct {
@@ -189,7 +189,7 @@ static void run_raced(void)
     for (size_t i = 0; i < COUNT_OF(bodies); i++)
         run(bodies[i].subject, 2, "late=20,torn=2,seed=20", NULL, bodies[i].body);
     run("asynchronous operations", 2, "gdrcopy,late=20,torn=2,seed=25", NULL, exact_async);
-    /* Host functions run on a thread of the driver's, beside the threads that post. */
+    /* Host functions run on a thread of the driver, alongside the threads that post. */
     run("asynchronous operations", 2, "values=0,late=20,torn=2,seed=26", NULL, exact_async);
     run("detached requests", 2, "values=0,late=20,torn=2,seed=27", NULL, exact_detached);
 }

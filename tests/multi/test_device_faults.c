@@ -1,5 +1,5 @@
-/* Calls with operands on a device that are refused or fail, over the stand-in driver: the error says why, what was refused has
- * changed nothing, and after a failure no stream waits and nothing is left. */
+/* Calls with operands on a device that are refused or fail, over the stand-in driver. The error names the reason, a refused
+ * call changes nothing, and after a failure no stream waits and nothing is left. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
@@ -12,7 +12,7 @@
 #define BYTES (COUNT * sizeof(float))
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
-/* Then what fails afterwards fails no sum that another rank is still at. */
+/* Sums, then waits for all ranks. A later fault then cannot fail this sum on a slower rank. */
 static void expect_sum_on_all(struct bench *bench)
 {
     expect_sum(bench);
@@ -60,7 +60,7 @@ static void two_devices_in_a_call(struct world *world)
     refuse(&bench, shoal_allreduce(bench.comm, bench.input, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options),
            SHOAL_ERR_ARGUMENT, "output lies in memory of device 1, but options.stream is a stream of device 0");
     expect_sum(&bench);
-    options.stream = NULL; /* each device by itself is served */
+    options.stream = NULL; /* each device by itself is accepted */
     OK(world, shoal_allreduce(bench.comm, other, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options));
     mock_device_release(other);
     close_bench(&bench);
@@ -77,7 +77,7 @@ static void tensors_here_and_there(struct world *world)
     close_bench(&bench);
 }
 
-/* As memory of another process looks, and what was freed. */
+/* Freed memory looks like memory of another process. */
 static void memory_of_nobody(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -103,7 +103,7 @@ static void memory_of_nobody(struct world *world)
     close_bench(&bench);
 }
 
-/* Shows that the tests would see it. */
+/* Calls the driver in a callback, to show that the tests would notice such a call. */
 static void call_driver(void *arg, enum shoal_status status)
 {
     struct bench *bench = arg;
@@ -141,7 +141,7 @@ static void a_captured_stream(struct world *world)
     close_bench(&bench);
 }
 
-/* Which a driver ends when another thread asks it what may wait. */
+/* A driver breaks a capture if another thread makes a call that may wait. */
 static void a_graph_that_is_captured_meanwhile(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -173,12 +173,12 @@ static void a_stream_that_is_none(struct world *world)
     expect_text(&bench, "options.stream");
     bench.options.stream = bench.stream;
     char text[256];
-    (void)control.faults_of(text, sizeof text); /* the stand-in notes the use of what was destroyed */
+    (void)control.faults_of(text, sizeof text); /* clears the fault that the stand-in recorded for the destroyed stream */
     expect_sum(&bench);
     close_bench(&bench);
 }
 
-/* Options of a program that was compiled before there were streams. */
+/* Options of a program compiled before `stream` existed. */
 static void options_without_a_stream(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -205,13 +205,13 @@ static void post_on_device(void *arg, enum shoal_status status)
     atomic_store(&poster->of_host,
                  (int)shoal_send_post(poster->bench->comm, &poster->word, 1, SHOAL_INT8, 1, 3, NULL, &request));
     if (atomic_load(&poster->of_host) == SHOAL_OK)
-        shoal_request_free(request); /* it ends by itself */
+        shoal_request_free(request); /* the send completes without its handle */
     atomic_store(&poster->status,
                  (int)shoal_allreduce_post(poster->bench->comm, poster->bench->input, poster->bench->output, COUNT,
                                            SHOAL_FLOAT32, SHOAL_SUM, &poster->bench->options, &request));
 }
 
-/* Host memory is told there without the driver. */
+/* Shoal recognizes host memory in a callback without the driver; an operand on a device is refused there. */
 static void a_post_in_a_callback(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -220,7 +220,7 @@ static void a_post_in_a_callback(struct world *world)
     char word = 0;
     if (world->rank == 0) {
         OK(world, shoal_recv_post(bench.comm, &word, 1, SHOAL_INT8, 1, 1, NULL, &request));
-        shoal_request_on_done(request, post_on_device, &poster); /* not done yet: its sender waits for a word of ours */
+        shoal_request_on_done(request, post_on_device, &poster); /* not done yet: its sender first waits for our message */
         OK(world, shoal_send(bench.comm, &word, 1, SHOAL_INT8, 1, 2, NULL));
         OK(world, shoal_request_wait(request, SHOAL_FOREVER));
         while (atomic_load(&poster.status) == SHOAL_PENDING)
@@ -237,14 +237,14 @@ static void a_post_in_a_callback(struct world *world)
     close_bench(&bench);
 }
 
-/* ---- Failed: all ranks know, and streams go on --------------------------------------------------------------------------- */
+/* ---- Failed: all ranks know, and streams continue ------------------------------------------------------------------------ */
 
 static void expect_failure(struct bench *bench, enum shoal_status status, enum shoal_status wanted)
 {
     CHECK(bench->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
     CHECK(bench->world, sum(bench, bench->count) == wanted, "the communicator is not broken for good");
     mock_device_synchronize(bench->stream);
-    OK(bench->world, shoal_barrier(bench->world->comm, NULL)); /* nobody leaves before all have seen it */
+    OK(bench->world, shoal_barrier(bench->world->comm, NULL)); /* no rank leaves before all have seen the failure */
     close_bench(bench);
 }
 
@@ -317,18 +317,18 @@ static void parts_that_differ(struct world *world)
     expect_failure(&bench, call_parts(&bench), SHOAL_ERR_MISMATCH);
 }
 
-/* The stand-in's modes: copies take time; streams wait in host functions, too. */
+/* Modes of the stand-in: copies take time; in the second, streams also wait in host functions. */
 #define LATE "late=300,torn=3,seed=5"
 #define LATE_BY_HOST_FUNCTIONS "values=0,late=300,torn=3,seed=5"
 
-/* By a child of rank 1. */
+/* A child of rank 1 kills it. */
 struct kill {
     unsigned after_us;
     const struct form *form;
     const char *modes;
 };
 
-/* Rank 1 is killed before it calls, while its copies are under way, or when it has its result. */
+/* Rank 1 is killed before its call, during its copies, or after it has its result. */
 static void a_rank_that_is_killed(struct world *world)
 {
     const struct kill *death = world->arg;
@@ -350,7 +350,8 @@ static void a_rank_that_is_killed(struct world *world)
     close_bench(&bench);
 }
 
-/* The driver answers each call with its error from then on, and copies never come: all ranks know long before the deadline. */
+/* After the break the driver answers every call with the error, and copies never complete. All ranks learn it long before
+ * the deadline. */
 static void a_context_that_breaks(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -368,16 +369,16 @@ static void a_context_that_breaks(struct world *world)
     exit(0);
 }
 
-/* By a child of rank 1. */
+/* A child of rank 1 stops it. */
 struct stop {
-    bool is_short; /* shorter than the deadline; else until the others have failed, whose number is on the board */
+    bool is_short; /* shorter than the deadline; else until all other ranks have failed, as counted on the board */
     unsigned after_us;
     const struct form *form;
     const char *modes;
 };
 
-#define STOP_FAILED 0 /* on the board: ranks that have failed, */
-#define STOP_OVER 1   /* and that rank 1 goes on */
+#define STOP_FAILED 0 /* index on the board: number of ranks that have failed */
+#define STOP_OVER 1   /* index on the board: 1 once rank 1 runs again */
 #define SHORT_STOP_US 300000
 #define STOP_SECONDS_MAX 60
 
@@ -397,7 +398,7 @@ static void stop_parent(const struct world *world, const struct stop *stop)
     _exit(0);
 }
 
-/* Rank 1's word, which all see at the same time. */
+/* Passes rank 1's STOP_OVER to all ranks, so that all see it in the same call. */
 static bool is_over(struct world *world)
 {
     int32_t mine = world->rank == 1 && __atomic_load_n(&world->board[STOP_OVER], __ATOMIC_ACQUIRE), any = 0;
@@ -405,7 +406,7 @@ static bool is_over(struct world *world)
     return any != 0;
 }
 
-/* Rank 1 is stopped while its copies are under way, and goes on. */
+/* Rank 1 is stopped during its copies, and continued later. */
 static void a_rank_that_is_stopped(struct world *world)
 {
     const struct stop *stop = world->arg;
@@ -429,7 +430,8 @@ static void a_rank_that_is_stopped(struct world *world)
     expect_failure(&bench, status, SHOAL_ERR_TIMEOUT);
 }
 
-/* Comes back: the stream's place among the operations of others is kept, and nothing of the first communicator is left. */
+/* A later sum still works: the stream keeps its place among the operations of other communicators, and nothing of the first
+ * communicators is left. */
 static void many_communicators(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -458,7 +460,7 @@ static void run(const char *name, int size, world_body_fn body, const void *arg)
 struct body {
     const char *name;
     world_body_fn fn;
-    bool needs_mock; /* the driver itself goes wrong */
+    bool needs_mock; /* the driver itself misbehaves */
 };
 
 static void run_bodies(const char *where, int size, const struct body *bodies, size_t count)
@@ -514,7 +516,7 @@ static float result_of_bytes(const struct bench *bench, size_t i)
     return bench_input((int)(i / part), i % part);
 }
 
-/* Positive floats are in the order of the integers of their bits. */
+/* For positive floats, the integers of their bits have the same order. */
 static enum shoal_status call_greatest(struct bench *bench)
 {
     return shoal_allreduce(bench->comm, bench->input, bench->output, bench->count, SHOAL_INT32, SHOAL_MAX, &bench->options);
@@ -525,7 +527,7 @@ static float result_of_greatest(const struct bench *bench, size_t i)
     return bench_input(bench->world->size - 1, i);
 }
 
-/* Rank 1 adds up instead. */
+/* Rank 1 makes a sum instead. */
 static void calls_of_different_kinds(struct world *world)
 {
     const struct form *form = world->arg;
@@ -551,7 +553,7 @@ static void run_other_types(void)
     }
 }
 
-/* Copies of other forms than sums, and streams that wait in host functions. */
+/* Other kinds of copies than those of sums, and streams that wait in host functions. */
 static void run_other_calls(void)
 {
     const struct form *parts = &forms[CALL_PARTS], *messages = &forms[CALL_MESSAGES];
@@ -571,7 +573,7 @@ static void run_other_calls(void)
     run_stop(", with host functions", 3, &(struct stop){false, 2000, &forms[CALL_SUM], LATE_BY_HOST_FUNCTIONS});
 }
 
-/* Rank 1's output lies in host memory, and all ranks know what all have called. */
+/* Rank 1's output is in host memory. Every rank's error describes all ranks' calls. */
 static void memory_of_the_host_on_a_rank(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -587,7 +589,7 @@ static void memory_of_the_host_on_a_rank(struct world *world)
     expect_failure(&bench, status, SHOAL_ERR_MISMATCH);
 }
 
-/* The deadline names the rank whose stream does not come to the call, and its device. */
+/* The timeout's text names the rank whose stream does not reach the call, and its device. */
 static void a_device_that_does_not_come(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -612,10 +614,10 @@ static void a_device_that_does_not_come(struct world *world)
 
 /* ---- A communicator whose GPUs join -------------------------------------------------------------------------------------- */
 
-static bool dies_at_export; /* this rank, when the others wait for its GPU memory */
-static unsigned compile_us; /* what the driver takes more to load kernels */
+static bool dies_at_export; /* this rank, while the others wait for its GPU memory */
+static unsigned compile_us; /* extra time that the driver takes to load kernels */
 
-/* The linker puts these in the place of the library's. */
+/* The linker puts these in place of the library's functions. */
 enum shoal_status __real_shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out);
 enum shoal_status __wrap_shoal_gpu_peers_export(struct shoal_gpu_peers *peers, int *descriptor_out);
 enum shoal_status __real_shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *context, struct shoal_gpu_kernels **kernels_out);
@@ -634,7 +636,7 @@ enum shoal_status __wrap_shoal_gpu_kernels_open(struct shoal_gpu *gpu, void *con
     return __real_shoal_gpu_kernels_open(gpu, context, kernels_out);
 }
 
-/* The others learn it long before the deadline. */
+/* The other ranks learn it long before the deadline. */
 static void a_rank_that_is_killed_while_gpus_join(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -651,7 +653,7 @@ static void a_rank_that_is_killed_while_gpus_join(struct world *world)
     close_bench(&bench);
 }
 
-/* No rank is given a communicator that has broken. */
+/* No rank gets a broken communicator. */
 static void a_rank_that_joins_too_late(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, COUNT);
@@ -695,8 +697,8 @@ static void run_among_devices(void)
     device_bench_has_peers = false;
 }
 
-/* The same where slices leave hosts of two: one rank is beside the one that fails, one on the other host exchanges with it, and
- * one does neither. */
+/* Like run_among_devices(), but on hosts of two ranks, which exchange slices. One rank shares the failing rank's host, one
+ * on the other host exchanges with it, and one does neither. */
 static void run_among_devices_of_hosts(void)
 {
     static const unsigned delays_us[] = {0, 2000, 8000};
@@ -709,7 +711,7 @@ static void run_among_devices_of_hosts(void)
     device_bench_has_peers = false;
 }
 
-/* A host for each rank, and two on one. */
+/* First one rank on each host, then two. */
 static void run_over_hosts(void)
 {
     static const unsigned delays_us[] = {500, 8000};

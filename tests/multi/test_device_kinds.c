@@ -1,5 +1,6 @@
-/* Kinds of memory, contexts and streams of a driver that a call may be given, over the stand-in driver: each is served, or refused
- * with a reason. And drivers whose streams cannot wait for values, or that wait until a device is idle. */
+/* The kinds of memory, contexts and streams of a driver that a caller may pass, over the stand-in driver. Shoal serves each
+ * or refuses it with a reason. Also drivers whose streams cannot wait for values, and drivers that wait until a device is
+ * idle. */
 #include <unistd.h>
 
 #include "multi_world.h"
@@ -20,7 +21,7 @@ struct memory {
     void (*release)(struct stage *stage, shoal_cu_address at);
 };
 
-/* The context that is current in a call. */
+/* The context that is current during a call. */
 enum current { CURRENT_PRIMARY, CURRENT_MADE, CURRENT_OTHER_DEVICE, CURRENT_NONE };
 
 struct kind {
@@ -29,16 +30,16 @@ struct kind {
     const char *stream_name;
     void *stream;
 };
-#define STREAM_MADE ((void *)(uintptr_t)99) /* stands for a stream that the rank makes */
+#define STREAM_MADE ((void *)(uintptr_t)99) /* means: the rank creates a stream */
 
 struct stage {
     struct world *world;
     struct shoal_comm *comm;
     const struct memory *memory;
     shoal_cu_context home;    /* of the memory and the stream */
-    shoal_cu_context current; /* in calls; NULL: none */
+    shoal_cu_context current; /* during calls; NULL: none */
     shoal_cu_address input, output;
-    shoal_cu_address exported[2]; /* what the other rank has open */
+    shoal_cu_address exported[2]; /* what the other rank has opened */
     struct shoal_options options;
 };
 
@@ -56,7 +57,7 @@ static void fill_input(struct stage *stage)
     free(host);
 }
 
-/* own: what this rank's input counts for in the output, other: what the other one's does. */
+/* Fails unless the output is `own` times this rank's input plus `other` times the other rank's. */
 static void expect_output(struct stage *stage, float own, float other)
 {
     const int rank = stage->world->rank;
@@ -91,7 +92,7 @@ static enum shoal_status stage_receive(struct stage *stage)
                       &stage->options);
 }
 
-/* Nobody frees a communicator before all have their results. */
+/* Waits for all ranks, so that none frees a communicator before all have their results. */
 static void meet(struct stage *stage)
 {
     OK(stage->world, shoal_barrier(stage->world->comm, NULL));
@@ -164,7 +165,7 @@ static void release_to_pool(struct stage *stage, shoal_cu_address at)
     MOCK_DEVICE(stream_synchronize(stream));
 }
 
-/* As torch's expandable segments are. */
+/* Memory like that of torch's expandable segments. */
 static size_t find_mapped_bytes(const struct shoal_cu_allocation_properties *properties)
 {
     size_t granularity;
@@ -198,7 +199,7 @@ static void release_mapped(struct stage *stage, shoal_cu_address at)
     MOCK_DEVICE(address_free(at, bytes));
 }
 
-/* A handle for the other rank's. */
+/* Exchanges handles with the other rank. */
 static struct shoal_cu_ipc_handle swap_handles(struct stage *stage, const struct shoal_cu_ipc_handle *own)
 {
     const int peer = 1 - stage->world->rank;
@@ -210,7 +211,7 @@ static struct shoal_cu_ipc_handle swap_handles(struct stage *stage, const struct
     return got;
 }
 
-/* Each rank works in memory of the other one's. */
+/* Returns memory of the other rank, imported into this one. */
 static shoal_cu_address allocate_imported(struct stage *stage)
 {
     struct shoal_cu_ipc_handle own;
@@ -273,7 +274,7 @@ static shoal_cu_stream make_stream(void)
     return stream;
 }
 
-/* The memory is there, and the context that calls are to have is current. */
+/* Allocates the memory and sets the context that calls shall find current. */
 static struct stage open_stage(struct world *world, const char *modes, const struct kind *kind)
 {
     struct stage stage = {.world = world, .memory = kind->memory, .options = SHOAL_OPTIONS_INIT};
@@ -289,7 +290,7 @@ static struct stage open_stage(struct world *world, const char *modes, const str
     return stage;
 }
 
-/* The calls have left the thread's contexts as they were. */
+/* Fails if the calls changed the thread's current context. */
 static void expect_current(struct stage *stage)
 {
     shoal_cu_context current;
@@ -308,7 +309,7 @@ static void expect_nothing_left(const struct world *world)
         CHECK(world, control.count_of(words[i]) == 0, "%zu %s are left", control.count_of(words[i]), words[i]);
 }
 
-/* Nothing waits any more, and everything is given back. */
+/* No stream waits now. Frees everything. */
 static void close_stage(struct stage *stage)
 {
     const bool is_made = stage->home != mock_device_context;
@@ -397,7 +398,7 @@ static struct neighbour make_neighbour(void)
     return made;
 }
 
-/* The same communicator, but memory and stream of that context; sums are in place. */
+/* Returns a stage with the same communicator, but the neighbour's memory and stream. Its sums are in place. */
 static struct stage stage_in(const struct stage *stage, const struct neighbour *neighbour)
 {
     struct stage there = *stage;
@@ -445,7 +446,7 @@ static void the_legacy_stream_while_another_is_captured(struct world *world)
     close_stage(&stage);
 }
 
-/* A copy of the test's fails, and its context with it. */
+/* A copy of the test fails, and breaks its context. */
 static void break_context(const struct neighbour *neighbour)
 {
     char byte;
@@ -458,7 +459,7 @@ static void break_context(const struct neighbour *neighbour)
     MOCK_DEVICE(context_pop(NULL));
 }
 
-/* The communicator was used in that context, too. Rank 0's call takes longer than until it asks the driver. */
+/* The communicator was also used in the context that breaks. Rank 0's call outlasts the time until Shoal asks the driver. */
 static void another_context_breaks(struct world *world)
 {
     struct stage stage = open_stage(world, world->arg, &usual);
@@ -471,12 +472,12 @@ static void another_context_breaks(struct world *world)
     expect_sum(&stage);
     shoal_comm_free(stage.comm);
     shoal_context_destroy(world->context);
-    exit(0); /* what is left of the context is the driver's */
+    exit(0); /* the driver keeps what is left of the context */
 }
 
 /* ---- Streams that cannot wait for values --------------------------------------------------------------------------------- */
 
-/* Lines of a file that have a word, which ends with that. */
+/* Returns the number of lines of a file that contain a word, and removes the file. */
 static int count_lines(const char *path, const char *word)
 {
     char line[2048];
@@ -492,7 +493,7 @@ static int count_lines(const char *path, const char *word)
 
 static char log_path[64];
 
-/* Two communicators: it is said of one. */
+/* Of two communicators, only one logs the line. */
 static void it_is_said_once(struct world *world)
 {
     struct stage stage = open_stage(world, "values=0,seed=2", &usual);
@@ -509,11 +510,11 @@ static void it_is_said_once(struct world *world)
     close_stage(&stage);
 }
 
-/* The driver has no such entry point. */
+/* The driver lacks this entry point. */
 static void an_entry_point_is_not_there(struct world *world)
 {
     struct stage stage = open_stage(world, "late=50,torn=3,seed=3", &usual);
-    control.hide_of("cuStreamBatchMemOp"); /* Shoal has not asked for it yet */
+    control.hide_of("cuStreamBatchMemOp"); /* Shoal has not looked it up yet */
     expect_sum(&stage);
     expect_messages(&stage);
     close_stage(&stage);
@@ -526,7 +527,7 @@ static struct shoal_comm *split(struct stage *stage)
     return made;
 }
 
-/* Calls of several communicators before any is waited for. */
+/* Posts on several communicators before it waits for any. */
 static void communicators_in_one_order(struct world *world)
 {
     struct stage stages[3] = {open_stage(world, "values=0,seed=4", &usual)};
@@ -554,13 +555,13 @@ static void communicators_in_one_order(struct world *world)
     close_stage(&stages[0]);
 }
 
-/* Whatever has failed, streams go on. */
+/* Streams continue, whatever failed. */
 static void expect_failure(struct stage *stage, enum shoal_status status, enum shoal_status wanted)
 {
     CHECK(stage->world, status == wanted, "%s instead of %s", shoal_status_name(status), shoal_status_name(wanted));
     CHECK(stage->world, stage_sum(stage) == wanted, "the communicator is not broken for good");
     MOCK_DEVICE(stream_synchronize((shoal_cu_stream)stage->options.stream));
-    OK(stage->world, shoal_barrier(stage->world->comm, NULL)); /* nobody leaves before all have seen it */
+    OK(stage->world, shoal_barrier(stage->world->comm, NULL)); /* no rank leaves before all have seen the failure */
     close_stage(stage);
 }
 
@@ -575,7 +576,7 @@ static void an_abort(struct world *world)
 {
     struct stage stage = open_after_a_sum(world);
     if (world->rank == 1) {
-        usleep(3000); /* rank 0's functions wait */
+        usleep(3000); /* meanwhile rank 0's host functions wait */
         shoal_comm_abort(stage.comm);
     }
     expect_failure(&stage, stage_sum(&stage), SHOAL_ERR_ABORTED);
@@ -591,7 +592,7 @@ static void a_rank_that_does_not_call(struct world *world)
     expect_failure(&stage, stage_sum(&stage), SHOAL_ERR_TIMEOUT);
 }
 
-/* As when its context has failed: the call before has ended, so nothing has to be waited for. */
+/* An event of a failed context is refused like this. The previous call has ended, so there is nothing to wait for. */
 static void the_event_of_the_call_before_is_refused(struct world *world)
 {
     struct stage stage = open_after_a_sum(world);
@@ -613,7 +614,7 @@ static void a_refused_host_function(struct world *world)
     expect_failure(&stage, status, SHOAL_ERR_SYSTEM);
 }
 
-/* A host function may be under way then. The driver keeps the rest of the context. */
+/* A host function may be running when the context breaks. The driver keeps the rest of the context. */
 static void a_context_that_breaks(struct world *world)
 {
     struct stage stage = open_after_a_sum(world);
@@ -639,7 +640,7 @@ static void expect_no_error(struct stage *stage)
     CHECK(stage->world, status == SHOAL_PENDING, "%s: %s", shoal_status_name(status), failure.text);
 }
 
-/* The port of the communicator that has not been used. Its own first call makes it. */
+/* The early port of the unused communicator is refused. Its own first call creates the port later. */
 static void an_early_port_is_refused(struct world *world)
 {
     struct stage stage = open_stage(world, "devices=2,seed=1", &usual);
@@ -655,7 +656,8 @@ static void an_early_port_is_refused(struct world *world)
     close_stage(&stage);
 }
 
-/* One was made early; the driver registers no more memory when another context needs a port. */
+/* A port was made early. The driver refuses to register more memory when another context needs a port, so the spare port is
+ * freed. */
 static void a_spare_port_makes_room(struct world *world)
 {
     struct stage stage = open_stage(world, "devices=2,seed=1", &usual);
@@ -679,8 +681,8 @@ static void a_spare_port_makes_room(struct world *world)
 
 #define IDLE "idle,seed=6"
 
-/* The sum of another communicator, in memory of its own and on a stream of its own, is under way on rank 0 when `first` is called
- * there. On rank 1 it comes behind. */
+/* Calls `first` on rank 0 while a sum of another communicator, with its own memory and stream, is under way there. On rank
+ * 1 `first` comes before that sum. */
 static void call_before_the_other(struct stage *stage, enum shoal_status (*first)(struct stage *stage))
 {
     struct stage other = *stage;
@@ -718,7 +720,7 @@ static void a_first_call_during_another(struct world *world)
     close_stage(&stage);
 }
 
-/* It was made when another one had its port. */
+/* The communicator was created after another one had its port. */
 static void a_first_call_of_a_younger_communicator(struct world *world)
 {
     struct stage stage = open_stage(world, IDLE, &usual);
@@ -747,7 +749,7 @@ static void a_communicator_is_freed_during_a_call(struct world *world)
     expect_sum(&stage);
     call_before_the_other(&stage, free_and_meet);
     stage.comm = split(&stage);
-    expect_sum(&stage); /* with a port that had an owner before */
+    expect_sum(&stage); /* with a port that another communicator used before */
     const size_t ports = control.count_of("registrations"), *const kept = world->arg;
     CHECK(world, ports == *kept, "%zu ports", ports);
     close_stage(&stage);
@@ -819,7 +821,7 @@ int main(void)
         {"a first call during another communicator's does not wait for it", a_first_call_during_another},
         {"a younger communicator's first call does not wait either", a_first_call_of_a_younger_communicator},
     };
-    if (mock_device_is_real()) /* these are the driver's faults, or need a second process on the device */
+    if (mock_device_is_real()) /* the tests below need faults of the driver, or a second process on the device */
         return world_finish();
     run_kinds();
     for (size_t i = 0; i < COUNT_OF(bodies); i++) {

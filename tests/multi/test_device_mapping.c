@@ -1,16 +1,16 @@
-/* Small results on a device that the processor writes there, over the stand-ins for the driver and for GDRCopy: which calls of
- * the driver that saves, when memory is mapped and for how long, and what is copied by the device nevertheless. */
+/* Small results on a device that the processor writes, over the stand-ins for the driver and for GDRCopy: which driver
+ * calls this saves, when memory is mapped and for how long, and which results the device copies nevertheless. */
 #include <errno.h>
 
 #include "device_bench.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define FLOATS ((size_t)2048) /* 8 KiB, the most that is written */
+#define FLOATS ((size_t)2048) /* 8 KiB, the largest result that is written */
 #define TENSORS ((size_t)64)
 #define TINY ((size_t)5) /* floats of a tensor */
 #define ALLOCATIONS 100  /* more than are mapped at once */
 #define MAPPED_MOST ((size_t)64)
-#define AGE 256 /* uses after which GDRCopy is asked again */
+#define AGE 256 /* number of uses after which GDRCopy is asked again */
 #define LARGE ((size_t)4 << 20)
 
 #define MAPPED "devices=2,gdrcopy,seed=1"
@@ -27,7 +27,7 @@ static size_t calls_of_sum(struct bench *bench, const char *call, size_t count)
     return control.count_of("calls");
 }
 
-/* Whether the sum of all is written by the processor, and not copied. */
+/* Fails unless the processor writes the sum (is_written), or the device copies it (not is_written). */
 static void expect_written(struct bench *bench, bool is_written)
 {
     const size_t before = remote_writes(), copies = calls_of_sum(bench, "cuMemcpyHtoDAsync", bench->count);
@@ -69,7 +69,7 @@ static void switched_off(struct world *world)
     close_bench(&bench);
 }
 
-/* A write for each tensor, none of which crosses a page. */
+/* One write for each tensor; no write crosses a page. */
 static void many_tensors(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TENSORS * TINY);
@@ -84,7 +84,7 @@ static void many_tensors(struct world *world)
     close_bench(&bench);
 }
 
-/* In place, and with another operand in host memory: the other direction has nothing to do. */
+/* A sum in place, and calls with one operand in host memory: one direction then has nothing to do. */
 static void one_operand(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);
@@ -105,8 +105,8 @@ static float from_root(const struct bench *bench, size_t i)
     return bench_input(0, i);
 }
 
-/* Work before a call on the stream still uses the memory: late copies out of it and into it, when the root's data have come
- * for long. */
+/* The stream still works with the memory before the call: it copies out of it and into it, long after the root's data have
+ * arrived. */
 static void after_what_is_on_the_stream(struct world *world)
 {
     const bool is_late = world->rank == 1;
@@ -128,7 +128,7 @@ static void after_what_is_on_the_stream(struct world *world)
     close_bench(&bench);
 }
 
-/* Rank 1 has the result and gives up before its stream comes to the call: the memory is the program's again. */
+/* Rank 1 has the result, but gives up before its stream reaches the call. From then on the program owns the memory. */
 static void not_after_a_failure(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, FLOATS);
@@ -161,7 +161,7 @@ struct refusal {
     const char *modes;
 };
 
-/* The device copies, and GDRCopy is not asked again for the same memory. */
+/* After a refusal the device copies, and GDRCopy is not asked again for this memory. */
 static void a_refusal(struct world *world)
 {
     const struct refusal *refusal = world->arg;
@@ -175,7 +175,7 @@ static void a_refusal(struct world *world)
     close_bench(&bench);
 }
 
-/* It may have been of the moment. */
+/* The refusal may have been temporary. */
 static void a_refusal_of_long_ago(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);
@@ -187,7 +187,7 @@ static void a_refusal_of_long_ago(struct world *world)
     close_bench(&bench);
 }
 
-/* The program's current context is another device's. */
+/* The program's current context is that of another device. */
 static void with_another_context(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);
@@ -201,7 +201,7 @@ static void with_another_context(struct world *world)
     close_bench(&bench);
 }
 
-/* Other memory lies at the same address: the mapping of what was there is of no use. */
+/* New memory has the address of freed memory, so the old mapping is useless. */
 static void freed_memory(struct world *world)
 {
     struct bench bench = open_bench(world, "devices=2,gdrcopy,reuse,seed=3", FLOATS);
@@ -217,7 +217,7 @@ static void freed_memory(struct world *world)
     close_bench(&bench);
 }
 
-/* The program has freed some of the memory for good. */
+/* The program frees each output for good. */
 static void memory_that_was_used_once(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);
@@ -232,7 +232,7 @@ static void memory_that_was_used_once(struct world *world)
     close_bench(&bench);
 }
 
-/* A mapping would hold all of it when it is freed. */
+/* A mapping would keep all of the memory when the program frees it. */
 static void a_slice_of_much_memory(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);
@@ -245,7 +245,7 @@ static void a_slice_of_much_memory(struct world *world)
     close_bench(&bench);
 }
 
-/* Those that find no place do not take those of others, which are used as often. */
+/* Allocations that find no free mapping do not evict others that are used as often. */
 static void many_allocations(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);
@@ -267,7 +267,7 @@ static void many_allocations(struct world *world)
     close_bench(&bench);
 }
 
-/* More than one call writes: none is mapped in vain. */
+/* There are more tensors than one call writes, so none of them is mapped in vain. */
 static void too_many_tensors(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);
@@ -282,7 +282,7 @@ static void too_many_tensors(struct world *world)
     close_bench(&bench);
 }
 
-/* Nobody tells when such memory gets other pages. */
+/* Nothing notifies Shoal when such memory gets other pages. */
 static void memory_of_a_pool(struct world *world)
 {
     struct bench bench = open_bench(world, MAPPED, TINY);

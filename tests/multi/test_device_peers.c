@@ -1,6 +1,6 @@
-/* Sums that GPUs make among themselves, over the stand-in driver: every type and operator to the bit, in sizes around the borders of
- * slices and units, in orders that the stand-in's modes bring; and where GPUs cannot, sums go through host memory. Faults in
- * them is in test_device_faults.c and test_device_refusals.c. */
+/* Sums that GPUs make among themselves, over the stand-in driver: every type and operator, exact to the bit, in sizes
+ * around the borders of slices and units, in the orders that the stand-in's modes cause. If GPUs cannot sum, sums go
+ * through host memory. Faults are in test_device_faults.c and test_device_refusals.c. */
 #include <pthread.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -11,15 +11,15 @@
 #include "mock_device.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define UNIT_BYTES ((size_t)4096) /* of a rank: a unit has as many of them as there are ranks */
+#define UNIT_BYTES ((size_t)4096) /* of a rank; a unit has this many for each rank */
 
 struct plan {
     const char *modes; /* of the stand-in */
     world_body_fn body;
-    bool is_among; /* the GPUs must have summed */
+    bool is_among; /* the GPUs must make the sum */
 };
 
-static bool units_differ; /* on rank 1 they are twice as long */
+static bool units_differ; /* rank 1's are twice as long */
 
 static void one_sum(struct world *world)
 {
@@ -29,7 +29,7 @@ static void one_sum(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* By the plan of sums among devices, or by another one. */
+/* Fails unless a sum uses the plan `peers` (is_among), or another one (not is_among). */
 static void expect_way(struct world *world, bool is_among)
 {
     struct shoal_operation last = SHOAL_OPERATION_INIT;
@@ -50,7 +50,7 @@ static void expect_counts(struct world *world, bool is_among)
     CHECK(world, is_among ? blocks >= 1 && blocks <= 8 : blocks == 0, "a launch had %zu blocks", blocks);
 }
 
-/* Each rank has a device of its own; real ones are shared. */
+/* Each rank has its own device; real ones are shared. */
 static void run_on_devices(struct world *world)
 {
     const struct plan *plan = world->arg;
@@ -111,7 +111,7 @@ static void every_type_and_operator(struct world *world)
     world_close_areas(world, &areas);
 }
 
-/* Several at once, and between them calls that go through host memory, or lie in it. */
+/* Several calls at once; some of them go through host memory or have their operands there. */
 static void many_at_once(struct world *world)
 {
     enum { CALLS = 6 };
@@ -143,7 +143,7 @@ static void many_at_once(struct world *world)
         world_close_areas(world, &areas[i]);
 }
 
-/* A sum that is under way on a communicator of its own, of which the device does nothing yet. */
+/* A sum under way on its own communicator. The device is held, so that it has not started. */
 struct held {
     struct world busy;
     struct world_group all;
@@ -172,7 +172,7 @@ static void begin_held(struct world *world, struct held *held)
     OK(world, operation_call(&held->side, held->busy.comm, &held->request));
 }
 
-/* This holds for the communicator, too. */
+/* Releases the device and finishes the sum. Also frees the communicator. */
 static void end_held(struct world *world, struct held *held)
 {
     char text[512];
@@ -184,13 +184,14 @@ static void end_held(struct world *world, struct held *held)
     free_on_all(world, held->busy.comm);
 }
 
-/* Each communicator whose GPUs sum has a module. */
+/* Each communicator whose GPUs sum has loaded a module. */
 static void expect_modules(struct world *world, size_t count)
 {
     CHECK(world, control.count_of("modules") == count, "%zu modules, not %zu", control.count_of("modules"), count);
 }
 
-/* One that is made then has no sums among GPUs, and what one has that is freed then stays until the call is over. */
+/* A communicator created during a held sum gets no sums among GPUs. The module of one freed then stays until the sum has
+ * ended. */
 static void communicators_meanwhile(struct world *world)
 {
     struct world second = *world;
@@ -217,7 +218,7 @@ static void *go_on(void *unused)
     return unused;
 }
 
-/* It is waited for what ends soon: frameworks wait for calls on streams alone. */
+/* Creation waits for sums that end soon, because frameworks synchronize calls with streams only. */
 static void a_communicator_right_behind_a_sum(struct world *world)
 {
     struct world second = *world;
@@ -233,7 +234,7 @@ static void a_communicator_right_behind_a_sum(struct world *world)
     free_on_all(world, second.comm);
 }
 
-/* The slots are no memory of the context in which they were made. */
+/* The slots do not belong to the context in which the communicator was created. */
 static void a_context_that_ends_first(struct world *world)
 {
     struct shoal_comm *comm;
@@ -281,7 +282,7 @@ static void run_modes(void)
     }
 }
 
-/* A real device is not held. */
+/* A real device cannot be held. */
 static void run_meanwhile(void)
 {
     const struct plan comms = {"devices=4,idle,seed=9", communicators_meanwhile, true};
@@ -292,7 +293,7 @@ static void run_meanwhile(void)
     run("a context that ends first", 2, &first, SETTINGS(NULL));
 }
 
-/* Each for its reason goes through host memory, with the same results. */
+/* Each case has a reason to go through host memory; the results are the same. */
 static void run_unable(void)
 {
     const struct plan unreached = {"devices=4,peers=0,seed=10", many_at_once, false},
@@ -307,7 +308,7 @@ static void run_unable(void)
     units_differ = false;
 }
 
-/* Hosts of two, of which one is lone, or of one each. */
+/* Two ranks on one host and one on another; then one rank on each host. */
 static void run_unable_on_hosts(void)
 {
     const struct plan alone = {"devices=4,seed=14", one_sum, false};
@@ -318,7 +319,7 @@ static void run_unable_on_hosts(void)
     world_divide(0);
 }
 
-/* Only slices leave each host. Chunks of 4 KiB leave little room in staging buffers: then units are shorter. */
+/* Only slices leave each host. Chunks of 4 KiB leave little room in staging buffers, so units become shorter. */
 static void run_on_hosts(void)
 {
     const struct plan every = {"devices=4,seed=21", every_type_and_operator, true};

@@ -1,8 +1,8 @@
-/* A call with operands on a device needs few calls of its driver, and waits for nothing there. Over the stand-in alone. */
+/* A call with operands on a device makes few driver calls, and never waits for the device. Over the stand-in only. */
 #include "device_bench.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define UNIT_BYTES ((size_t)1 << 20) /* the usual SHOAL_GPU_UNIT_BYTES */
+#define UNIT_BYTES ((size_t)1 << 20) /* the default of SHOAL_GPU_UNIT_BYTES */
 #define TENSORS ((size_t)64)
 #define TINY ((size_t)5) /* floats of a tensor */
 #define UNITS ((size_t)8)
@@ -28,7 +28,7 @@ struct asked {
     size_t least, most;
 };
 
-/* The same call again for each entry point, as the stand-in counts one at a time. */
+/* Repeats the call for each entry point, because the stand-in counts one entry point at a time. */
 static void expect_calls(struct bench *bench, enum shoal_status (*call)(struct bench *), const struct asked *asked,
                          size_t count)
 {
@@ -41,7 +41,8 @@ static void expect_calls(struct bench *bench, enum shoal_status (*call)(struct b
     }
 }
 
-/* A copy for each tensor; but one unit, and so one batch before its copies and one behind them, in each direction. */
+/* Each tensor is copied by itself. But all tensors are in one unit, so each direction has one batch before the copies and
+ * one after them. */
 static void many_tensors(struct world *world)
 {
     static const struct asked asked[] = {{"cuMemcpyDtoHAsync", TENSORS, TENSORS},
@@ -57,7 +58,7 @@ static void many_tensors(struct world *world)
     close_bench(&bench);
 }
 
-/* A batch ends a unit and begins the next one. */
+/* One batch ends a unit and begins the next one. */
 static void many_units(struct world *world)
 {
     static const struct asked asked[] = {{"cuMemcpyDtoHAsync", UNITS, UNITS},
@@ -72,8 +73,8 @@ static void many_units(struct world *world)
     close_bench(&bench);
 }
 
-/* Contexts of Shoal, with host functions: 4 calls join both directions to the caller's stream, and one puts them after the other
- * context's call. */
+/* Two Shoal contexts with host functions: 4 waits join both directions to the caller's stream, and one waits for the call
+ * of the other context. */
 static void two_contexts_take_turns(struct world *world)
 {
     struct bench bench = open_bench(world, "values=0,seed=1", TINY), other = bench;
@@ -93,7 +94,8 @@ static void two_contexts_take_turns(struct world *world)
 
 /* ---- Waiting ------------------------------------------------------------------------------------------------------------- */
 
-/* Nothing runs on the device until the calls have returned, however large, and what comes behind them on the stream waits. */
+/* Until the calls have returned, however large they are, nothing runs on the device. Later work on the stream waits for
+ * them. */
 static void posts_while_the_device_stands(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, UNITS * UNIT_BYTES / sizeof(float));
@@ -101,7 +103,7 @@ static void posts_while_the_device_stands(struct world *world)
     struct shoal_request *large, *small;
     float *behind = malloc(bytes), tiny = 0;
     char *const word = mock_device_allocate(sizeof tiny);
-    OK(world, sum_all(&bench)); /* streams are made: a driver may wait there */
+    OK(world, sum_all(&bench)); /* creates streams: a driver may wait then */
     memset(behind, 0, bytes);
     control.hold_of(true);
     OK(world, shoal_allreduce_post(bench.comm, bench.input, bench.output, bench.count, SHOAL_FLOAT32, SHOAL_SUM, &bench.options,
@@ -124,7 +126,7 @@ static void posts_while_the_device_stands(struct world *world)
     close_bench(&bench);
 }
 
-/* Its copies are under way until nothing of Shoal runs any more that would look for it. */
+/* Its copies are under way until after all objects that would watch them are freed. */
 static void a_port_is_at_work_when_its_communicator_is_freed(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, UNITS * UNIT_BYTES / sizeof(float));

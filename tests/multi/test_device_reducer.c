@@ -1,6 +1,6 @@
-/* Reducers whose gradients lie on a device, over the stand-in driver: the same bits as those of a reducer in host memory, for all
- * types, sizes, kinds of marks and of compression; what is refused; and faults, after which all ranks say the same, no stream
- * waits and nothing is left. */
+/* Reducers with gradients on a device, over the stand-in driver. They produce the same bits as a reducer in host memory,
+ * for all types, sizes, kinds of marks and of compression. Also tests what they refuse, and faults: afterwards all ranks
+ * report the same cause, no stream waits and nothing is left. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -20,26 +20,26 @@ static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLO
 
 /* ---- Two reducers of one model ------------------------------------------------------------------------------------------- */
 
-/* One parameter's gradient: what is given in a step, and what comes back, on both sides. */
+/* One parameter's gradient: its input in a step and its result, on both sides. */
 struct gradient {
-    char *given, *before; /* uploaded from here, in this step and the last, as the stream may not have run */
+    char *given, *before; /* sources of this step's upload and of the previous one's, which the stream may not have run yet */
     char *host, *device;
-    char *back; /* downloaded to here */
+    char *back; /* the download's target */
     bool is_in_view;
-    bool is_left_out; /* of the step, which then has the average in the view alone */
+    bool is_left_out; /* left out of the step; its average is in the view only */
 };
 
 struct job {
     struct world *world;
     struct shoal_parameter parameters[PARAMETERS];
     struct gradient gradients[PARAMETERS];
-    struct shoal_reducer_options options; /* of the one on the device */
+    struct shoal_reducer_options options; /* of the reducer on the device */
     struct shoal_reducer *host, *device;
     void *stream;
     uint64_t random; /* this rank's own */
     uint64_t shared; /* the same on all ranks */
-    bool leaves_out; /* steps leave some gradients out, others on each rank */
-    bool has_wholes; /* gradients are marked whole: the processor adds up squares of parts in the order in which they come */
+    bool leaves_out; /* steps leave some gradients out, different ones on each rank */
+    bool has_wholes; /* gradients are marked whole; for parts the processor adds their squares in order of arrival */
 };
 
 static size_t bytes_of(const struct job *job, size_t parameter)
@@ -94,7 +94,7 @@ static void create_both(struct job *job)
        shoal_reducer_create(job->world->context, job->world->comm, job->parameters, PARAMETERS, &options, &job->host));
 }
 
-/* Nothing is left in the driver. Ends the process. */
+/* Fails if anything is left in the driver. Ends the process. */
 static void close_job(struct job *job)
 {
     static const char *const kinds[] = {"registrations", "streams", "events", "operations", "allocations", "modules"};
@@ -117,7 +117,7 @@ static void close_job(struct job *job)
 
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
-/* Any finite value that sums of a few stay finite with; rounding shows in what order they were added. */
+/* Draws finite values whose sums stay finite. Rounding shows the order in which they were added. */
 static void draw(struct job *job, size_t parameter)
 {
     const size_t count = job->parameters[parameter].count;
@@ -132,12 +132,12 @@ static void draw(struct job *job, size_t parameter)
             ((double *)(void *)given)[i] = (double)value;
         else if (job->parameters[parameter].type == SHOAL_BFLOAT16)
             ((uint16_t *)(void *)given)[i] = (uint16_t)(word >> 16);
-        else /* from 1 to 2, or their negatives */
+        else /* 1 to 2, or negative */
             ((uint16_t *)(void *)given)[i] = (uint16_t)((word >> 16 & 0x8000) | 0x3c00 | (word & 0x3ff));
     }
 }
 
-/* The kernels of the backward pass, as far as Shoal can tell: the stream writes a gradient before its mark. */
+/* Stands in for the kernels of the backward pass: the stream writes the gradient before its mark. */
 static void *give(struct job *job, size_t parameter)
 {
     struct gradient *gradient = &job->gradients[parameter];
@@ -162,7 +162,7 @@ static enum shoal_status mark(struct job *job, struct shoal_reducer *reducer, si
     return status == SHOAL_OK ? shoal_reducer_ready_part(reducer, parameter, memory, 0, middle) : status;
 }
 
-/* Whole or in two parts, on both sides. */
+/* Marks a gradient on both sides, whole or in two parts. */
 static void mark_both(struct job *job, size_t parameter)
 {
     const size_t count = job->parameters[parameter].count;
@@ -180,7 +180,7 @@ static bool is_zero(const char *bytes, size_t count)
     return is_all;
 }
 
-/* Work on the stream after finish sees the averages, without a wait before. */
+/* Work put on the stream after finish sees the averages, without waiting first. */
 static void expect_alike(struct job *job)
 {
     for (size_t i = 0; i < PARAMETERS; i++) {
@@ -207,7 +207,7 @@ static void expect_alike(struct job *job)
     }
 }
 
-/* Says so, or nothing at all. */
+/* Declares the gradient unused, or leaves it unmarked. */
 static void leave_out(struct job *job, size_t parameter)
 {
     job->gradients[parameter].is_in_view = false;
@@ -240,7 +240,8 @@ static void expect_results_alike(const struct job *job, const struct shoal_step_
     CHECK(job->world, there->clip == here->clip, "clipped by %a, not %a", there->clip, here->clip);
 }
 
-/* A LOCAL step leaves some gradients out. A view holds the sum of LOCAL steps, so it is written where there was none only. */
+/* A LOCAL step leaves some gradients out. A view holds the sum of the LOCAL steps, so gradients are given in views only
+ * without LOCAL steps. */
 static void run_pass(struct job *job, enum shoal_step step, bool has_views)
 {
     uint32_t order[PARAMETERS];
@@ -265,8 +266,8 @@ static void run_pass(struct job *job, enum shoal_step step, bool has_views)
 struct kind {
     enum shoal_compression compression;
     const char *modes;
-    bool is_local;               /* with LOCAL steps between */
-    const char *const *settings; /* by which devices sum among themselves, one for each rank; NULL: none */
+    bool is_local;               /* with LOCAL steps in between */
+    const char *const *settings; /* make devices sum among themselves; NULL: they do not */
 };
 
 static void steps_body(struct world *world)
@@ -286,7 +287,7 @@ static void steps_body(struct world *world)
         for (int step = 0; step < STEPS; step++) {
             for (int pass = 0; kind->is_local && pass < 2; pass++) {
                 run_pass(&job, SHOAL_STEP_LOCAL, false);
-                mock_device_synchronize(job.stream); /* what was given is written anew */
+                mock_device_synchronize(job.stream); /* the next pass overwrites the gradients' sources */
             }
             run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
             expect_alike(&job);
@@ -295,12 +296,12 @@ static void steps_body(struct world *world)
         shoal_reducer_free(job.device);
         job.host = job.device = NULL;
     }
-    if (kind->settings && !mock_device_is_real()) /* nothing else of such a step launches a kernel */
+    if (kind->settings && !mock_device_is_real()) /* nothing else in such a step launches a kernel */
         CHECK(world, control.count_of("blocks") > 0, "sums went through host memory");
     close_job(&job);
 }
 
-/* Takes part in the steps of the other ranks, until these have joined, too. */
+/* Takes part in the other ranks' steps until these have also joined. */
 static void join_both(struct job *job)
 {
     int more = 1, more_here;
@@ -319,7 +320,7 @@ static void join_both(struct job *job)
     }
 }
 
-/* Each rank has another number of steps, and leaves out what it likes. */
+/* Each rank has a different number of steps and leaves out different gradients. */
 static void uneven_body(struct world *world)
 {
     const struct kind *kind = world->arg;
@@ -339,12 +340,12 @@ static void uneven_body(struct world *world)
         for (int step = job.options.is_uneven ? world->rank : 0; step < STEPS; step++) {
             if (kind->is_local)
                 run_pass(&job, SHOAL_STEP_LOCAL, false);
-            mock_device_synchronize(job.stream); /* what was given is written anew */
+            mock_device_synchronize(job.stream); /* the next pass overwrites the gradients' sources */
             run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
             expect_alike(&job);
         }
         if (job.options.is_uneven && kind->is_local)
-            run_pass(&job, SHOAL_STEP_LOCAL, false); /* the sum is dropped */
+            run_pass(&job, SHOAL_STEP_LOCAL, false); /* this sum is dropped */
         if (job.options.is_uneven)
             join_both(&job);
         shoal_reducer_free(job.host);
@@ -354,8 +355,8 @@ static void uneven_body(struct world *world)
     close_job(&job);
 }
 
-/* Puts a number that is none, or infinity, into a gradient of this rank's. Where one is, averages are not compared: a NaN may have
- * other bits. */
+/* Puts a NaN or an infinity into one of this rank's gradients. Averages are not compared then, because NaNs may differ in
+ * their bits. */
 static void spoil(struct job *job, size_t parameter)
 {
     static const float bad[] = {__builtin_nanf(""), __builtin_inff(), -__builtin_inff()};
@@ -388,7 +389,7 @@ static void run_spoiled_pass(struct job *job)
     mock_device_synchronize(job->stream);
 }
 
-/* Norms, clipping and the search for numbers that are none. */
+/* Norms, clipping and the search for values that are not finite. */
 static void norms_body(struct world *world)
 {
     const struct kind *kind = world->arg;
@@ -407,7 +408,7 @@ static void norms_body(struct world *world)
         for (int step = 0; step < STEPS; step++) {
             if (kind->is_local)
                 run_pass(&job, SHOAL_STEP_LOCAL, false);
-            mock_device_synchronize(job.stream); /* what was given is written anew */
+            mock_device_synchronize(job.stream); /* the next pass overwrites the gradients' sources */
             run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
             expect_alike(&job);
         }
@@ -434,7 +435,7 @@ static void run_steps(const char *what, int size, int ranks_per_host, const stru
     run_bits(what, size, ranks_per_host, steps_body, kind);
 }
 
-/* ---- What a call says ---------------------------------------------------------------------------------------------------- */
+/* ---- Errors of a call ---------------------------------------------------------------------------------------------------- */
 
 static void expect_told(struct job *job, enum shoal_status status, enum shoal_status wanted, const char *word)
 {
@@ -444,7 +445,7 @@ static void expect_told(struct job *job, enum shoal_status status, enum shoal_st
     CHECK(job->world, strstr(failure.text, word), "\"%s\" is not in: %s", word, failure.text);
 }
 
-/* A rank that has not failed learns it by waiting. */
+/* A rank whose own calls have not failed learns the failure by waiting. */
 static void expect_blame(struct job *job, enum shoal_status wanted, const char *word)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -457,10 +458,10 @@ static void expect_blame(struct job *job, enum shoal_status wanted, const char *
 static void expect_cause(struct job *job, enum shoal_status wanted, const char *word)
 {
     expect_blame(job, wanted, word);
-    mock_device_synchronize(job->stream); /* no stream waits */
+    mock_device_synchronize(job->stream); /* returns: no stream waits */
 }
 
-/* A step that some rank fails; the others may have ended theirs before. */
+/* Runs a step that fails on some rank; the others may have ended it before. */
 static void try_step(struct job *job)
 {
     enum shoal_status status = shoal_reducer_begin(job->device, SHOAL_STEP_REDUCE);
@@ -481,7 +482,7 @@ static char *export_residuals(struct world *world, struct shoal_reducer *reducer
     return state;
 }
 
-/* The residuals of both sides are the same bytes, and a new pair of reducers that takes them goes on with the same bits. */
+/* Both sides have the same bytes of residuals. A new pair of reducers that imports them continues with the same bits. */
 static void residuals_body(struct world *world)
 {
     struct job job;
@@ -504,7 +505,7 @@ static void residuals_body(struct world *world)
     close_job(&job);
 }
 
-/* A refusal of the driver leaves the reducer as it was, and no copy is under way when export returns. */
+/* A refused copy leaves the reducer as it was, and no copy is under way when export returns. */
 static void refused_export_body(struct world *world)
 {
     struct job job;
@@ -532,7 +533,7 @@ static void refused_export_body(struct world *world)
     close_job(&job);
 }
 
-/* Half of the residuals would be new, so the reducer has failed on all ranks. */
+/* Half of the residuals would be new, so the reducer fails on all ranks. */
 static void refused_import_body(struct world *world)
 {
     struct job job;
@@ -563,7 +564,7 @@ struct calls {
     size_t next;
 };
 
-/* The averages are there for what comes on the stream now. */
+/* Work put on the stream now sees the averages. */
 static enum shoal_status buffer_ready(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count)
 {
     struct calls *calls = arg;
@@ -612,15 +613,15 @@ static void mark_all(struct job *job)
         OK(job->world, shoal_reducer_ready(job->device, i, give(job, i), job->parameters[i].count));
 }
 
-/* While the device stands still two whole steps are put on the stream. */
+/* Two whole steps are put on the stream while the device is held. */
 static void waiting_body(struct world *world)
 {
     struct job job;
     open_job(&job, world, "seed=3", 3);
     job.options.keeps_layout = 1;
-    job.options.compression = SHOAL_COMPRESS_INT8; /* what a step cuts off is in the next one's averages */
+    job.options.compression = SHOAL_COMPRESS_INT8; /* the next step's averages include what this one cuts off */
     create_both(&job);
-    run_pass(&job, SHOAL_STEP_REDUCE, true); /* makes what only an idle device makes */
+    run_pass(&job, SHOAL_STEP_REDUCE, true); /* creates what can only be created while the device is idle */
     expect_alike(&job);
     control.hold_of(true);
     for (int step = 0; step < 2; step++)
@@ -649,7 +650,7 @@ static void *mark_some(void *arg)
     return NULL;
 }
 
-/* Several threads mark: each may fill a buffer. */
+/* Several threads mark gradients. Each of them may complete a buffer. */
 static void threads_body(struct world *world)
 {
     struct job job;
@@ -678,7 +679,7 @@ static void threads_body(struct world *world)
 
 /* ---- Refused ------------------------------------------------------------------------------------------------------------- */
 
-/* The driver refuses to say where a gradient lies. */
+/* The driver refuses the query for a gradient's location. */
 static void expect_not_said(struct job *job, struct shoal_reducer *reducer)
 {
     control.fail_of("cuPointerGetAttributes", 1, SHOAL_CU_ILLEGAL_ADDRESS);
@@ -707,7 +708,7 @@ static void marks_body(struct world *world)
     expect_not_said(&job, job.device);
     expect_not_said(&job, job.host);
     for (size_t i = 0; i < PARAMETERS; i++)
-        mark_both(&job, i); /* nothing was changed */
+        mark_both(&job, i); /* the refusals changed nothing */
     OK(world, shoal_reducer_finish(job.device, NULL));
     OK(world, shoal_reducer_finish(job.host, NULL));
     expect_alike(&job);
@@ -733,7 +734,7 @@ static void mark_in_callback(void *arg, enum shoal_status status)
                  (int)shoal_reducer_ready(reducer, 2, job->gradients[2].device, job->parameters[2].count));
 }
 
-/* Each of these marks would fill a buffer, and call the driver. */
+/* Each of these marks would complete a buffer and call the driver. */
 static void callback_marks_body(struct world *world)
 {
     struct job job;
@@ -747,7 +748,7 @@ static void callback_marks_body(struct world *world)
     OK(world, create_on_device(&job));
     OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
     OK(world, shoal_recv_post(world->comm, &word, 1, SHOAL_INT8, peer, 1, NULL, &request));
-    shoal_request_on_done(request, mark_in_callback, &marker); /* not done yet: its sender waits for a word of ours */
+    shoal_request_on_done(request, mark_in_callback, &marker); /* not done yet: its sender first waits for our message */
     OK(world, shoal_send(world->comm, &word, 1, SHOAL_INT8, peer, 2, NULL));
     OK(world, shoal_recv(world->comm, &word, 1, SHOAL_INT8, peer, 2, NULL));
     OK(world, shoal_send(world->comm, &word, 1, SHOAL_INT8, peer, 1, NULL));
@@ -758,7 +759,7 @@ static void callback_marks_body(struct world *world)
     CHECK(world, atomic_load(&marker.of_view) == SHOAL_ERR_STATE, "a view: %d", atomic_load(&marker.of_view));
     CHECK(world, atomic_load(&marker.of_nothing) == SHOAL_ERR_STATE, "nothing: %d", atomic_load(&marker.of_nothing));
     CHECK(world, atomic_load(&marker.of_gradient) == SHOAL_ERR_STATE, "a gradient: %d", atomic_load(&marker.of_gradient));
-    for (size_t i = 0; i < PARAMETERS; i++) /* nothing was changed */
+    for (size_t i = 0; i < PARAMETERS; i++) /* the refusals changed nothing */
         OK(world, shoal_reducer_ready(job.device, i, give(&job, i), job.parameters[i].count));
     OK(world, shoal_reducer_finish(job.device, NULL));
     OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
@@ -773,7 +774,8 @@ static void options_body(struct world *world)
     job.options.has_thread = 1;
     expect_told(&job, create_on_device(&job), SHOAL_ERR_UNSUPPORTED, "has_thread is for gradients in host memory");
     job.options = usual;
-    job.options.struct_bytes = offsetof(struct shoal_reducer_options, is_on_device); /* of a program that knows no devices */
+    job.options.struct_bytes = offsetof(struct shoal_reducer_options, is_on_device); /* a program compiled before devices
+                                                                                      * existed */
     OK(world, create_on_device(&job));
     OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
     OK(world, shoal_reducer_ready(job.device, 1, job.gradients[1].host, job.parameters[1].count));
@@ -803,7 +805,7 @@ static void kernels_body(struct world *world)
     create_both(&job);
     run_pass(&job, SHOAL_STEP_REDUCE, true);
     expect_alike(&job);
-    OK(world, shoal_barrier(world->comm, NULL)); /* the first one to be refused fails the others, too */
+    OK(world, shoal_barrier(world->comm, NULL)); /* the first rank that is refused also fails the others */
     expect_told(&job, shoal_reducer_begin(job.device, SHOAL_STEP_LOCAL), SHOAL_ERR_UNSUPPORTED,
                 "the CUDA driver cannot load kernels");
     close_job(&job);
@@ -823,7 +825,7 @@ static void captured_body(struct world *world)
     close_job(&job);
 }
 
-/* Rank 0's stream is captured in mid-step, when buffers are under way. */
+/* Rank 0's stream is captured in the middle of a step, while buffers are under way. */
 static void captured_midway_body(struct world *world)
 {
     struct job job;
@@ -871,7 +873,7 @@ static void captured_other_body(struct world *world)
 
 /* ---- Faults -------------------------------------------------------------------------------------------------------------- */
 
-/* Without norms finish returns before the device has run, and the next call finds the failure. */
+/* Without norms, finish returns before the device has run. The next call then finds the failure. */
 struct fault {
     enum shoal_compression compression;
     bool has_norms;
@@ -920,7 +922,7 @@ static void missing_body(struct world *world)
             break; /* the other rank has ended its step */
     const enum shoal_status status = shoal_reducer_finish(job.device, NULL);
     CHECK(world, world->rank != 1 || status == SHOAL_ERR_STATE, "%s", shoal_status_name(status));
-    if (status == SHOAL_OK) { /* which did not wait: who asks for the order learns it */
+    if (status == SHOAL_OK) { /* finish did not wait; asking for the order waits and reports it */
         CHECK(world, shoal_reducer_order(job.device, order) == SHOAL_ERR_STATE, "an order of a step that has failed");
         CHECK(world, shoal_reducer_failure(job.device, &failure) == SHOAL_OK, "not the reducer's failure");
     }
@@ -942,7 +944,7 @@ static void killed_body(struct world *world)
     if (world->rank == world->size - 1)
         raise(SIGKILL);
     try_step(&job);
-    if (job.options.compression == SHOAL_COMPRESS_INT8) { /* no residuals of a step that has failed */
+    if (job.options.compression == SHOAL_COMPRESS_INT8) { /* a failed step has no residuals */
         const size_t bytes = shoal_reducer_residual_bytes(job.device);
         char *state = malloc(bytes);
         const enum shoal_status status = shoal_reducer_export_residuals(job.device, state, bytes);
@@ -953,9 +955,10 @@ static void killed_body(struct world *world)
     close_job(&job);
 }
 
-#define CAUSE_MS 3000 /* the library looks so long for a cause on a communicator that a step uses */
+#define CAUSE_MS 3000 /* how long the library looks for a cause on a communicator that a step uses */
 
-/* With norms nothing else is under way while all buffers are compressed: the cause is looked for half a second. */
+/* With norms nothing else is under way while all buffers are compressed. The library then looks for a cause for half a
+ * second. */
 static void killed_alone_body(struct world *world)
 {
     struct job job;
@@ -974,8 +977,8 @@ static void killed_alone_body(struct world *world)
     close_job(&job);
 }
 
-/* One rank's context fails: nothing runs there any more, its memory is gone, no call hangs, and all ranks are told. The streams
- * of the others go on. */
+/* One rank's context fails: nothing runs in it any longer and its memory is gone. No call hangs, and all ranks learn the
+ * cause. The streams of the others continue. */
 static void broken_body(struct world *world)
 {
     struct job job;
@@ -1002,7 +1005,7 @@ static void broken_body(struct world *world)
     exit(0);
 }
 
-/* How rank 0 fails when its first buffer is under way. */
+/* How rank 0 fails while its first buffer is under way. */
 static void fail_refused(struct job *job)
 {
     enum shoal_status status = SHOAL_OK;
@@ -1023,13 +1026,13 @@ struct spoiler {
     enum shoal_status status;
 };
 
-/* The caller uses a gradient's memory for something else when its step has failed, while the device stood still. */
+/* The step fails while the device is held. Then the caller reuses a gradient's memory. */
 static void intact_body(struct world *world)
 {
     const struct spoiler *spoiler = world->arg;
     struct job job;
     open_job(&job, world, "late=50,seed=6", 6);
-    struct gradient *gradient = &job.gradients[PARAMETERS - 1]; /* all of the first buffer */
+    struct gradient *gradient = &job.gradients[PARAMETERS - 1]; /* fills the first buffer */
     const size_t bytes = job.options.first_buffer_bytes;
     for (size_t i = 0; i < PARAMETERS; i++)
         job.parameters[i] = (struct shoal_parameter){bytes / sizeof(float), SHOAL_FLOAT32, NULL};
@@ -1085,7 +1088,7 @@ static enum shoal_status take_step(struct job *job, enum shoal_step step)
     for (size_t i = 0; i < FEW && status == SHOAL_OK; i++) {
         status = shoal_reducer_ready(job->device, i, job->gradients[i].device, job->parameters[i].count);
         if (status != SHOAL_OK &&
-            shoal_reducer_failure(job->device, &failure) == SHOAL_PENDING) /* where it lies was not told */
+            shoal_reducer_failure(job->device, &failure) == SHOAL_PENDING) /* the query for its location was refused */
             status = shoal_reducer_ready(job->device, i, job->gradients[i].device, job->parameters[i].count);
     }
     if (status == SHOAL_OK)
@@ -1093,7 +1096,7 @@ static enum shoal_status take_step(struct job *job, enum shoal_step step)
     return status == SHOAL_OK ? shoal_reducer_wait(job->device, SHOAL_FOREVER) : status;
 }
 
-/* A life of a reducer of few buffers. The status of its first fault. */
+/* Creates a reducer with few buffers and takes a LOCAL and a REDUCE step. Returns the status of the first fault. */
 static enum shoal_status live(struct job *job)
 {
     enum shoal_status status = create_few(job, FEW);
@@ -1102,7 +1105,7 @@ static enum shoal_status live(struct job *job)
     return status == SHOAL_OK ? take_step(job, SHOAL_STEP_REDUCE) : status;
 }
 
-/* Rank 0's call number nth. False: it was not called so often. */
+/* Refuses rank 0's call number `nth` of an entry point. Returns false if there were fewer calls. */
 static bool refuse_one(struct job *job, const char *call, int nth)
 {
     struct world *world = job->world;
@@ -1118,9 +1121,9 @@ static bool refuse_one(struct job *job, const char *call, int nth)
     OK(world, shoal_broadcast(world->comm, &is_on, &is_on, 1, SHOAL_INT32, 0, NULL));
     has_failed = status != SHOAL_OK;
     OK(world, shoal_allreduce(world->comm, &has_failed, &any, 1, SHOAL_INT32, SHOAL_MAX, NULL));
-    if (any && !has_failed) /* all operations of the step were done: it learns the fault in the next one */
+    if (any && !has_failed) /* all operations of the step were done: the next step reports the fault */
         status = take_step(job, SHOAL_STEP_REDUCE);
-    if (job->device && status != SHOAL_OK) { /* of another rank */
+    if (job->device && status != SHOAL_OK) { /* the fault of another rank */
         OK(world, shoal_reducer_failure(job->device, &failure));
         status = failure.status;
     } else if (status != SHOAL_OK) {
@@ -1149,7 +1152,8 @@ static void refused_body(struct world *world)
     job.options.max_norm = job.options.has_norms;
     for (size_t i = 0; i < COUNT_OF(entry_points); i++) {
         int nth = 1;
-        const bool is_alike = strcmp(entry_points[i], "cuModuleGetFunction") == 0; /* called for each kernel: once is enough */
+        const bool is_alike = strcmp(entry_points[i], "cuModuleGetFunction") == 0; /* called alike for each kernel: once is
+                                                                                    * enough */
         while (refuse_one(&job, entry_points[i], nth) && !is_alike)
             CHECK(world, nth++ < CALLS_MOST, "%s is called without end", entry_points[i]);
     }
@@ -1239,7 +1243,7 @@ static void run_kinds(void)
     run_bits("norms, int8", 2, 1, norms_body, &int8);
 }
 
-/* Between threads of the program, the library's and the driver's. */
+/* Looks for races between threads of the program, the library and the driver. */
 static void run_raced(void)
 {
     static const enum shoal_compression none = SHOAL_COMPRESS_NONE;

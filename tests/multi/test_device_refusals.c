@@ -1,6 +1,6 @@
-/* The driver refuses every call that Shoal makes of it, one at a time, and its context fails at every operation. Each time either
- * the call is refused and nothing has happened, or the communicator fails on all ranks with the driver's name for the error; and
- * no stream waits, no thread hangs, and the driver has everything back. Over the stand-in alone. */
+/* The driver refuses each call that Shoal makes, one at a time, and its context fails at each operation. Either the call is
+ * refused and nothing has happened, or the communicator fails on all ranks with the driver's name for the error. In both
+ * cases no stream waits, no thread hangs, and everything is returned to the driver. Over the stand-in only. */
 #include "device_forms.h"
 
 #define REFUSED SHOAL_CU_OPERATING_SYSTEM
@@ -9,9 +9,9 @@
 #define FAILED_NAME "CUDA_ERROR_ILLEGAL_ADDRESS"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
-#define FLOATS 3072 /* three units of the smallest size; whole parts for 2 and 3 ranks */
+#define FLOATS 3072 /* three of the smallest units; whole parts for 2 and 3 ranks */
 #define LAST_TRIES 40
-#define CALLS_MOST 100 /* more than any entry point is called in a call */
+#define CALLS_MOST 100 /* more calls than one call makes of any entry point */
 
 static const char *const small_units[] = {"SHOAL_GPU_UNIT_BYTES=4096", NULL};
 static const char *const small_among_devices[] = {"SHOAL_GPU_UNIT_BYTES=4096", "SHOAL_GPU_PEER_BYTES=1", NULL};
@@ -22,14 +22,14 @@ static const char *const entry_points[] = {
 #undef ENTRY_POINT
 };
 
-/* Those that a call makes once a communicator has its streams. */
+/* Entry points that a call uses once a communicator has its streams. */
 static const char *const posting[] = {"cuCtxPushCurrent",  "cuEventRecord",     "cuStreamWaitEvent",
                                       "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuStreamBatchMemOp",
                                       "cuLaunchHostFunc",  "cuMemcpyAsync",     "cuLaunchKernel"};
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
 
-/* Memory is freed on the caller's stream as soon as the call has returned, as frameworks do. */
+/* Frees the memory on the caller's stream as soon as the call has returned, as frameworks do. */
 static enum shoal_status call_and_free(struct bench *bench)
 {
     const size_t bytes = bench->count * sizeof(float);
@@ -48,9 +48,9 @@ static enum shoal_status call_and_free(struct bench *bench)
 
 static const struct form freeing = {"sum in memory that is freed", call_and_free, NULL};
 
-/* ---- What must follow ---------------------------------------------------------------------------------------------------- */
+/* ---- Checks afterwards --------------------------------------------------------------------------------------------------- */
 
-/* Rank 0 tells all whether to go on. */
+/* Passes rank 0's decision to continue to all ranks. */
 static bool decide(struct world *world, bool is_on)
 {
     int32_t mine = world->rank == 0 && is_on, any = 0;
@@ -67,13 +67,13 @@ static void expect_refusal(struct bench *bench, const char *call)
 
 /* ---- One call is refused, on one of several ranks ------------------------------------------------------------------------ */
 
-/* Rank 0's call number nth of an entry point, on a communicator of its own. False: it was not called so often. */
+/* Refuses rank 0's call number `nth` of an entry point, on a new communicator. Returns false if there were fewer calls. */
 static bool refuse_one(struct bench *bench, const struct form *form, const char *call, int nth)
 {
     struct world *world = bench->world;
     bool is_on = true;
     OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &bench->comm));
-    OK(world, shoal_barrier(world->comm, NULL)); /* no rank is given a communicator that rank 0 has broken */
+    OK(world, shoal_barrier(world->comm, NULL)); /* no rank gets a communicator that rank 0 has broken */
     if (world->rank == 0)
         control.fail_of(call, nth, REFUSED);
     enum shoal_status status = form->call(bench);
@@ -98,13 +98,13 @@ static bool refuse_one(struct bench *bench, const struct form *form, const char 
     }
     CHECK(world, form->call(bench) == after, "the communicator has changed its mind");
     mock_device_synchronize(bench->stream);
-    OK(world, shoal_barrier(world->comm, NULL)); /* nobody leaves before all have seen it */
+    OK(world, shoal_barrier(world->comm, NULL)); /* no rank leaves before all have seen the failure */
     shoal_comm_free(bench->comm);
     return decide(world, is_on);
 }
 
 struct sweep {
-    const char *modes; /* of the stand-in; NULL: the usual ones */
+    const char *modes; /* the stand-in's modes; NULL: the usual ones */
     const struct form *form;
     const char *const *calls;
     size_t count;
@@ -124,7 +124,7 @@ static void refuse_each(struct world *world)
     close_bench(&bench);
 }
 
-/* Refuses the driver calls behind the copies while the device goes on: in so many tries some operations are done before. */
+/* Refuses the driver calls after the copies while the device continues. In some of the many tries, operations finish before. */
 static void refuse_the_last(struct world *world)
 {
     const struct sweep *sweep = world->arg;
@@ -138,7 +138,8 @@ static void refuse_the_last(struct world *world)
 
 /* ---- One call is refused, from the driver's start to its end ------------------------------------------------------------- */
 
-/* The most that may be left: the objects that the driver does not take back, and all in a context that it does not enter. */
+/* Returns how many objects may be left: those that the driver does not take back, and all objects in a context that Shoal
+ * cannot enter. */
 static size_t most_left(const char *call)
 {
     static const struct {
@@ -158,7 +159,7 @@ static size_t count_all(void)
            control.count_of("contexts") + control.count_of("stack") + control.count_of("operations");
 }
 
-/* True: there is a sum. */
+/* Returns true if the sum succeeds. */
 static bool sum_alone(struct bench *bench, const char *call)
 {
     OK(bench->world, shoal_comm_create(bench->world->context, NULL, &bench->comm));
@@ -175,7 +176,7 @@ static bool sum_alone(struct bench *bench, const char *call)
     return status == SHOAL_OK;
 }
 
-/* In a context of its own. False: it was not called so often. */
+/* Refuses call number `nth` in a new context. Returns false if there were fewer calls. */
 static bool refuse_one_alone(struct bench *bench, const char *call, int nth)
 {
     struct world *world = bench->world, alone = *world;
@@ -204,7 +205,7 @@ static void refuse_each_alone(struct world *world)
     for (size_t i = 0; i < COUNT_OF(entry_points); i++) {
         int nth = 1;
         if (strcmp(entry_points[i], "cuStreamSynchronize") == 0)
-            continue; /* the test calls it, and no collective does */
+            continue; /* the test calls it, but no collective does */
         while (refuse_one_alone(&bench, entry_points[i], nth))
             CHECK(world, nth++ < CALLS_MOST, "%s is called without end", entry_points[i]);
     }
@@ -214,7 +215,8 @@ static void refuse_each_alone(struct world *world)
 
 /* ---- One call is refused while a communicator is made that sums among devices --------------------------------------------- */
 
-/* These may be left: memory that the driver does not take back, and all of one communicator, as its context is not entered. */
+/* Returns how many objects may be left: memory that the driver does not take back, and all objects of one communicator,
+ * because its context cannot be entered. */
 static size_t most_left_of_peers(const char *call)
 {
     static const char *const returns[] = {"cuCtxPushCurrent", "cuCtxPopCurrent",  "cuMemHostUnregister",
@@ -232,8 +234,8 @@ static size_t count_with_peers(void)
     return count_all() + control.count_of("allocations") + control.count_of("modules");
 }
 
-/* Rank 0's call number nth of an entry point. Sums go through host memory then, and nothing is left but a spare port. False: it
- * was not called so often. */
+/* Refuses rank 0's call number `nth` of an entry point. Sums then go through host memory, and only a spare port is left.
+ * Returns false if there were fewer calls. */
 static bool refuse_joining(struct bench *bench, const char *call, int nth)
 {
     struct world *world = bench->world;
@@ -254,7 +256,7 @@ static bool refuse_joining(struct bench *bench, const char *call, int nth)
     return decide(world, is_on);
 }
 
-/* Kernels are looked up one by one, so only the first look is refused. */
+/* Kernels are looked up one by one, so only the first look-up is refused. */
 static void refuse_each_joining(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, FLOATS);
@@ -272,7 +274,7 @@ static void refuse_each_joining(struct world *world)
 
 /* ---- A context fails at one of its operations ---------------------------------------------------------------------------- */
 
-/* A context in the place of the first one. */
+/* Replaces the first context by a new one. */
 static shoal_cu_context enter_context(struct bench *bench)
 {
     const shoal_cu_context first = mock_device_context;
@@ -292,7 +294,7 @@ static void leave_context(shoal_cu_context first)
     MOCK_DEVICE(context_set(first));
 }
 
-/* Rank 0 learns it by then from the call, or from the next one, and gives up. */
+/* Rank 0 learns of the fault in this call or in the next one, and gives up. */
 static void give_up(struct bench *bench, const struct form *form, enum shoal_status status)
 {
     if (is_broken(bench))
@@ -333,7 +335,7 @@ static bool break_one(struct bench *bench, const struct form *form, int nth)
     else
         CHECK(world, after == SHOAL_OK || after == SHOAL_ERR_ABORTED, "%s", shoal_status_name(after));
     if (!has_failed)
-        mock_device_synchronize(bench->stream); /* no stream waits */
+        mock_device_synchronize(bench->stream); /* returns: no stream waits */
     if (!has_failed && status == SHOAL_OK)
         expect_output(bench, form->result);
     shoal_comm_free(bench->comm);
@@ -362,7 +364,7 @@ static void break_each(struct world *world)
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 static int ranks_per_host; /* 0: all on one */
-static const char *modes;  /* of the stand-in; NULL: the usual ones */
+static const char *modes;  /* the stand-in's modes; NULL: the usual ones */
 
 static void run(const char *what, const struct form *form, int size, world_body_fn body, const char *const *calls, size_t count)
 {
@@ -398,7 +400,7 @@ int main(int argument_count, char **arguments)
     run("what comes behind the copies is refused", &forms[0], 2, refuse_the_last, NULL, 0);
     for (size_t i = 0; i < COUNT_OF(forms); i++)
         fail_contexts(&forms[i], 2);
-    modes = "values=0"; /* host functions wait */
+    modes = "values=0"; /* streams wait in host functions */
     refuse_posting(&forms[0], 2);
     fail_contexts(&forms[0], 2);
     modes = NULL;

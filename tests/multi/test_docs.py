@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The site that `make docs` makes: complete, in order, without a dead link; and that faults of its sources are told."""
+"""The site that `make docs` builds: complete, in order, without dead links. Faults in its sources are reported."""
 import html
 import json
 import os
@@ -37,9 +37,9 @@ def folder_of(header):
 
 
 def sections(header):
-    """Number, title, and the page of each section of a header."""
+    """Returns number, title and page of each section of a header."""
     wanted = re.findall(r"^/\* -{4} (\d+)\. (.*?) -+ \*/", header.read_text(), re.M)
-    expect(len(wanted) >= 2, header, wanted)  # data.h has two
+    expect(len(wanted) >= 2, header, wanted)  # data.h has two sections
     return [(number, title, page(f"{folder_of(header)}/" + re.sub(r"\W+", "_", title.lower()).strip("_") + ".html"))
             for number, title in wanted]
 
@@ -77,7 +77,7 @@ START = "import runpy, sys; 'torch' in open(sys.argv[1]).read() and __import__('
 
 
 def programs_of_the_quick_start_run():
-    """Those in C and Python, as they are written; what a framework is missing for is left out."""
+    """The quick start's programs in C and Python, exactly as the page has them. Skips those whose framework is missing."""
     text = (TOP / "docs/quick-start.md").read_text()
     library = COMMAND.parent / "libshoal.so"
     if not library.exists():
@@ -98,11 +98,11 @@ def programs_of_the_quick_start_run():
             code, out, err = call(COMMAND, "run", "-n", "2", python, "-c", START, script, env=environment, timeout=300)
             losses = re.findall(r"rank (\d) of 2: loss ([\d.]+)", out)
             expect(code == 0 and sorted(rank for rank, _ in losses) == ["0", "1"], interpreter, out, err)
-            expect(all(float(loss) < 4 for _, loss in losses), losses)  # 4 at the beginning, on average
+            expect(all(float(loss) < 4 for _, loss in losses), losses)  # on average 4 at the beginning
 
 
 def every_exported_symbol_has_a_place_and_a_text():
-    """Above it, or as that of the declarations before it, whose text holds for it, too."""
+    """A symbol's text is its own, or that of the declarations before it if it also describes this one."""
     symbols = re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M)
     expect(len(symbols) > 30, symbols)
     texts = [text for header in HEADERS for _, _, text in sections(header)]
@@ -130,7 +130,7 @@ def names_are_those_the_compiler_sees():
             seen.add(node.get("name", ""))
     code, out, err = call(*clang, "-dM", "-E", all_of_them)
     expect(code == 0, err)
-    above = "".join(header.read_text().partition("/* ---- 1.")[0] for header in HEADERS)  # guards and attributes have no place
+    above = "".join(header.read_text().partition("/* ---- 1.")[0] for header in HEADERS)  # guards and attributes
     seen |= set(re.findall(r"^#define (\w+)", out, re.M)) - set(re.findall(r"#define (\w+)", above))
     seen = {name for name in seen if name.lower().startswith("shoal_")}
     found = {name.split(".")[-1] for name in re.findall(r' id="c\.([\w.]+)"', manual())}
@@ -139,7 +139,7 @@ def names_are_those_the_compiler_sees():
 
 
 def structs_begin_with_their_macro():
-    """Each struct that has struct_bytes has an INIT macro, and it serves C and C++ without a warning."""
+    """Each struct with struct_bytes has an INIT macro, which compiles as C and C++ without a warning."""
     structs = re.findall(r"^struct shoal_(\w+) \{\n\s+size_t struct_bytes;", HEADER.read_text(), re.M)
     expect(len(structs) >= 7, structs)
     lines = [f"    struct shoal_{name} {name} = SHOAL_{name.upper()}_INIT;\n"
@@ -222,7 +222,7 @@ def lists_hold_all_pages_and_the_list_of_each_page_is_short():
     for path in TOP.glob("examples/**/*.[ch]"):
         expect(f'href="{path.relative_to(TOP / "examples")}.html"' in text, path)
     links = page("index.html").partition('<div class="sidebar-tree">')[2].partition("</aside>")[0].count("<a ")
-    expect(10 < links < 90, links)  # pages of the docs, of commands and headers; no figures, no decisions
+    expect(10 < links < 90, links)  # pages of the docs, of commands and of headers, but no figures and no decisions
 
 
 def every_record_has_a_table_and_a_plot():
@@ -234,7 +234,7 @@ def every_record_has_a_table_and_a_plot():
 
 
 def pages_fit_a_phone():
-    """Beside a narrow page the lists become drawers outside the screen, opened by buttons; long lines of code scroll."""
+    """On a narrow screen the lists become drawers outside it, opened by buttons, and long lines of code scroll."""
     text = page("docs/errors.html")
     expect('name="viewport" content="width=device-width' in text, "no viewport")
     expect(all(f'id="__{drawer}"' in text for drawer in ("navigation", "toc")) and "sidebar-drawer" in text, "no drawers")
@@ -265,7 +265,7 @@ def texts_link_to_names_and_pages():
     expect(re.search(r'href="shared_memory\.html#c\.shoal_mem_alloc"', page("manual/collectives.html").partition("<article")[2]), "shoal_mem_alloc")
 
 
-FAULTS = (  # what is changed, where; what must be said
+FAULTS = (  # file, old text, new text, expected message
     ("include/shoal/shoal.h", "/* A context holds", "struct shoal_bare;\n\n/* A context holds", "shoal_bare has no text"),
     ("include/shoal/shoal.h", "Makes a context.", "Makes a context, as shoal_conjure does.", "c:func reference target not found: shoal_conjure"),
     ("include/shoal/shoal.h", "SHOAL_API const char *shoal_version(void);", "SHOAL_API const char *shoal_version(none);", "shoal.h:62: a parameter list without types"),
@@ -304,7 +304,7 @@ def a_folder_with_other_things_stays_as_it_is():
 
 
 def what_is_missing_is_told():
-    """A Python without what pip installs."""
+    """A Python without the packages that pip installs."""
     code, out, err = call(sys.executable, "-I", "-S", TOP / "docs/sphinx/make.py", "html", ROOT / "none")
     expect(code == 2 and "no hawkmoth here: `make docs` puts it at build/sphinx" in err, code, out, err)
 

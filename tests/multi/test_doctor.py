@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`shoal doctor`: each kind of finding, provoked; and hosts that answer, fail, hang, print garbage or have another version.
 
-SHOAL_TEST_RESOLVER names a library that says what host names mean, SHOAL_TEST_FABRIC a libfabric of machines that are not here."""
+SHOAL_TEST_RESOLVER names a library that resolves host names, SHOAL_TEST_FABRIC a libfabric that imitates other machines."""
 import ctypes
 import json
 import os
@@ -23,7 +23,7 @@ RESOLVER = os.environ["SHOAL_TEST_RESOLVER"]
 FABRIC = os.environ.pop("SHOAL_TEST_FABRIC", "")
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PMIX_NAMESPACE", "PMI_FD",
              "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_GTIDS")
-LOCAL = {"MASTER_ADDR": "127.0.0.1"}  # every machine has an interface that leads there
+LOCAL = {"MASTER_ADDR": "127.0.0.1"}  # every machine has an interface for this address
 
 
 def environment(more):
@@ -32,7 +32,7 @@ def environment(more):
 
 
 def doctor(*words, prepare=None, prefix=(), **more):
-    """(exit code, findings)"""
+    """Returns (exit code, findings)."""
     done = subprocess.run([*prefix, SHOAL, "doctor", "--json", *words], env=environment(more), capture_output=True, text=True,
                           timeout=60, stdin=subprocess.DEVNULL, preexec_fn=prepare)
     expect(done.returncode in (0, 1) and not done.stderr, done.returncode, done.stdout, done.stderr)
@@ -47,7 +47,7 @@ def has(findings, level, subject, text, advice=""):
 
 
 def told(level, subject, text, *words, advice="", **more):
-    """Such a finding is there, and if it is bad, there is advice."""
+    """Expects such a finding, and advice if the finding is bad."""
     _, findings = doctor(*words, **more)
     expect(has(findings, level, subject, text, advice), (level, subject, text, advice), *findings)
     expect(all(one["advice"] for one in findings if one["level"] in ("warning", "error")), *findings)
@@ -55,12 +55,12 @@ def told(level, subject, text, *words, advice="", **more):
 
 
 def names(mapping, ms=0):
-    """An environment in which names mean what the mapping says."""
+    """Returns an environment in which host names resolve according to the mapping."""
     return {"LD_PRELOAD": RESOLVER, "MOCK_NAMES": ",".join(f"{name}={to}" for name, to in mapping.items()),
             "MOCK_RESOLVER_MS": str(ms), "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
 
 
-HANG_S = 45  # of a server that hangs: what ends long before has not waited for it, on however busy a machine
+HANG_S = 45  # how long a server hangs; a check that ends long before has not waited for it, however busy the machine
 
 
 def ended_before(seconds, began):
@@ -147,7 +147,8 @@ def memory_that_does_not_suffice_is_told():
     told("warning", "memory", "are left", SHOAL_MEMORY_LIMIT="900000G")
 
 
-# The kernel's files about the groups of a process (cgroups(7)): its line in /proc/self/cgroup, files, and the expected finding.
+# The kernel's files about the cgroups of a process (cgroups(7)): its line in /proc/self/cgroup, files, and the expected
+# finding.
 GROUPS = (
     ("0::/job/step\n", {"cpu.stat": "", "job/cpu.stat": "", "job/cpu.max": "100000 50000", "job/step/cpu.stat": "",
                         "job/step/cpu.max": "max 100000"}, "cores", "3 ranks share 2 cores"),
@@ -166,7 +167,7 @@ BELOW_OTHER_GROUPS = ("unshare", "--mount", "sh", "-c",
 
 
 def limits_of_a_container_are_told():
-    """Whichever of its groups has them: a private mount puts others in the place of the machine's."""
+    """Any of the container's cgroups may have the limits. A private mount replaces the machine's cgroups."""
     for line, files, subject, text in GROUPS:
         with tempfile.TemporaryDirectory() as folder:
             tree, own = pathlib.Path(folder, "tree"), pathlib.Path(folder, "own")
@@ -188,13 +189,13 @@ def limits_of_the_process_are_told():
 def memory_that_a_provider_locks_is_told():
     if not FABRIC:
         raise Skip("the mock of libfabric is not built: that needs libcmocka-dev")
-    # Small chunks: all that is locked stays below the 8 MiB that a process may lock where it may not raise its limit.
+    # Small chunks keep all locked memory below 8 MiB, which a process may lock if it cannot raise its limit.
     aws = {"SHOAL_LIBFABRIC": FABRIC, "SHOAL_MOCK_FABRIC": "aws", "SHOAL_CHUNK_BYTES": "64K", **LOCAL}
     mib = lambda count: lambda: resource.setrlimit(resource.RLIMIT_MEMLOCK, (count << 20, count << 20))
     findings = told("error", "locked memory", "provider efa locks", prepare=mib(0), **aws)
     locked = int(re.search(r"efa locks (\d+) MiB", str(findings)).group(1))
     window = int(re.search(r"staging buffers of 1 rank take (\d+) MiB", str(findings)).group(1))
-    expect(locked > window + 5, locked, window)  # the buffers of an endpoint come to it
+    expect(locked > window + 5, locked, window)  # an endpoint's buffers are added
     told("error", "locked memory", f"provider efa locks {locked} MiB", prepare=mib(locked - 1), **aws)
     told("ok", "locked memory", "enough for the provider efa", prepare=mib(locked), **aws)
     findings = told("ok", "libfabric", "efa is taken, the best one here", **aws)
@@ -202,7 +203,7 @@ def memory_that_a_provider_locks_is_told():
 
 
 def system_calls_that_are_forbidden_are_told():
-    """By a filter that answers EPERM, as a container's may."""
+    """A filter answers EPERM, as a container's may."""
     numbers = {"x86_64": (319, 434, 324), "aarch64": (279, 434, 283)}.get(platform.machine())
     if not numbers:
         raise Skip("the numbers of system calls are not known here")
@@ -329,7 +330,7 @@ esac
 
 
 class Via:
-    """The script in a folder with a space and a quote in its name; log() is what it was asked to run."""
+    """The script, in a folder with a space and a quote in its name. log() returns the commands that it had to run."""
     def __enter__(self):
         self.folder = tempfile.TemporaryDirectory(prefix="shoal doctor's ")
         self.path = pathlib.Path(self.folder.name) / "via"
@@ -383,7 +384,7 @@ def hosts_that_do_not_answer_are_told_with_the_reason():
     with Via() as via:
         began = time.monotonic()
         findings = via.findings("localhost", "fails1", "hangs1", "junk1", "hangs2", words=["--timeout", "15"])
-        ended_before(2 * 15, began)  # what two hosts take, one after the other
+        ended_before(2 * 15, began)  # the time of two hosts, one after the other
         for host, why in (("fails1", "exit code 255: cannot reach fails1"), ("hangs1", "no end within 15 s (--timeout): knock, knock"),
                           ("junk1", "exit code 0: welcome"), ("hangs2", "no end within 15 s")):
             told_of = of_host(findings, host)

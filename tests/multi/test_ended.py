@@ -1,4 +1,4 @@
-"""How a rank ended is told to the others also while its launcher has not collected it yet.
+"""The other ranks learn how a rank ended even before its launcher has reaped it.
 
 Prints TAP. SHOAL_COMMAND names the command, SHOAL_ENDING_PROBE the program. Exit code 0: none failed, 1: some did."""
 import os
@@ -19,14 +19,14 @@ def environment(**more):
 
 
 def free_port():
-    """Not free for long, perhaps, but the 16 after it are tried in turn."""
+    """Returns a free port. It may be taken soon, but rank 0 also tries the 16 ports after it."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return min(listener.getsockname()[1], 65000)
 
 
 def told(how, *identity):
-    """Rank 0's report of a rank 1 that ended so, while nobody waits for rank 1."""
+    """Returns rank 0's report of how rank 1 ended, while nobody reaps rank 1."""
     job = {"SHOAL_JOB_ID": "ended", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     victim, survivor = (subprocess.Popen([PROBE, str(how), *identity], env=environment(RANK=rank, **job), text=True,
                                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -81,7 +81,7 @@ def uncollected_is_told_to_an_ordinary_user():
 
 
 def uncollected_and_hidden_is_not_taken_for_a_0():
-    """Where a rank has another group, the kernel hides its exit code."""
+    """If a rank has another group, the kernel hides its exit code."""
     out = told(3, USER, GROUP, OTHER_GROUP)
     expect("ended (its launcher has not collected it, so how is not known)" in out, out)
 

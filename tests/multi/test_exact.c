@@ -1,6 +1,6 @@
-/* Real processes, exact results: every collective, type and operator over sizes at every edge, in every kind of memory, in
- * place and apart, blocking and asynchronous, on communicators and their parts. The calls and the expected results are
- * described in operations.h. Random programs of them are test_programs.c's. */
+/* Real processes, exact results: every collective, type and operator, with sizes at every edge, in every kind of memory, in
+ * place and apart, blocking and asynchronous, on communicators and their parts. operations.h describes the calls and the
+ * expected results. test_programs.c runs random programs of them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -79,7 +79,7 @@ static const struct {
     {"a communicator for each thread", exact_threads, {2, 4}},
 };
 
-/* A sanitizer looks at memory: four ranks show it as much as eight, in a third of the time. */
+/* An address sanitizer checks memory: four ranks show as much as eight, in a third of the time. */
 #ifdef __SANITIZE_ADDRESS__
 #define RANKS_MOST 4
 #else

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The exercise in CONTRIBUTING.md: a copy of the tree takes its edits, and its commands do what is said of them."""
+"""The exercise in CONTRIBUTING.md: its edits apply to a copy of the tree, and its commands have the results that it
+promises."""
 import os
 import pathlib
 import re
@@ -15,12 +16,12 @@ RUN_S = 300
 
 
 def blocks(text, language):
-    """The contents of fenced blocks of a language ("" for commands), in order."""
+    """Returns the contents of the fenced blocks of a language ("" for commands), in order."""
     return [content for found, content in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S) if found == language]
 
 
 def copy_tree(folder):
-    """What a commit of this moment would hold."""
+    """Copies the files that a commit of everything would contain."""
     code, names, err = call("git", "-C", TOP, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if code != 0:
         raise Skip("no git checkout: " + err.strip())
@@ -43,13 +44,14 @@ class Copy:
         expect(done.returncode == 0, "the edits do not apply", done.stdout, done.stderr)
 
     def run(self, line, timeout):
-        """A line of the exercise, as a reader would type it. Returns what it prints."""
+        """Runs a line of the exercise as a reader would type it. Returns its output."""
         code, out, err = call("sh", "-c", line, timeout=timeout, env=self.environment, cwd=self.folder)
         expect(code == 0, f"{line}: exit code {code}", out[-4000:], err[-4000:])
         return out
 
     def build(self, targets):
-        """`ninja -C build` of the targets that the exercise runs, in the quickest way, as this test is about the edits."""
+        """Runs `ninja -C build` for the targets that the exercise runs, configured to build fast, because this test is
+        about the edits."""
         if not (self.folder / "build").exists():
             self.run("meson setup build -Doptimization=0 -Ddebug=false -Dkernels=baseline", BUILD_S)
         self.run(f"nice ninja -C build {targets}", BUILD_S)
@@ -60,7 +62,7 @@ def commands_of(text):
 
 
 def without_the_last_loop(copy):
-    """The page asks to try that: the checker says which rank signals once more than the other expects."""
+    """The page suggests this edit. The checker then names the rank that signals once more often than the other expects."""
     path = copy.folder / "src/collective/leader.c"
     loop = "    for (int peer = 1; peer < view->size; peer++)\n        shoal_plan_expect_credit(plan, peer);\n"
     expect(path.read_text().count(loop) == 1, path.read_text())

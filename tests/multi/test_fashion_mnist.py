@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The examples, run as a user runs them: the ladder with 1 to 3 workers, and the main job fashion_mnist with 1, 2 and 4.
 
-Prints TAP. SHOAL_COMMAND is the `shoal` command, SHOAL_EXAMPLES the folder of the built examples, SHOAL_DATA (optional) that
-of Fashion-MNIST. A case fails with an AssertionError and is skipped, with its reason, by Skip.
+Prints TAP. SHOAL_COMMAND is the `shoal` command, SHOAL_EXAMPLES the folder of the built examples, SHOAL_DATA (optional) the
+folder of Fashion-MNIST. A case fails by an AssertionError; Skip skips it with a reason.
 """
 import csv
 import functools
@@ -104,14 +104,14 @@ def need_dataset():
 
 @functools.cache
 def part():
-    """A folder of 12,000 images to train with and of all to test with; it goes with the program."""
+    """Returns a temporary folder with 12,000 images for training and all test images. It is removed when the program ends."""
     folder = tempfile.TemporaryDirectory(prefix="shoal-images-")
     write_part(DATA, folder.name, train=12000, t10k=10000)
     return folder
 
 
 def train(workers, folder, name, *options):
-    """Trains a little; returns the curve as {step: loss} and what was printed."""
+    """Trains briefly. Returns the losses as {step: loss} and the output."""
     path = os.path.join(folder, name + ".csv")
     code, out, err = run(workers, FASHION, "--data", part().name, "--limit", "6000", "--hidden", "128", "--loss-csv", path, *options)
     assert code == 0, f"{name} ended with {code}: {out}{err}"
@@ -144,21 +144,22 @@ def loss_curves_agree_when_the_batch_does_not_divide(folder):
 
 
 def batch_smaller_than_the_workers_is_right(folder):
-    options = ("--epochs", "1", "--limit", "60", "--batch", "3", "--lr", "0.01", "--data", DATA)  # all, packed
+    options = ("--epochs", "1", "--limit", "60", "--batch", "3", "--lr", "0.01", "--data", DATA)  # all images, packed
     alone, _ = train(1, folder, "alone", *options)
     curve, _ = train(4, folder, "of4", *options)
     expect_same_curve(curve, alone, "4 workers, batch 3")
 
 
 def costs_of(out):
-    """What a step of worker 0 took: milliseconds, those beside sums and those of waiting for them, MB to other hosts."""
+    """Returns the costs of a step of worker 0: milliseconds in all, in computing during sums and in waiting for sums; MB
+    sent to other hosts."""
     line = re.search("a step of worker 0: .*", out)
     assert line, f"no line about a step in:\n{out}"
     return [float(number) for number in re.findall(r"(\d+\.\d+) (?:ms|MB)", line.group())]
 
 
 def overlap_changes_nothing(folder):
-    """But when sums begin. These layers fill two buffers, so that one of them can be summed while the other is computed."""
+    """Overlap changes only when sums begin. These layers fill two buffers, so one can be summed while the other is computed."""
     layers = ("--epochs", "1", "--hidden", "512,256")
     overlapped, out = train(2, folder, "on", *layers, "--overlap", "on")
     step, beside, _, sent = costs_of(out)
@@ -171,7 +172,7 @@ def overlap_changes_nothing(folder):
 
 
 def run_on_hosts(workers, per_host, *program):
-    """As run, with so many workers on each of several hosts, as they call themselves."""
+    """Like run(), but the workers claim to be on several hosts with per_host workers each."""
     return run(workers, "sh", "-c", f'SHOAL_HOST_ID=h$((RANK / {per_host})) exec "$@"', "sh", *program)
 
 
@@ -180,7 +181,8 @@ def accuracy_of(out):
 
 
 def compression_costs_no_accuracy():
-    """Compressed gradients between two hosts of two workers: within half a point, fewer bytes, and the same bits on all workers."""
+    """Compressed gradients between two hosts of two workers: accuracy within half a point, fewer bytes, and the same bits
+    on all workers."""
     accuracies, sent = {}, {}
     for compression in ("none", "float16", "bfloat16", "int8"):
         code, out, err = run_on_hosts(4, 2, FASHION, "--data", part().name, "--epochs", "3", "--limit", "12000", "--hidden", "128", "--compress",
@@ -220,7 +222,7 @@ def resume_goes_on_as_if_never_stopped(folder):
     assert not finished and hash_of(finished_out) == hash_of(whole_out), "a finished run trained on"
 
 
-# ---- fashion_mnist: what can be wrong ----
+# ---- fashion_mnist: faults ----
 
 
 def write_gz(path, content):
@@ -237,7 +239,7 @@ def idx_labels(count, magic=0x801):
 
 
 def make_dataset(folder):
-    """40 training and 20 test images without meaning."""
+    """Writes 40 training and 20 test images without meaning."""
     os.makedirs(folder)
     for kind, count in (("train", 40), ("t10k", 20)):
         write_gz(os.path.join(folder, f"{kind}-images-idx3-ubyte.gz"), idx_images(count))
@@ -246,7 +248,8 @@ def make_dataset(folder):
 
 
 def expect_fault(code, workers, options, *words):
-    """A line on stderr with these words (the only one where no launcher repeats it), and this exit code. 0 workers: no launcher."""
+    """Expects an exit code, and a line on stderr with these words. 0 workers means without a launcher; then no other line
+    may follow, because no launcher repeats it."""
     program = (FASHION, *options)
     got, out, err = run_alone(*program) if workers == 0 else run(workers, *program)
     assert got == code, f"{options}: exit code {got} instead of {code}: {out}{err}"
@@ -437,7 +440,7 @@ def main():
 
 
 def tell_openblas():
-    """What the demo tells it, else networks take twice the time to train."""
+    """Sets OPENBLAS_CORETYPE as the demo does; otherwise training takes twice the time."""
     told = subprocess.run([f"{TOP}/dev/openblas.sh", "printenv", "OPENBLAS_CORETYPE"], stdout=subprocess.PIPE, text=True).stdout.split()
     if told:
         os.environ["OPENBLAS_CORETYPE"] = told[-1]

@@ -25,7 +25,7 @@ def program_of_readme():
 def pkg_config(*words):
     found = list(PREFIX.rglob("shoal.pc"))
     expect(len(found) == 1, "shoal.pc is not installed once:", found)
-    # As on a machine that has no other .pc file: the library links to libc only.
+    # As on a machine without other .pc files: the library links to libc only.
     env = {**os.environ, "PKG_CONFIG_LIBDIR": str(found[0].parent), "PKG_CONFIG_PATH": "", "PKG_CONFIG_SYSROOT_DIR": str(ROOT)}
     code, out, err = call("pkg-config", *words, "shoal", env=env)
     expect(code == 0, out, err)
@@ -33,7 +33,7 @@ def pkg_config(*words):
 
 
 def plain_environment():
-    """Nothing in it helps the loader: the installed command finds its library by itself."""
+    """Returns an environment that does not help the loader, because the installed command must find its library by itself."""
     return {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "LD_PRELOAD", "LD_RUN_PATH")}
 
 
@@ -85,7 +85,7 @@ def commands():
 
 
 def groff(page):
-    """As text; pages that lead to another are followed."""
+    """Returns a manual page as text. Follows pages that only refer to another."""
     if not shutil.which("groff"):
         raise Skip("groff is not installed")
     code, out, err = call("groff", "-man", "-ww", "-Tascii", "-P-cbu", "-I", PREFIX / "share/man", page)
@@ -116,7 +116,7 @@ def package_file_requires_nothing():
 
 
 def manual_pages(section):
-    """Sphinx makes them where it is when the build is configured."""
+    """Returns the manual pages. They exist if Sphinx was there when the build was configured."""
     if not (BUILD / "sphinx/bin/python3").exists():
         raise Skip(f"no Sphinx at {BUILD}/sphinx: `make build/sphinx/bin/python3`")
     return sorted((PREFIX / f"share/man/man{section}").iterdir())
@@ -185,14 +185,15 @@ def library_links_to_libc_only():
 
 
 def symbols_of(library):
-    """Defined in it and seen by its other files; of a shared library those that it does not export, too."""
+    """Returns the symbols that a library defines for its other files; for a shared library also those that it does not
+    export."""
     code, out, err = call("nm", "--defined-only", library)
     expect(code == 0, err)
     return set(re.findall(r"^[0-9a-f]+ [A-Za-z] (\w+)$", out, re.M))
 
 
 def libraries_hold_no_code_that_is_for_tests():
-    """Neither the simulated transport nor the weather of tests is in what is installed."""
+    """Installed files contain neither the simulated transport nor the weather of tests."""
     of_tests = {name for name in symbols_of(BUILD / "tests/libweather.a") if name.startswith("shoal_")}
     expect({"shoal_sim_create", "shoal_shuffle_create"} <= of_tests, of_tests)
     for file in ("libshoal.so", "libshoal.a", "shoal"):
@@ -214,7 +215,7 @@ def header_compiles_alone_as_c11_and_cpp17():
 def missing_packages_are_listed_where_they_cannot_be_installed():
     bin = ROOT / "bin"
     bin.mkdir()
-    for name, body in (("dpkg-query", "exit 1"), ("id", "echo 1000")):  # nothing is installed, and we are not root
+    for name, body in (("dpkg-query", "exit 1"), ("id", "echo 1000")):  # nothing is installed, and the user is not root
         (bin / name).write_text(f"#!/bin/sh\n{body}\n")
         (bin / name).chmod(0o755)
     code, out, err = call(TOP / "dev/deps.sh", "build", env={**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"})

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Joins ranks under the launchers people use: Open MPI's mpirun (PMIx), MPICH's (PMI-1), and the variables of torchrun.
+# Joins ranks under common launchers: Open MPI's mpirun (PMIx), MPICH's (PMI-1), and the variables of torchrun.
 #     test_launchers.sh PATH_OF_launcher_probe
-# Exit code 0: all that is installed worked (what is not is said); 1: something failed.
+# Exit code 0: every launcher that is installed worked (missing ones are reported); 1: something failed.
 probe=$1
 [ -x "$probe" ] || { echo "usage: $0 PATH_OF_launcher_probe"; exit 2; }
 export ASAN_OPTIONS=detect_leaks=0 # the launchers' own libraries leak
@@ -57,7 +57,7 @@ else
     echo "ok - MPICH # SKIP no mpirun.mpich or mpiexec.hydra here"
 fi
 
-# The variables torchrun sets; MASTER_PORT itself is torchrun's own.
+# The variables that torchrun sets. torchrun itself owns MASTER_PORT.
 base=$((20000 + $$ % 10000))
 pids=
 for rank in 0 1 2; do

@@ -1,5 +1,5 @@
-/* What Shoal tells about itself, in real processes: the flight recorder, who came last, memory, traffic, registered memory,
- * log files. */
+/* What Shoal reports about itself, in real processes: the flight recorder, the last rank, memory, traffic, registered
+ * memory and log files. */
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,7 @@ static char *print_flight(struct world *world)
     return text;
 }
 
-/* Every operation is in the recorder with what it was and when; only the last 1,024 are. */
+/* The recorder holds each operation's description and times. It keeps only the last 1,024. */
 static void recorder_keeps_the_last_operations(struct world *world)
 {
     float x[4] = {1, 2, 3, 4};
@@ -65,7 +65,7 @@ static void late_rank_is_named(struct world *world)
     OK(world, shoal_barrier(world->comm, NULL));
     struct shoal_request *request;
     for (int r = 0; world->rank == 1 && r < world->size; r++) {
-        while (r != 1 && !((volatile uint64_t *)world->board)[r]) /* the others have called, however long that took them */
+        while (r != 1 && !((volatile uint64_t *)world->board)[r]) /* until the others have called, however long they take */
             usleep(1000);
     }
     if (world->rank == 1)
@@ -93,7 +93,7 @@ static void memory_is_counted(struct world *world)
     free(x);
 }
 
-/* Rank 0 sends to the last rank alone. What leaves the host is counted in all and for each receiver, nothing else is. */
+/* Rank 0 sends to the last rank only. Bytes that leave the host are counted in all and for each receiver; no others are. */
 static void traffic_is_counted_by_receiver(struct world *world)
 {
     static float x[COUNT];
@@ -119,13 +119,13 @@ static void traffic_is_counted_by_receiver(struct world *world)
         sum += after[r];
     }
     CHECK(world, sum == traffic.sent_bytes, "%zu bytes to all ranks, %zu in all", (size_t)sum, (size_t)traffic.sent_bytes);
-    traffic.struct_bytes = offsetof(struct shoal_traffic, sent_to); /* a program that knows no such field */
+    traffic.struct_bytes = offsetof(struct shoal_traffic, sent_to); /* a program that does not know this field */
     memset(after, 0xff, sizeof after);
     OK(world, shoal_comm_traffic(world->comm, &traffic));
     CHECK(world, after[last] == UINT64_MAX, "memory of a field that the program does not know was written");
 }
 
-/* Memory of the caller's own making, registered with its descriptor, is reached by the others like memory of
+/* The caller's own shared memory, registered with its descriptor, is accessible to the other ranks like memory of
  * shoal_mem_alloc. */
 static void registered_memory_is_shared(struct world *world)
 {
@@ -181,7 +181,7 @@ static void abort_from_rank_1(struct world *world)
     exit(0); /* there is nothing left to finalize */
 }
 
-/* All but rank 1 have nothing posted: they learn of the abort because they ask. */
+/* All ranks except rank 1 have nothing posted. They learn of the abort because they ask. */
 static void idle_ranks_ask(struct world *world)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -206,7 +206,7 @@ static void idle_ranks_ask(struct world *world)
     exit(0);
 }
 
-/* One file per rank, by pattern; the line on the communicator says what a reader wants to know. */
+/* Each rank writes one file, named by the pattern. Its line on the communicator has what a reader needs. */
 static void check_files(void)
 {
     bool is_ok = true;
@@ -227,7 +227,7 @@ static void check_files(void)
 int main(void)
 {
     static char log_file[128], recorder_file[128];
-    setvbuf(stdout, NULL, _IOLBF, 0); /* a rank that exits leaves nothing of ours behind in its buffer */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* else a rank that exits would print our buffered lines again */
     static const char *files[] = {"SHOAL_LOG=info", log_file, recorder_file, NULL};
     world_run(&(struct world_options){"recorder_keeps_the_last_operations", 2, NULL, recorder_keeps_the_last_operations, NULL});
     world_run(&(struct world_options){"late_rank_is_named", 3, NULL, late_rank_is_named, NULL});

@@ -1,5 +1,6 @@
-/* Outer steps between real processes, beside a plain sequential model of the algorithm that has the parameters of all ranks:
- * equal in every value, for each schedule, type and number of ranks; states that come back; and each error, told alike. */
+/* Outer steps between real processes, compared with a sequential model of the algorithm that has the parameters of all
+ * ranks. The values are equal for each schedule, type and number of ranks. Also states that are restored, and each error,
+ * reported on all ranks alike. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +22,7 @@ static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLO
 
 /* ---- Elements ------------------------------------------------------------------------------------------------------------ */
 
-/* As a type holds it: to nearest, ties to even. Far from infinity and from subnormals. */
+/* Rounds to the type's nearest value, ties to even. The values are far from infinity and from subnormals. */
 static double rounded(enum shoal_type type, double value)
 {
     const int digits = type == SHOAL_FLOAT64 ? 53 : type == SHOAL_FLOAT32 ? 24 : type == SHOAL_BFLOAT16 ? 8 : 11;
@@ -30,7 +31,7 @@ static double rounded(enum shoal_type type, double value)
     return ldexp(rint(ldexp(fraction, digits)), exponent - digits);
 }
 
-/* value is one that the type holds. */
+/* `value` must be exact in the type. */
 static void put(enum shoal_type type, void *memory, size_t i, double value)
 {
     const float single = (float)value;
@@ -65,7 +66,7 @@ static double get(enum shoal_type type, const void *memory, size_t i)
     return half & 0x8000 ? -size : size;
 }
 
-/* Small whole numbers, so that sums, means over 2 and 4 ranks, and products with 1/2 are exact for some exchanges. */
+/* Small whole numbers: for some exchanges sums, means over 2 and 4 ranks, and products with 1/2 are exact. */
 static double start_of(size_t parameter, size_t element)
 {
     return (double)((element * 5 + parameter * 3) % 9) - 4;
@@ -93,7 +94,7 @@ struct model {
     double theta[RANKS_MAX][PARAMETERS][ELEMENTS_MAX];
     double anchor[PARAMETERS][ELEMENTS_MAX], velocity[PARAMETERS][ELEMENTS_MAX], delta[PARAMETERS][ELEMENTS_MAX];
     uint64_t step, phase;
-    uint64_t due[SHOAL_OUTER_FRAGMENTS_MAX], begun[SHOAL_OUTER_FRAGMENTS_MAX]; /* 0: not */
+    uint64_t due[SHOAL_OUTER_FRAGMENTS_MAX], begun[SHOAL_OUTER_FRAGMENTS_MAX]; /* 0: none */
 };
 
 static struct model model;
@@ -232,7 +233,7 @@ static void close_job(struct job *job)
         free(job->memory[p]);
 }
 
-/* What an inner optimizer would do, here and in the model. */
+/* Changes the parameters like an inner optimizer, here and in the model. */
 static void train(struct job *job)
 {
     model_train();
@@ -285,7 +286,7 @@ static const struct schedule schedules[] = {
     {2, 1, 1, 0.5, 0, 1, 0},                              /* applied a step later */
     {6, 3, 2, 0.5, 0.5, 1, 0},                            /* streaming: each is applied as the next begins */
     {6, 3, 5, 0.5, 0.5, 1, 0},                            /* several are under way at once */
-    {5, 2, 1, 1, 0, 1, 0.5},                              /* mixed, and every is no multiple of fragments */
+    {5, 2, 1, 1, 0, 1, 0.5},                              /* mixed, and `every` is not a multiple of the fragments */
     {4, 4, 3, 0.5, 0.5, 1, 0.5}, {16, 16, 3, 1, 0, 1, 0}, /* fragments without a parameter */
 };
 
@@ -301,7 +302,7 @@ static void algorithm_body(struct world *world)
         for (uint32_t s = 0; s < 2 * at->every + 1; s++)
             step(&job);
         finish(&job);
-        finish(&job); /* nothing was done since: nothing changes */
+        finish(&job); /* nothing has happened since, so nothing changes */
         step(&job);
         finish(&job);
         OK(world, shoal_outer_stats(job.outer, &stats));
@@ -312,7 +313,7 @@ static void algorithm_body(struct world *world)
     }
 }
 
-/* With every 1 and lr 1: the values of an all-reduce. */
+/* With every 1 and lr 1 the values are those of an all-reduce. */
 static void averaging_body(struct world *world)
 {
     struct job job;
@@ -320,7 +321,7 @@ static void averaging_body(struct world *world)
     open_job(&job, world, &schedules[0]);
     const size_t p = 11;
     job.parameters[p].type = SHOAL_FLOAT32;
-    job.options.shares_start = 1; /* ranks begin with others */
+    job.options.shares_start = 1; /* ranks begin with different values */
     for (size_t e = 0; e < ELEMENTS_MAX; e++)
         own[e] = (float)(world->rank * 1000) + (float)e;
     memcpy(job.memory[p], own, sizeof own);
@@ -377,7 +378,7 @@ static void compressed_body(struct world *world)
 
 /* ---- In the background --------------------------------------------------------------------------------------------------- */
 
-/* What this rank's exchanges of fragment 0 have come to. */
+/* This rank's exchanges of fragment 0. */
 struct exchanged {
     uint64_t bytes;
     int under_way;
@@ -392,7 +393,7 @@ static void add_watched(void *arg, const struct shoal_watched *watched)
     exchanged->under_way += watched->under_way;
 }
 
-/* Reads the flight recorder only: no communicator makes progress by it. */
+/* Only reads the flight recorder, so no communicator makes progress here. */
 static struct exchanged watch(struct world *world)
 {
     struct exchanged exchanged = {0, 0};
@@ -402,8 +403,9 @@ static struct exchanged watch(struct world *world)
     return exchanged;
 }
 
-/* Between the step that begins an exchange and the one that applies it the ranks make no call, as if they trained. The exchange
- * ends meanwhile. Nor does the step that begins it wait: the other ranks begin theirs when rank 0 has returned. */
+/* Between the step that begins an exchange and the one that applies it, the ranks make no call, as if they trained. The
+ * exchange ends meanwhile. The step that begins it does not wait either: the other ranks begin theirs after rank 0 has
+ * returned. */
 static void background_body(struct world *world)
 {
     const struct schedule schedule = {4, 1, 3, 0.5, 0.5, 1, 0};
@@ -459,7 +461,7 @@ static void expect_last(struct world *world, enum shoal_status found, enum shoal
     expect_text(world, failure.text, said);
 }
 
-/* A job that ends in the middle of each schedule goes on from its state as if it had not. */
+/* A job that ends in the middle of each schedule continues from its state as if it had not ended. */
 static void state_body(struct world *world)
 {
     struct job job;
@@ -480,7 +482,7 @@ static void state_body(struct world *world)
         shoal_outer_free(job.outer);
         job.options.shares_start = 0;
         void *kept[PARAMETERS];
-        for (size_t p = 0; p < PARAMETERS; p++) { /* any values: the state brings the anchors */
+        for (size_t p = 0; p < PARAMETERS; p++) { /* any values: the state restores the anchors */
             kept[p] = job.memory[p];
             job.memory[p] = counts[p] ? calloc(counts[p], 8) : NULL;
         }
@@ -534,7 +536,7 @@ static void wrong_state_body(struct world *world)
         expect_last(world, shoal_outer_import(job.outer, state, bytes), SHOAL_ERR_MISMATCH, "the states of ranks differ: ");
         state[40] = (char)(state[40] - is_odd);
     }
-    OK(world, shoal_outer_import(job.outer, state, bytes)); /* what was refused has changed nothing */
+    OK(world, shoal_outer_import(job.outer, state, bytes)); /* the refusals have changed nothing */
     for (int s = 0; s < 5; s++)
         step(&job);
     finish(&job);
@@ -554,7 +556,7 @@ static void expect_refused(struct job *job, enum shoal_status status, const char
     open_job(job, job->world, &plain);
 }
 
-/* Rank 2, which is_odd, differs from the others or is wrong; every rank is told. */
+/* Rank 2 (is_odd) differs from the others or is wrong. Every rank gets the error. */
 static void refuse_parameters(struct job *job, bool is_odd)
 {
     job->parameters[6] = (struct shoal_parameter){is_odd ? 256 : 257, SHOAL_FLOAT32, "head"};
@@ -615,7 +617,7 @@ static void arguments_body(struct world *world)
     refuse_parameters(&job, is_odd);
     refuse_divisions(&job, is_odd);
     refuse_options(&job, is_odd);
-    OK(world, create(&job)); /* all that was refused has left the world's communicator as it was */
+    OK(world, create(&job)); /* the refusals have not changed the world's communicator */
     step(&job);
     close_job(&job);
 }
@@ -649,7 +651,7 @@ static void refusals_body(struct world *world)
     close_job(&job);
 }
 
-/* Rank 2 makes a step less than the others. */
+/* Rank 2 makes one step fewer than the others. */
 static void steps_differ_body(struct world *world)
 {
     struct job job;
@@ -669,11 +671,11 @@ static void steps_differ_body(struct world *world)
     expect_text(world, failure.text, ", rank 2 called shoal_outer_finish after ");
     expect_last(world, shoal_outer_step(job.outer, job.memory, NULL), SHOAL_ERR_MISMATCH, failure.text);
     expect_last(world, shoal_outer_finish(job.outer, job.memory), SHOAL_ERR_MISMATCH, failure.text);
-    OK(world, shoal_barrier(world->comm, NULL)); /* the world's communicator is as it was */
+    OK(world, shoal_barrier(world->comm, NULL)); /* the world's communicator is unchanged */
     close_job(&job);
 }
 
-/* Rank 2 ends while an exchange is under way: the others name it, and keep their parameters of that fragment. */
+/* Rank 2 ends during an exchange. The others name it and keep their parameters of that fragment. */
 static void killed_body(struct world *world)
 {
     struct job job;
@@ -703,16 +705,16 @@ static void killed_body(struct world *world)
     CHECK(world, before == shoal_bytes_hash(job.memory[2], counts[2] * shoal_type_bytes(model.types[2])),
           "a parameter of the fragment was written");
     close_job(&job);
-    _exit(0); /* the world's communicator is broken, too */
+    _exit(0); /* the world's communicator is also broken */
 }
 
-/* Rank 2 neither comes nor ends: at the deadline the others name it. */
+/* Rank 2 neither comes nor ends. At the deadline the others name it. */
 static void late_body(struct world *world)
 {
     struct job job;
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     open_job(&job, world, &plain);
-    job.options.timeout_ms = 8000; /* a slow machine's ranks have so long to come */
+    job.options.timeout_ms = 8000; /* time for ranks on a slow machine to come */
     OK(world, create(&job));
     OK(world, shoal_outer_step(job.outer, job.memory, NULL));
     _Atomic uint64_t *ready = (_Atomic uint64_t *)(void *)world->board;
@@ -727,7 +729,7 @@ static void late_body(struct world *world)
     expect_text(world, failure.text, "fragment 0 of 2: parameter 0 (layer0) to parameter 12 (layer12): ");
     ++*ready;
     for (int ms = 0; ms < 60000 && *ready < 3; ms += 10)
-        usleep(10000); /* who frees first is no cause for the others */
+        usleep(10000); /* a rank that frees first must not become the cause for the others */
     close_job(&job);
     _exit(0);
 }

@@ -8,7 +8,7 @@
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define PROGRAMS 1280 /* by default, in all sizes and settings together */
 
-/* A seed is of one size and one line of settings. */
+/* A seed determines the size and the line of settings. */
 static const int sizes[] = {2, 3, 4, 7};
 static const char *const settings[][4] = {
     {NULL},
@@ -49,7 +49,7 @@ int main(int count, char **words)
         run(name, &(struct programs){seed, seed + 1, WORLDS});
         return world_finish();
     }
-    const uint64_t first = (SEEDS_FROM + 1) * WORLDS; /* of the first size and settings, as all multiples of WORLDS */
+    const uint64_t first = (SEEDS_FROM + 1) * WORLDS; /* of the first size and settings, as are all multiples of WORLDS */
     for (uint64_t i = 0; i < WORLDS; i++)
         run("random programs", &(struct programs){first + i, first + seeds_count(PROGRAMS, 20 * WORLDS), WORLDS});
     return world_finish();

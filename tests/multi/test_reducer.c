@@ -1,5 +1,5 @@
-/* The gradient engine between real processes: exact averages whatever the order, the threads and the parts in which gradients
- * become ready; steps of every kind; and each error, told alike on every rank. */
+/* The gradient engine between real processes: exact averages for any order, threads and parts in which gradients become
+ * ready; steps of every kind; and each error, reported on every rank alike. */
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
@@ -70,7 +70,7 @@ static void close_job(struct job *job)
         free(job->memory[i]);
 }
 
-/* Where the gradient is computed: in the caller's memory, or now and then in the view. */
+/* Returns where the gradient is computed: in the caller's memory, or sometimes in the view. */
 static void *place_of(struct job *job, size_t parameter, bool in_view)
 {
     return in_view ? shoal_reducer_view(job->reducer, parameter) : job->memory[parameter];
@@ -94,7 +94,7 @@ static double expect(const struct job *job, size_t parameter, size_t element, ui
     return sum / job->world->size;
 }
 
-/* The average over those ranks' values, exact. */
+/* Checks the exact average over those ranks' values. */
 static void check_values(struct job *job, size_t parameter, const void *memory, uint64_t ranks, double factor)
 {
     const struct shoal_parameter *each = &job->parameters[parameter];
@@ -149,7 +149,7 @@ static void *run_marker(void *arg)
     return NULL;
 }
 
-/* Threads are joined before finish. */
+/* Joins the threads before finish. */
 static void mark_all(struct job *job, const bool *in_view)
 {
     uint32_t order[PARAMETERS];
@@ -195,7 +195,7 @@ static void run_step(struct job *job)
     job->step++;
 }
 
-/* With room for one buffer in flight each is posted when the one before is done. */
+/* If only one buffer fits in flight, each is posted after the previous one is done. */
 static void check_flight(struct job *job)
 {
     struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
@@ -242,7 +242,7 @@ static void steps_body(struct world *world)
 #define LONG ((size_t)30000)
 #define LONG_STEPS 200
 
-/* Bell-shaped, another one on each rank, the same in each step. */
+/* Normally distributed values, different on each rank and the same in each step. */
 static void draw_long(float *values, int rank)
 {
     uint64_t random = 1000 + (uint64_t)rank;
@@ -254,7 +254,7 @@ static void draw_long(float *values, int rank)
     }
 }
 
-/* Relative error of the sum over all steps of what they gave. */
+/* Returns the relative error of the sum of all steps' averages. */
 static double error_of_sum(struct world *world, int forgets_error, int results_in_views)
 {
     static float own[LONG], back[LONG];
@@ -300,7 +300,7 @@ static double error_of_sum(struct world *world, int forgets_error, int results_i
     return sqrt(wrong / squared);
 }
 
-/* The two roundings of a step have an error of about 1 %. With feedback it is made up for in later steps. */
+/* The two roundings of a step have an error of about 1 %. With feedback, later steps compensate for it. */
 static void error_body(struct world *world)
 {
     const double kept = error_of_sum(world, 0, 0), forgotten = error_of_sum(world, 1, 1);
@@ -322,7 +322,8 @@ struct wire {
     uint64_t sent, received;
 };
 
-/* What this rank's transport has sent since the reducer was made, and what those of the others have sent to it. */
+/* Returns the bytes that this rank's transport has sent since the reducer was created, and those that the others' have sent
+ * to it. */
 static struct wire wire_count(struct world *world, const struct shoal_reducer *reducer)
 {
     uint64_t to[WORLD_RANKS_MAX] = {0}, from[WORLD_RANKS_MAX] = {0};
@@ -346,7 +347,7 @@ static void wide_step(struct world *world, struct shoal_reducer *reducer, float 
     OK(world, shoal_reducer_stats(reducer, stats));
 }
 
-/* No rank's count is more than 1 % above another's. */
+/* Fails if one rank's count is more than 1 % above another's. */
 static void expect_even(struct world *world, uint64_t own, const char *what)
 {
     uint64_t all[WORLD_RANKS_MAX], most = 0, least = UINT64_MAX;
@@ -364,7 +365,7 @@ static void expect_near(struct world *world, uint64_t counted, uint64_t computed
     CHECK(world, share > 0.999 && share < 1.01, "%zu bytes %s, %zu computed", (size_t)counted, what, (size_t)computed);
 }
 
-/* What the transport counts is what the statistics compute of the layout, but for headers, and is the same on all ranks. */
+/* Except for headers, the transport counts the bytes that the statistics compute from the layout, the same on all ranks. */
 static void wire_body(struct world *world)
 {
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
@@ -409,7 +410,7 @@ static void mark_in(struct job *job, const uint32_t *order)
     job->step++;
 }
 
-/* Makes the reducer anew with a layout, or an order, that is given. Its layout has this hash, and stays. */
+/* Creates the reducer again with a given layout or order. Its layout has this hash and does not change. */
 static void keep_given(struct job *job, const uint32_t *own, uint64_t hash)
 {
     shoal_reducer_free(job->reducer);
@@ -428,7 +429,7 @@ static void layout_body(struct world *world)
     struct shoal_gradient_layout *expected;
     open_job(&job, world, 77);
     OK(world, create(&job));
-    reference_shuffle(&job.shared, order, PARAMETERS); /* rank 0's; the others have orders of their own */
+    reference_shuffle(&job.shared, order, PARAMETERS); /* rank 0's; the others have their own orders */
     reference_shuffle(&job.random, own, PARAMETERS);
     const uint64_t before = shoal_gradient_layout_hash(shoal_reducer_layout(job.reducer));
     CHECK(world, shoal_reducer_order(job.reducer, seen) == SHOAL_ERR_STATE, "an order before the first step");
@@ -449,10 +450,10 @@ static void layout_body(struct world *world)
     CHECK(world, shoal_reducer_layout_number(job.reducer) == 2, "number %u", shoal_reducer_layout_number(job.reducer));
     mark_in(&job, own);
     CHECK(world, shoal_reducer_layout_number(job.reducer) == 2, "it was made anew twice");
-    job.options.layout = expected; /* as a resumed job has it */
+    job.options.layout = expected; /* as in a resumed job */
     keep_given(&job, own, renewed);
     job.options.layout = NULL;
-    job.options.order = order; /* as a profile has recorded it */
+    job.options.order = order; /* as recorded by a profile */
     keep_given(&job, own, renewed);
     shoal_gradient_layout_free(expected);
     close_job(&job);
@@ -460,7 +461,8 @@ static void layout_body(struct world *world)
 
 /* ---- Accumulation, unused parameters, norms, uneven steps ---------------------------------------------------------------- */
 
-/* Squares over all gradients, each times a factor (NULL: 1): the mean over ranks of their own, and of the averages. */
+/* Computes squares over all gradients, each times a factor (NULL: 1): the mean over the ranks of their own, and that of the
+ * averages. */
 static void expect_norms(const struct job *job, const double *factors, double *local, double *averaged)
 {
     *local = *averaged = 0;
@@ -518,7 +520,7 @@ static void local_body(struct world *world)
     close_job(&job);
 }
 
-/* Parameter i is used by the ranks whose bit is in i. Untouched memory keeps its mark. */
+/* Parameter i is used by the ranks whose bit is set in i. Untouched memory keeps its mark. */
 static void unused_body(struct world *world)
 {
     struct job job;
@@ -551,7 +553,7 @@ static void unused_body(struct world *world)
     }
 }
 
-/* Each second parameter is computed in its view, where has_views. */
+/* Every second parameter is computed in its view if has_views is set. */
 static void *norms_place(struct job *job, size_t parameter, bool has_views)
 {
     return place_of(job, parameter, has_views && parameter % 2);
@@ -592,7 +594,7 @@ static void norms_body(struct world *world)
         struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
         const int clips = kind / 2;
         const bool has_views = kind % 2;
-        open_norms(&job, world, clips, SHOAL_FLOAT64); /* clipped values are compared with those that double gives */
+        open_norms(&job, world, clips, SHOAL_FLOAT64); /* clipped values are compared with those computed in double */
         OK(world, create(&job));
         norms_step(&job, has_views, &result);
         check_norms(&job, NULL, &result);
@@ -603,7 +605,7 @@ static void norms_body(struct world *world)
     }
 }
 
-/* With int8 each rank's own norm is still exact, and the averages' is that of what all ranks find in place. */
+/* With int8 each rank's own norm is still exact. The averages' norm is that of the values that all ranks find in place. */
 static void compressed_norms_body(struct world *world)
 {
     struct job job;
@@ -636,7 +638,7 @@ static void put_bits(enum shoal_type type, void *memory, size_t i, uint64_t bits
     memcpy((char *)memory + bytes * i, &bits, bytes);
 }
 
-/* NaN, infinity or its negative: every bit of the exponent is set. */
+/* Writes NaN, infinity or its negative: every bit of the exponent is set. */
 static void put_nonfinite(enum shoal_type type, void *memory, size_t i, int kind)
 {
     static const uint64_t infinities[] = {[SHOAL_FLOAT32] = UINT64_C(0x7f800000),
@@ -648,7 +650,7 @@ static void put_nonfinite(enum shoal_type type, void *memory, size_t i, int kind
     put_bits(type, memory, i, bits[kind]);
 }
 
-/* Values whose squares, or their sum, are infinite in the type, or in double, are finite. */
+/* Writes finite values whose squares, or their sum, are infinite in the type or in double. */
 static void put_large(const struct job *job, size_t parameter)
 {
     static const double large[] = {
@@ -658,7 +660,7 @@ static void put_large(const struct job *job, size_t parameter)
         gradient_put(type, job->memory[parameter], i, large[type]);
 }
 
-/* One rank's NaN or infinity is named on all, and the reducer goes on. Large values are not named. */
+/* All ranks name one rank's NaN or infinity, and the reducer continues. They do not report large values. */
 static void finite_body(struct world *world)
 {
     struct job job;
@@ -698,7 +700,7 @@ static void add_up(struct job *job)
     OK(job->world, shoal_reducer_finish(job->reducer, NULL));
 }
 
-/* Rank r has 2 + r steps, and a LOCAL one whose sum comes to nothing; the others see how many take part. Twice. */
+/* Rank r has 2 + r steps, and a LOCAL one whose sum is dropped. The others see how many ranks take part. Runs twice. */
 static void uneven_body(struct world *world)
 {
     struct job job;
@@ -715,7 +717,7 @@ static void uneven_body(struct world *world)
                 bool in_view[PARAMETERS] = {false};
                 if (step < 2 + world->rank) {
                     OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
-                    OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE)); /* a forward pass without a backward */
+                    OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE)); /* a forward pass without a backward pass */
                     for (size_t i = 0; i < PARAMETERS; i++)
                         compute(&job, i, job.memory[i], 1);
                     mark_all(&job, in_view);
@@ -1015,7 +1017,7 @@ static struct shoal_reducer *saved_create(struct world *world, struct shoal_comm
     return reducer;
 }
 
-/* Other gradients in each step. Returns a hash of the averages. */
+/* Each step has other gradients. Returns a hash of the averages. */
 static uint64_t saved_step(struct world *world, struct shoal_reducer *reducer, uint64_t step)
 {
     static float values[SAVED_MOST];
@@ -1041,7 +1043,7 @@ static uint64_t saved_steps(struct world *world, struct shoal_reducer *reducer, 
     return hash;
 }
 
-/* Steps after a checkpoint give the bits that they give without one, and others where residuals are left out. */
+/* Steps after a checkpoint have the same bits as steps without one, and other bits if residuals are left out. */
 static void resumed_body(struct world *world)
 {
     struct shoal_reducer *whole = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
@@ -1068,7 +1070,7 @@ static void refuse_residuals(struct world *world, struct shoal_reducer *reducer,
     expect_last(world, shoal_reducer_import_residuals(reducer, state, bytes), SHOAL_ERR_ARGUMENT, said);
 }
 
-/* Residuals of this reducer: another rank's, cut short, damaged, or at the wrong time. */
+/* Residuals of this reducer that are another rank's, truncated, damaged, or imported at the wrong time. */
 static void refuse_damaged_residuals(struct world *world, struct shoal_reducer *whole, const char *own, size_t bytes)
 {
     char *all = calloc((size_t)world->size, bytes), *room = calloc(1, bytes);
@@ -1092,7 +1094,7 @@ static void refuse_damaged_residuals(struct world *world, struct shoal_reducer *
     free(room);
 }
 
-/* Residuals of a reducer for reducers that are made otherwise. */
+/* Residuals of a reducer, for reducers that are made differently. */
 static void refuse_others_residuals(struct world *world, const char *own, size_t bytes)
 {
     struct shoal_comm *pair;
@@ -1126,7 +1128,7 @@ static void residuals_refused_body(struct world *world)
     refuse_others_residuals(world, own, bytes);
     shoal_reducer_free(whole);
     whole = saved_create(world, world->comm, 1 << 20, SHOAL_COMPRESS_INT8, NULL);
-    OK(world, shoal_reducer_import_residuals(whole, own, bytes)); /* nothing was wrong with these */
+    OK(world, shoal_reducer_import_residuals(whole, own, bytes)); /* these are valid */
     shoal_reducer_free(whole);
     free(own);
 }
@@ -1140,7 +1142,7 @@ static void unequal_hosts_body(struct world *world)
     close_job(&job);
 }
 
-/* A wrong argument of one rank is reported on all of them. */
+/* A wrong argument on one rank is reported on all ranks. */
 static void expect_refused(struct job *job, enum shoal_status status, const char *said)
 {
     expect_last(job->world, create(job), status, said);
@@ -1235,7 +1237,7 @@ static void refuse_layout_file(struct world *world, bool is_odd)
     shoal_gradient_layout_free(layout);
 }
 
-/* Rank 2, which is_odd, differs from the others or is wrong; every rank is told. */
+/* Rank 2 (is_odd) differs from the others or is wrong. Every rank gets the error. */
 static void lists_body(struct world *world)
 {
     refuse_parameters(world, world->rank == 2);
@@ -1292,10 +1294,10 @@ static void refusals_body(struct world *world)
     close_job(&job);
 }
 
-/* ---- Faults of one rank, told on every rank ------------------------------------------------------------------------------ */
+/* ---- Faults of one rank, reported on every rank -------------------------------------------------------------------------- */
 
-/* WRONG_LENGTH: a gradient is refused, and the program goes on without it. WRONG_LENGTH_TOLD: it gives up with the refusal's
- * text. */
+/* WRONG_LENGTH: a gradient is refused, and the program continues without it. WRONG_LENGTH_TOLD: the program fails the step
+ * with the refusal's text. */
 enum fault {
     MARKED_TWICE,
     PART_TWICE,
@@ -1351,7 +1353,7 @@ static void mark_too_long(struct job *job, size_t parameter, bool is_told)
         shoal_reducer_fail(job->reducer, refusal.status, refusal.text);
 }
 
-/* The rank at fault does this where others mark a parameter. */
+/* The faulty rank does this instead of marking a parameter. */
 static enum shoal_status mark_badly(struct job *job, enum fault fault, size_t parameter)
 {
     if (fault == NEVER_MARKED && (parameter == 4 || parameter == 9))
@@ -1390,7 +1392,7 @@ struct fault_case {
     enum shoal_compression compression;
 };
 
-/* A rank whose step was over before another's callback failed learns it in the next. */
+/* A rank whose step ended before another's callback failed gets the error in the next step. */
 static void fault_body(struct world *world)
 {
     const struct fault_case *at = world->arg;
@@ -1408,7 +1410,7 @@ static void fault_body(struct world *world)
     OK(world, step_with(&job, FAULTS, false));
     job.step++;
     CHECK(world, shoal_reducer_failure(job.reducer, &failure) == SHOAL_PENDING, "a failure before the fault");
-    OK(world, shoal_barrier(world->comm, NULL)); /* else a rank may learn it in the first step, if it is still there */
+    OK(world, shoal_barrier(world->comm, NULL)); /* else a rank that is still in the first step may get the error there */
     calls.next = 0;
     calls.fails_at = world->rank == 1 ? 1 : SIZE_MAX;
     enum shoal_status status = step_with(&job, fault, world->rank == 1);

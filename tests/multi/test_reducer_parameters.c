@@ -1,5 +1,6 @@
-/* What a program's parameters hold after an error, for each fault: exactly what the last whole step left; where the optimizer
- * steps buffer by buffer, those of completed buffers are one step further. No value ever comes from a sum that was not whole. */
+/* The values of a program's parameters after an error, for each fault: exactly those of the last whole step. If the
+ * optimizer steps buffer by buffer, the parameters of completed buffers are one step further. No value ever comes from an
+ * incomplete sum. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,10 +29,10 @@ struct trainer {
     struct shoal_reducer *reducer;
     float gradients[PARAMETERS][ELEMENTS];
     double weights[PARAMETERS][ELEMENTS];
-    int step;         /* that is under way */
-    int whole;        /* steps whose finish returned OK */
+    int step;         /* the current step */
+    int whole;        /* number of steps whose finish returned OK */
     size_t completed; /* buffers of this step that on_buffer has stepped */
-    bool is_faulty;   /* in this step, here */
+    bool is_faulty;   /* this rank has the fault in this step */
 };
 
 /* ---- Values -------------------------------------------------------------------------------------------------------------- */
@@ -97,7 +98,7 @@ static void open_trainer(struct trainer *trainer, struct world *world)
         trainer->parameters[i] = (struct shoal_parameter){ELEMENTS, SHOAL_FLOAT32, NULL};
     options.buffer_bytes = options.first_buffer_bytes = ELEMENTS * sizeof(float);
     options.rank_bytes = 64;
-    options.keeps_layout = 1; /* else a slow rank may still be in the exchange at the begin of the second step */
+    options.keeps_layout = 1; /* else a slow rank may still be in the exchange of layouts when the second step begins */
     options.has_thread = trainer->at->has_thread;
     options.on_buffer = trainer->at->steps_in_callback ? on_buffer : NULL;
     options.on_buffer_arg = trainer;
@@ -105,14 +106,14 @@ static void open_trainer(struct trainer *trainer, struct world *world)
     CHECK(world, shoal_gradient_layout_buffers(shoal_reducer_layout(trainer->reducer)) == PARAMETERS, "buffers are shared");
 }
 
-/* What the rank at fault does instead of marking parameter i. */
+/* The faulty rank does this instead of marking parameter i. */
 static enum shoal_status mark_badly(struct trainer *trainer, size_t i)
 {
     if (trainer->at->fault == RANK_DIES)
-        _exit(0); /* as the harness wants it */
+        _exit(0); /* the harness expects exit code 0 */
     if (trainer->at->fault == NEVER_MARKED)
         return SHOAL_OK;
-    if (trainer->at->fault == WRONG_LENGTH) { /* refused, and never marked in another way */
+    if (trainer->at->fault == WRONG_LENGTH) { /* refused, and not marked in any other way */
         CHECK(trainer->world,
               shoal_reducer_ready(trainer->reducer, i, trainer->gradients[i], ELEMENTS - 1) == SHOAL_ERR_ARGUMENT,
               "a gradient that is too short was not refused");
@@ -157,7 +158,7 @@ static enum shoal_status step(struct trainer *trainer)
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
-/* Of ranks that live: none is more than a step away from another. */
+/* Called on surviving ranks: none is more than one step away from another. */
 static void compare_steps(struct trainer *trainer)
 {
     struct world *world = trainer->world;
@@ -167,13 +168,13 @@ static void compare_steps(struct trainer *trainer)
     CHECK(world, least >= 2 && most <= 3 && most - least <= 1, "ranks stopped between steps %d and %d", least, most);
 }
 
-/* No call after the failure, nor the free, steps anything any more. */
+/* After the failure, neither later calls nor the free step a parameter. */
 static void expect_stopped(struct trainer *trainer, enum shoal_status status)
 {
     struct world *world = trainer->world;
     const enum shoal_status later = shoal_reducer_begin(trainer->reducer, SHOAL_STEP_REDUCE);
     CHECK(world, later == status, "begin after the failure gave %s, not %s", shoal_status_name(later), shoal_status_name(status));
-    if (!trainer->at->has_thread) /* else on_buffer may still be called for what was complete before the failure */
+    if (!trainer->at->has_thread) /* else on_buffer may still be called for buffers completed before the failure */
         expect_all_weights(trainer);
     shoal_reducer_free(trainer->reducer);
     expect_all_weights(trainer);
@@ -187,22 +188,22 @@ static void fault_body(struct world *world)
     OK(world, step(trainer));
     OK(world, step(trainer));
     expect_all_weights(trainer);
-    OK(world, shoal_barrier(world->comm, NULL)); /* else a rank may learn of the fault in the step before */
+    OK(world, shoal_barrier(world->comm, NULL)); /* else a rank may learn of the fault in the previous step */
     trainer->is_faulty = world->rank == AT_FAULT;
     enum shoal_status status = step(trainer);
-    if (status == SHOAL_OK) /* its step was over before another's callback failed: it learns it in the next */
+    if (status == SHOAL_OK) /* this step ended before another rank's callback failed: the next one reports it */
         status = step(trainer);
     CHECK(world, status != SHOAL_OK, "the fault was not told");
     if (trainer->at->fault == CALLBACK_FAILS && world->rank == AT_FAULT)
         CHECK(world, trainer->whole == 2 && trainer->completed == 2, "%zu buffers were stepped", trainer->completed);
     expect_stopped(trainer, status);
     if (trainer->at->fault == RANK_DIES)
-        _exit(0); /* the world's communicator is broken, too */
+        _exit(0); /* the world's communicator is also broken */
     compare_steps(trainer);
     free(trainer);
 }
 
-/* What is refused writes neither to gradients nor to views, and the step goes on to the same values. */
+/* Refused calls write neither to gradients nor to views, and the step continues to the same values. */
 static void refused_body(struct world *world)
 {
     struct trainer *trainer = calloc(1, sizeof *trainer);
@@ -217,7 +218,7 @@ static void refused_body(struct world *world)
     for (size_t e = 0; e < ELEMENTS; e++)
         CHECK(world, trainer->gradients[0][e] == (float)value(1, world->rank, 0, e), "element %zu was written to", e);
     expect_all_weights(trainer);
-    OK(world, step(trainer)); /* nothing was marked: the step may be begun again */
+    OK(world, step(trainer)); /* nothing was marked, so the step may begin again */
     expect_all_weights(trainer);
     hashes[3] = (uint64_t)world->rank;
     CHECK(world, shoal_reducer_compare(trainer->reducer, hashes) == SHOAL_ERR_MISMATCH, "replicas differ");

@@ -1,4 +1,4 @@
-"""`shoal run` on real processes: prefixes, signals, first failures, exit codes, and that nothing stays behind.
+"""`shoal run` on real processes: prefixes, signals, first failures and exit codes. Nothing stays behind.
 
 Prints TAP. SHOAL_COMMAND names the command. Exit code 0: none failed, 1: some did."""
 import fcntl
@@ -21,7 +21,7 @@ from tap import COUNT_A_KILL, Skip, call_counted
 
 SHOAL = os.environ.get("SHOAL_COMMAND", "")
 DEADLINE_S = 60
-PATIENCE_S = 30  # for what takes moments, on a busy machine; workers that wait for an end sleep about twice as long
+PATIENCE_S = 30  # for events that take moments, on a busy machine; workers that wait for an end sleep about twice as long
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK",
              "SHOAL_SECRET", "SHOAL_SECRET_FILE", "OMP_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS")
 
@@ -61,7 +61,7 @@ def sh(script, n=2, *options, **more):
     return run("-n", str(n), *options, "sh", "-c", script, **more)
 
 
-# `after RANK` waits until that rank has ended: its process is a zombie then.
+# `after RANK` waits until that rank has ended and is a zombie.
 MARKED = """
 echo $$ >"$MARKS/$RANK"
 after() {
@@ -88,7 +88,7 @@ def within(text, part):
 
 
 def refused(done, code, *parts):
-    """One clear line on stderr and nothing else."""
+    """Expects one clear line on stderr and no other output."""
     equal(done.code, code)
     equal(done.out, "")
     equal(done.err.count("\n"), 1)
@@ -97,7 +97,7 @@ def refused(done, code, *parts):
 
 
 def beside_cores(err):
-    """Without the line that says which cores the workers have."""
+    """Removes the line about the workers' cores."""
     return re.sub(r"^shoal run: (each worker has .*|\d+ workers share .*)\n", "", err, count=1, flags=re.M)
 
 
@@ -112,7 +112,7 @@ def wait_for(question, what, seconds=PATIENCE_S):
 
 
 def state_of(pid):
-    """The letter of /proc, or None when there is no such process."""
+    """Returns the state letter in /proc, or None if there is no such process."""
     try:
         with open("/proc/%d/stat" % pid) as stat:
             return stat.read().rpartition(")")[2].split()[0]
@@ -129,7 +129,7 @@ def all_gone(pids):
 
 
 def lines_read(process, count):
-    """The first lines of a run's output, as numbers: workers print the pids that the tests look at."""
+    """Reads the first lines of a run's output as numbers: workers print their process IDs."""
     return [int(process.stdout.readline().split("|")[1]) for _ in range(count)]
 
 
@@ -154,7 +154,8 @@ def environment_wins_over_inherited():
 
 
 def words_of_an_outer_launcher_are_not_handed_on():
-    """Its workers would take them for theirs: torch waits for a store of torchrun that nobody opens. Names of places stay."""
+    """Workers would take these variables for theirs: torch would wait for a store of torchrun that nobody opens. Variables
+    with a rank's place stay."""
     outer = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME",
              "GROUP_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMIX_NAMESPACE", "PMIX_RANK", "PMI_FD",
              "MPI_LOCALRANKID", "HOROVOD_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_GTIDS")
@@ -187,7 +188,7 @@ def port_is_free_and_differs_between_runs():
     with tempfile.TemporaryDirectory() as folder:
         gate = os.path.join(folder, "gate")
         runs = [start("-n", "1", sys.executable, "-c", "import sys;" + code, gate) for _ in range(4)]
-        ports = [process.stdout.readline() for process in runs]  # all of them run at once
+        ports = [process.stdout.readline() for process in runs]  # all of them run at the same time
         with open(gate, "w"):
             pass
         done = [finish(process) for process in runs]
@@ -244,7 +245,7 @@ def long_lines_stay_whole():
 
 def slow_reader_gets_everything():
     process = start("-n", "2", sys.executable, "-c", "for i in range(200000): print('line',i)")
-    time.sleep(0.5)  # both pipes are full by then, as a rule
+    time.sleep(0.5)  # by then both pipes are usually full
     done = finish(process)
     equal(len(done.out.splitlines()), 400000)
 
@@ -280,7 +281,7 @@ def standard_input_goes_to_rank_0():
 
 
 def masks_of(workers, *options, cores=None):
-    """The cores of each worker, as the kernel has them, and what the command says on stderr."""
+    """Returns the cores of each worker, from the kernel, and the command's output on stderr."""
     def prepare():
         if cores:
             os.sched_setaffinity(0, cores)
@@ -337,7 +338,7 @@ def more_workers_than_cores_are_not_bound():
 
 
 def quota_of_a_container_counts():
-    """A quota of one core, where there are more: workers that share it would wait for cores that they may not use."""
+    """A quota of one core on a machine with more: workers that share it would wait for cores that they may not use."""
     if len(os.sched_getaffinity(0)) < 2:
         raise Skip("this process may use one core only")
     quota = ("cd /sys/fs/cgroup && mkdir cpu && echo 100000 | tee cpu/cpu.cfs_quota_us cpu/cpu.cfs_period_us > /dev/null && "
@@ -349,7 +350,7 @@ def quota_of_a_container_counts():
 
 
 def waits_spin_where_each_worker_has_a_core():
-    """The library must not take a worker's slice for all the cores that the workers have together."""
+    """The library must not take one worker's cores for all the cores of the workers together."""
     hello = os.path.join(os.environ["SHOAL_EXAMPLES"], "01_hello")
     cores = sorted(cores_here(2))[:2]
     for mask, spins in ((cores, True), (cores[:1], False)):
@@ -375,7 +376,7 @@ def few_descriptors_are_enough():
     with tempfile.TemporaryDirectory() as folder:
         done = sh("ls /proc/self/fd | wc -l", 32, "--output", folder, preexec_fn=descriptors_limited(256))
     equal(done.code, 0)
-    # 0, 1, 2 and the one ls reads the folder with; nothing of the launcher's.
+    # 0, 1, 2 and the one with which ls reads the folder; none of the launcher's
     equal({line.split("| ")[1].strip() for line in done.out.splitlines()}, {"4"})
 
 
@@ -401,7 +402,7 @@ def first_failure_is_reported():
                    "for i in $(seq 30); do echo line $i; done; echo cause >&2; exit 3", 3)
     equal(done.code, 3)
     assert re.search(r"^shoal run: rank 1 \(pid \d+\) failed first: exited with code 3$", done.err, re.M), done.err
-    # Its two streams are two pipes: the order between them is not known.
+    # Its two streams are separate pipes, so their order is unknown.
     shown = [line.strip() for line in done.err.splitlines() if line.startswith("    ")]
     equal(len(shown), 20)
     within(shown, "cause")
@@ -436,7 +437,7 @@ def lack_of_memory_is_told():
 
 
 def cause_that_ranks_share_is_named():
-    """They exit at once, in any order; what is named is what they say, not who was quicker."""
+    """They exit at once, in any order. The report names the cause that they print, not the rank that was first."""
     probe = os.path.join(os.environ["SHOAL_TESTS"], "blame_probe")
     for how, end in (("leave", "exited with code 0 while others still needed it"), ("abort", "exited with code 1"),
                      ("mismatch", "exited with code 1")):
@@ -457,8 +458,8 @@ def cause_that_ranks_share_is_named():
 
 
 def cause_is_shown_once():
-    """The ranks' log lines and exceptions repeat it, and so do the last lines of the rank that failed first. The report may
-    stand far below, so it says the cause once more. Files and stdout hold what each rank wrote."""
+    """The ranks' log lines and exceptions repeat the cause, as do the last lines of the rank that failed first. The report
+    may come much later, so it has the cause once more. Files and stdout contain each rank's output."""
     cause = "ranks called different operations as number 7 of communicator torch.0: rank 0 called this, rank 1 that"
     worker = (f"echo \"shoal: rank $RANK (host:$$) [engine] communicator torch.0 is broken: {cause}\" >&2;"
               f"echo \"[rank$RANK]: DistBackendError: shoal:all_reduce: {cause}. Bye\" >&2; echo \"result: {cause}\"; exit 1")
@@ -478,7 +479,7 @@ def cause_is_shown_once():
 
 
 def absent_rank_is_named():
-    """The others give up and exit; it comes too late, and is the last to end."""
+    """The others give up and exit. The absent rank comes too late and is the last to end."""
     probe = os.path.join(os.environ["SHOAL_TESTS"], "blame_probe")
     done = run("-n", "3", probe, "absent", "1", env=environment(SHOAL_TIMEOUT_MS="500"))
     equal(done.code, 1)
@@ -486,7 +487,7 @@ def absent_rank_is_named():
 
 
 def first_death_wins_at_once():
-    """Two deaths within one wake-up of the launcher, which is stopped meanwhile: the earlier is the first."""
+    """Two deaths within one wake-up of the launcher, which is stopped meanwhile. The earlier one is reported first."""
     process = start("-n", "3", "sh", "-c", "echo $$; exec sleep 55")
     pids = lines_read(process, 3)
     process.send_signal(signal.SIGSTOP)
@@ -506,8 +507,8 @@ def success_beside_others_is_fine():
 
 
 def early_leavers_are_in_the_report():
-    """A rank that left with code 0 did not fail, but may be why another did. The command cannot tell the order of two ends that it
-    finds at one look, so it has time for a look before rank 2 ends."""
+    """A rank that exited with code 0 did not fail, but may be the reason why another did. The command cannot order two ends
+    that it finds at the same look, so there is time for a look before rank 2 ends."""
     done = ordered("[ $RANK = 1 ] && exit 0; [ $RANK = 2 ] && { after 0; sleep 1.5; exit 0; }; after 1; exit 3", 3)
     equal(done.code, 3)
     report = [re.sub(r" \(pid \d+\)", "", line) for line in done.err.splitlines() if line.startswith("shoal run: rank")]
@@ -569,7 +570,7 @@ def missing_program_is_named():
 
 
 def forwarded(number):
-    """Each worker prints when the signal comes and ends with 0."""
+    """Each worker prints when it receives the signal, and exits with 0."""
     name = signal.Signals(number).name[3:]
     process = start("-n", "2", "sh", "-c", "trap 'echo got; exit 0' %s; echo $$; while :; do sleep 0.05; done" % name)
     lines_read(process, 2)
@@ -617,7 +618,7 @@ def second_interrupt_kills():
 
 
 def grace_passes_once():
-    """The time that is given, not that without --grace; the best of some runs."""
+    """Uses the given time, not the one without --grace; the best of some runs counts."""
     took = []
     while not took or min(took) > 3 and len(took) < 5:
         process = start("-n", "2", "--grace", "0.5", "sh", "-c", STUBBORN)
@@ -637,7 +638,7 @@ SAVES = ('import os, signal, sys, time\n'
 
 
 def behind_a_shell(seconds, *options):
-    """The shell ends at SIGTERM, and its child saves for some time."""
+    """The shell ends at SIGTERM, but its child takes some time to save."""
     process = start(*options, "sh", "-c", '"$0" -c "$1"; echo "not reached"', sys.executable, SAVES % seconds)
     equal(process.stdout.readline(), "0| training\n")
     process.send_signal(signal.SIGTERM)
@@ -669,7 +670,7 @@ def second_interrupt_kills_behind_a_shell():
 
 
 def given_grace_counts_after_a_failure():
-    """Without it, 1.5 s."""
+    """Without --grace it is 1.5 s."""
     script = 'if [ $RANK = 1 ]; then sleep 0.5; exit 5; fi; exec "$0" -c "$1"'
     for options, is_saved in ((["--grace", "30"], True), ([], False)):
         done = run("-n", "2", *options, "sh", "-c", script, sys.executable, SAVES % 3)
@@ -678,7 +679,7 @@ def given_grace_counts_after_a_failure():
 
 
 def ends_are_told_at_once():
-    """With --ends: each worker that failed, once, the first of them seconds before the report."""
+    """--ends reports each failed worker once, the first of them seconds before the final report."""
     script = ("case $RANK in 0) exec sleep 63;; 1) until [ -e \"$MARKS/3\" ]; do sleep 0.02; done; kill -KILL $$;; 2) exit 0;;"
               " 3) echo >\"$MARKS/3\"; exit 137;; esac")
     with tempfile.TemporaryDirectory() as marks:
@@ -806,12 +807,13 @@ def ignored_signals_stay_ignored():
 def workers_get_default_signals():
     done = sh("awk '/^Sig(Blk|Ign)/ { print $2 }' /proc/self/status", 1)
     blocked, ignored = (int(line.split()[1], 16) for line in done.out.splitlines())
-    own_of_libc = 1 << 31 | 1 << 32  # signals 32 and 33 may come ignored from outside; nobody can ask libc to change that
+    own_of_libc = 1 << 31 | 1 << 32  # signals 32 and 33 may be inherited as ignored; libc does not let a program change that
     equal((blocked, ignored & ~own_of_libc), (0, 0))
 
 
 def tests_hold_under_nohup():
-    """Signal dispositions that this program inherited must not decide: nohup ignores SIGHUP, a shell's background SIGINT and SIGQUIT."""
+    """Inherited signal dispositions must not matter: nohup ignores SIGHUP; a background job of a shell ignores SIGINT and
+    SIGQUIT."""
     ignored = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1)
     done = subprocess.run([sys.executable, __file__, "signals_are_forwarded", "workers_get_default_signals"],
                           capture_output=True, text=True, timeout=DEADLINE_S,
@@ -826,7 +828,7 @@ def stop_and_continue():
     wait_for(lambda: all(state_of(pid) == "S" for pid in pids), "sleep")  # not in the middle of starting it
     process.send_signal(signal.SIGTSTP)
     wait_for(lambda: all(state_of(pid) == "T" for pid in [process.pid, *pids]), "stop")
-    time.sleep(4)  # the timeout stands still
+    time.sleep(4)  # the timeout's clock is stopped
     process.send_signal(signal.SIGCONT)
     done = finish(process)
     equal((done.code, beside_cores(done.err)), (0, ""))
@@ -837,7 +839,7 @@ def stop_and_continue():
 
 
 class Terminal:
-    """A run on a pseudo-terminal of 40 columns; the line about cores, which is wider, is left out."""
+    """A run on a pseudo-terminal of 40 columns. Leaves out the line about cores, which is wider."""
 
     SIZE = struct.pack("HHHH", 24, 40, 0, 0)
 
@@ -884,7 +886,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(status)
 
     def screen(self):
-        """The text a person sees in the end: \\r goes to the line's begin, ESC [ K erases to its end."""
+        """Returns the text that a person sees at the end: \\r moves to the start of the line, ESC [ K erases to its end."""
         rows, column = [""], 0
         for part in re.findall(r"\r|\n|\x1b\[K|[^\r\n\x1b]+", self.text):
             row = rows[-1]
@@ -959,7 +961,7 @@ def mistyped_words_get_a_suggestion():
 
 
 def other_words_get_none():
-    """A third of the letters may be wrong, not more."""
+    """At most a third of the letters may be wrong."""
     for words in (["run", "--frob"], ["run", "-x", "2"], ["bench", "--frob"], ["trace", "--frob"], ["trace", "-x"], ["sailor"],
                   ["explain", "sort"], ["bench", "--most", "8"]):
         done = command(*words)
@@ -1023,7 +1025,7 @@ def idle_launcher_uses_no_time():
             switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status.read(), re.M).group(1)
         return int(fields[11]) + int(fields[12]), int(switches)
     def is_idle():
-        """It may be busy with the start at first; one that looks around now and then never is."""
+        """The process may be busy at the start. One that polls now and then is never idle."""
         before = ticks()
         time.sleep(0.7)
         return ticks() == before
@@ -1074,9 +1076,9 @@ def verdict(number, test):
 
 
 def signals_default():
-    """`shoal run` rightly keeps signals ignored or blocked that a launcher of this program has ignored or blocked."""
+    """`shoal run` rightly keeps the signals ignored or blocked that this program's launcher has ignored or blocked."""
     for number in signal.valid_signals():
-        if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):  # those are Python's own
+        if signal.getsignal(number) == signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):  # Python itself ignores these two
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

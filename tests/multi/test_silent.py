@@ -1,7 +1,8 @@
-"""Services that never answer while ranks join: a name server, the launcher's PMIx, a program at rank 0's port. Each is a clear error
-within the time that was set.
+"""Services that never answer while ranks join: a name server, the launcher's PMIx, a program at rank 0's port. Each must
+cause a clear error within the configured time.
 
-Prints TAP. SHOAL_PROBE names launcher_probe, SHOAL_TEST_RESOLVER and SHOAL_TEST_PMIX the mocks. Exit code 0: none failed."""
+Prints TAP. SHOAL_PROBE names launcher_probe; SHOAL_TEST_RESOLVER and SHOAL_TEST_PMIX name the mocks. Exit code 0: none
+failed."""
 import os
 import signal
 import socket
@@ -20,13 +21,14 @@ def variables_of_no_launcher(**others):
 
 
 def names_after(ms):
-    """A name server that answers so late."""
+    """Sets up a name server that answers after this many milliseconds."""
     return {"LD_PRELOAD": os.environ["SHOAL_TEST_RESOLVER"], "MOCK_RESOLVER_MS": str(ms), "MOCK_NAMES": "far=127.0.0.1",
             "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"}
 
 
 def probe(within, **variables):
-    """Its exit code and what it said. It ends within so many seconds: long before what hangs would go on, after 30 s or never."""
+    """Returns the probe's exit code and output. It must end within `within` seconds; the hung call itself would last 30 s
+    or forever."""
     env = variables_of_no_launcher(SHOAL_BOOTSTRAP_TIMEOUT_MS="700", **variables)
     begin = time.monotonic()
     done = subprocess.run([PROBE], env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
@@ -80,7 +82,7 @@ def agents_whose_name_server_does_not_answer_give_up_in_time():
 
 def agents_whose_name_server_does_not_answer_hear_signals():
     agents = agents_of_two_hosts("300")
-    time.sleep(1)  # they wait for the name server
+    time.sleep(1)  # by then the ranks wait for the name server
     begin = time.monotonic()
     for agent in agents:
         agent.send_signal(signal.SIGINT)

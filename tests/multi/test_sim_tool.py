@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`shoal sim` as a user meets it: lists, formats, the plot, the model, what it refuses. (What it predicts: test_simulate.)"""
+"""`shoal sim` as a user sees it: lists, formats, the plot, the model, refusals. (test_simulate tests its predictions.)"""
 import csv
 import io
 import json
@@ -77,7 +77,7 @@ def bursts_and_one_machine_are_asked_for():
     text = sim(*words, "--burst", "72K", "--burst-rate", "10gbit", "--cores", "1", "--one-machine")
     expect("after a pause 72 KiB go at 10 Gbit/s" in text and "1 core for all hosts" in text, text)
     out = sim("--explain-model", "--rate", "1gbit", "--burst", "8K")
-    expect(re.search(r"\b4 KiB +34\.00 us", out) and re.search(r"\b64 KiB +493\.26 us", out), out)  # 2 + 2 + 30, what is beyond
+    expect(re.search(r"\b4 KiB +34\.00 us", out) and re.search(r"\b64 KiB +493\.26 us", out), out)  # 2 + 2 + 30; the rest
 
 
 def gpus_are_asked_for():
@@ -130,7 +130,7 @@ def unwritable_plots_are_told_before_the_work():
         code, out, err = call(SHOAL, *LONG, "--plot", pathlib.Path(folder) / "none/plot.svg", timeout=20)
         expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
         plot = pathlib.Path(folder) / "plot.svg"
-        for before in (None, "an older plot"):  # the look at it makes no file, and empties none
+        for before in (None, "an older plot"):  # the check that the plot can be written creates no file and truncates none
             if before:
                 plot.write_text(before)
             code, out, err = call(SHOAL, "sim", "allreduce", "--bytes", "7", "--plot", plot)
@@ -150,7 +150,7 @@ def long_predictions_say_what_they_are_at():
         process.wait()
         os.close(terminal)
         os.close(screen)
-    told = re.findall(r"\r\x1b\[Kshoal sim: 256 hosts, 1 GiB \(row 1 of 1\), (\d+) s so far", text)  # a machine that stalls leaves some out
+    told = re.findall(r"\r\x1b\[Kshoal sim: 256 hosts, 1 GiB \(row 1 of 1\), (\d+) s so far", text)  # a stall skips some
     expect(len(set(told)) > 1 and 0 < int(told[0]) and sorted(told, key=int) == told, repr(text))
 
 

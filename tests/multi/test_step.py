@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""`shoal bench step` and `shoal sim step` as a user meets them. (Profiles, the bound, the schedule: test_step_profile, test_step_replay.)"""
+"""`shoal bench step` and `shoal sim step` as a user sees them. (test_step_profile and test_step_replay test profiles, the
+bound and the schedule.)"""
 import atexit
 import csv
 import io
@@ -20,12 +21,12 @@ import xml.etree.ElementTree
 from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
-IS_SANITIZED = os.environ.get("SHOAL_TEST_BUILD") == "asan"  # looks at memory: of few hosts as of hundreds
+IS_SANITIZED = os.environ.get("SHOAL_TEST_BUILD") == "asan"  # few hosts show it as much as hundreds
 SVG = "{http://www.w3.org/2000/svg}"
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-step-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
 
-# Twelve tensors of half a MiB, two of them in a buffer, ready at equal distances.
+# Twelve tensors of half a MiB, two to a buffer, ready at equal intervals.
 TENSORS, ELEMENTS = 12, 1 << 17
 SMALL = ROOT / "small.json"
 SMALL.write_text(json.dumps([{"name": f"layer.{TENSORS - 1 - i}", "elements": ELEMENTS, "ready": (i + 1) / TENSORS}
@@ -44,8 +45,8 @@ def refused(*words, about):
 
 
 def sim(*words):
-    code, out, err = call(SHOAL, "sim", "step", *words, timeout=240)  # 12 seconds of CPU time for 200 and 256 hosts
-    said = [line for line in err.splitlines() if not line.endswith(" s so far")]  # after 30 s, as on a crowded machine
+    code, out, err = call(SHOAL, "sim", "step", *words, timeout=240)  # 200 and 256 hosts take 12 seconds of CPU time
+    said = [line for line in err.splitlines() if not line.endswith(" s so far")]  # printed after 30 s, as on a crowded machine
     expect(code == 0 and not said, words, code, out, err)
     return out
 
@@ -68,8 +69,8 @@ def efficiency_is_of_as_many_single_workers():
 
 
 def many_hosts_lose_little():
-    """The published figure to beat is 85 % of 2,048 workers. Beyond 128 of them efficiency falls no further than
-    docs/performance.md says; with 200 hosts, which are no power of two, it falls by up to 5 points."""
+    """The published figure to beat is 85 % with 2,048 workers. Beyond 128 workers efficiency falls no further than
+    docs/performance.md states; with 200 hosts, not a power of two, it falls by up to 5 points."""
     falls = {"resnet50": 0.035, "bert-large": 0.02, "gpt2": 0.02}
     words = ("--profile", "resnet50,bert-large,gpt2", "--backward", "120,400,250", "--rate", "100gbit", "--memory", "20GB/s")
     hosts = "16,64" if IS_SANITIZED else "16,64,200,256"
@@ -195,7 +196,7 @@ def bench(*words, ranks=2, profile=SMALL, backward="40", prefix=(), code=0):
 
 
 def gradients_on_a_device_are_averaged():
-    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # the stand-in for the driver
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # it has the stand-in for the driver
     if not (folder / "libcuda.so.1").exists():
         raise Skip("the stand-in for CUDA's driver was not built")
     driver = ("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=2,late=20")
@@ -234,7 +235,7 @@ def every_rank_reports_its_step():
 
 
 def every_way_of_a_step_gives_the_averages():
-    """Each first step is compared, element by element."""
+    """Each variant's first step is compared element by element."""
     size = 4 * TENSORS * ELEMENTS
     for words in (["--busy"], ["--views"], ["--no-thread"], ["--optimizer", "after"], ["--optimizer", "buffers"],
                   ["--views", "--optimizer", "buffers", "--no-thread"], ["--compress", "bf16"], ["--compress", "int8", "--views"],
@@ -266,7 +267,7 @@ def buffers_are_averaged_while_the_backward_pass_goes_on():
         ready = max(span["ts"] + span["dur"] for span in passed)
         summed = {span["tid"]: span["ts"] + span["dur"] for span in spans if span["name"] == "is averaged"}
         expect(len(summed) == step["buffers"] and ready >= 600e3, summed)
-        # The first buffer is full after a sixth of it; the last one cannot be summed before the end.
+        # The first buffer is full after a sixth of the pass; the last one cannot be summed before its end.
         expect(summed[2] < ready and summed[1 + step["buffers"]] > 600e3, summed, ready)
     root = xml.etree.ElementTree.parse(drawing).getroot()
     labels = [text.text for text in root.findall(f"{SVG}text")]
@@ -296,9 +297,9 @@ def launchers_start_the_ranks():
 
 
 def ranks_on_two_hosts(*words):
-    """Hosts by name only: four ranks of this machine, which reach the other host's over its own network."""
+    """Runs four ranks on this machine that claim to be on two hosts. They reach the other host's ranks over the network."""
     libfabric = ROOT / "libfabric"
-    libfabric.write_text("leak:libfabric\n")  # it keeps what it found of providers
+    libfabric.write_text("leak:libfabric\n")  # it never frees its list of providers
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -322,14 +323,14 @@ def hosts_send_less_where_gradients_are_compressed():
         expect((step["hosts"], step["compress"], step["errors"]) == (2, word, 0) and not any(row["errors"] for row in rows), step)
         expect([row["host"] for row in rows] == [0, 0, 1, 1] and len({row["bytes_network"] for row in rows}) == 1, rows)
         sent[word] = rows[0]["bytes_network"]
-        for row in rows:  # counted by transports: the gradients, and a few thousand bytes of messages
+        for row in rows:  # transports count the gradients and a few thousand bytes of messages
             for way in ("bytes_wire_sent", "bytes_wire_received"):
                 expect(sent[word] < row[way] < 1.05 * sent[word], word, way, row)
         for way in ("bytes_wire_sent", "bytes_wire_received"):
             expect(max(row[way] for row in rows) < 1.01 * min(row[way] for row in rows), word, way, rows)
         most = max(row["bytes_wire_sent"] for row in rows) * len(rows) / sum(row["bytes_wire_sent"] for row in rows)
         expect(most - 1e-5 <= step["balance"] < 1.01, word, step, rows)
-        # Each of two hosts sends every byte once; the bound holds for the bytes that are left.
+        # Each of the two hosts sends every byte once; the bound counts the bytes after compression.
         ratio = {"none": 1, "int8": 4 / (1 + 4 / 256)}.get(word, 2)
         expect(abs(step["wire_us"] - size * 8e-3 / 10 / ratio) < 1 and step["bound_us"] >= step["wire_us"], word, step)
     expect(size / 2 <= sent["none"] < 0.51 * size and sent["fp16"] == sent["bf16"], sent)
@@ -358,19 +359,19 @@ def children_of(pid):
 
 
 def read_until(screen, pattern, text):
-    """What a terminal was told, up to this, or with None to its end."""
+    """Returns the terminal's output until the pattern appears; with None, until the terminal is closed."""
     end = time.monotonic() + 60
     while not (pattern and re.search(pattern, text)) and time.monotonic() < end:
         if select.select([screen], [], [], 0.2)[0]:
             try:
                 text += os.read(screen, 4096).decode()
-            except OSError:  # nobody has it open any more
+            except OSError:  # all processes have closed it
                 break
     return text
 
 
 def a_killed_worker_is_named_by_the_others():
-    screen, terminal = pty.openpty()  # on which it tells that they are in the steps
+    screen, terminal = pty.openpty()  # progress lines go to this terminal and show that the steps have begun
     process = subprocess.Popen([SHOAL, "bench", "step", "--profile", SMALL, "--backward", "300", "--steps", "1000", "-n", "3"],
                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, text=True)
     os.close(terminal)

@@ -1,5 +1,5 @@
-/* Deadlines where time is not what it seems: the processor's counter jumps, all ranks are stopped for a while, the machine's
- * clock source is another than the processor's counter. */
+/* Deadlines when clocks misbehave: the processor's counter jumps, all ranks are stopped for a while, or the machine's clock
+ * source is not the processor's counter. */
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -37,7 +37,7 @@ static void set(struct world *world, int place, uint64_t value)
     ((volatile uint64_t *)world->board)[place] = value;
 }
 
-/* Seen from the library: its anchor is where the counter was before. */
+/* To the library this looks like a jump: its anchor is the counter's earlier value. */
 static void jump(struct world *world, int64_t ns)
 {
     struct shoal_progress *progress = world->context->progress;
@@ -64,20 +64,20 @@ static void survive_a_jump(struct world *world)
     jump(world, ns);
     if (world->rank == 1)
         usleep(300000);
-    OK(world, sum(comm, 5000)); /* a late rank is no lost one */
+    OK(world, sum(comm, 5000)); /* a late rank is not a lost one */
     jump(world, ns);
     if (world->rank == 0)
-        expect_timeout(world, comm, 500); /* and one that does not come is */
+        expect_timeout(world, comm, 500); /* and a rank that never comes times out */
     OK(world, shoal_barrier(world->comm, NULL));
     shoal_comm_free(comm);
 }
 
 enum { PROCESS_OF = 0, WAITS = 8, HAS_GONE_ON };
 
-#define PATIENCE_MS 6000 /* ten times what lies between, as the machine may stand still, too */
+#define PATIENCE_MS 6000 /* ten times the expected time, because the machine may also stall */
 #define STOP_MS 8000
 
-/* Stops both ranks for longer than their deadline, as a job control or the machine would. A process of its own, nobody's. */
+/* Stops both ranks for longer than their deadline, as job control or the machine would. An independent process does it. */
 static void stop_all_for_a_while(struct world *world)
 {
     const volatile uint64_t *board = world->board;
@@ -141,7 +141,7 @@ static void works_without_the_counter(struct world *world)
     shoal_comm_free(comm);
 }
 
-/* From now on this process, and those that it starts, find another clock source named. */
+/* From now on this process and those that it starts read another name for the clock source. */
 static bool name_source(const char *source)
 {
     char name[] = "/tmp/shoal-test-XXXXXX";

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`shoal bench`, `shoal explain` and `shoal info` as a user meets them. (`shoal run` has test_run.py.)"""
+"""`shoal bench`, `shoal explain` and `shoal info` as a user sees them. (`shoal run` has test_run.py.)"""
 import fcntl
 import json
 import os
@@ -22,7 +22,7 @@ MOVING = ["broadcast", "allgather", "gather", "scatter", "alltoall"]
 OPERATORS = ["sum", "avg", "max", "min", "prod", "scaled-sum"]
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 INTEGERS = ["int64", "int32", "int8", "uint8"]
-# Half of a short run under AddressSanitizer is the look for leaks at its end: where runs differ in a type only, others look.
+# AddressSanitizer's leak check takes half of a short run. Runs that differ only in a type leave that check to others.
 LEAKS_ELSEWHERE = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
 
 
@@ -76,7 +76,7 @@ def bench_checks_every_type_and_operator():
 
 
 def bench_measures_memory_of_a_device():
-    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # the stand-in for the driver
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"  # it has the stand-in for the driver
     if not (folder / "libcuda.so.1").exists():
         raise Skip("the stand-in for CUDA's driver was not built")
     env = {**os.environ, "LD_LIBRARY_PATH": str(folder), "MOCK_CUDA": "devices=2,late=20"}
@@ -114,7 +114,7 @@ def beside_nccl_a_table_is_made():
 
 
 def make_test_gpu_runs_where_there_is_a_driver():
-    """Its commands in this build, over the stand-in in the place of a driver: a few cases, and small sizes."""
+    """The commands of `make test-gpu` in this build, with the stand-in as driver: a few cases and small sizes."""
     folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"
     if not (folder / "libcuda.so.1").exists():
         raise Skip("the stand-in for CUDA's driver was not built")
@@ -160,7 +160,7 @@ def bench_runs_under_mpirun():
 
 
 def bench_binds_its_workers():
-    """What --bind does to the masks, test_run.py shows of `shoal run`; the code is the same."""
+    """test_run.py tests the masks that --bind sets, for `shoal run`; the code is the same."""
     if len(os.sched_getaffinity(0)) < 2:
         raise Skip("this process may use one core only")
     small = ("bench", "barrier", "--iterations", "5", "--format", "json")
@@ -170,7 +170,7 @@ def bench_binds_its_workers():
         expect(code == 0 and err.startswith(told) and err.count("\n") == bool(told), words, out, err)
     code, out, err = call("taskset", "-c", str(min(os.sched_getaffinity(0))), SHOAL, *small, "-n", "2")
     expect(code == 0 and err == "shoal bench: 2 workers share 1 core: they are not bound\n", out, err)
-    code, out, err = call(SHOAL, *small, env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})  # its launcher has placed it
+    code, out, err = call(SHOAL, *small, env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"})  # its launcher has bound it
     expect(code == 0 and not err, out, err)
 
 
@@ -251,7 +251,8 @@ def explain_names_the_gpus_of_operands():
 
 
 def explain_shows_sums_among_gpus():
-    """As a communicator over the stand-in for the driver goes (test_device_peers): where GPUs cannot, the plan is the usual one."""
+    """explain chooses as a communicator over the stand-in for the driver does (test_device_peers): if GPUs cannot sum, it
+    shows the usual plan."""
     folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"
     if not (folder / "libcuda.so.1").exists():
         raise Skip("the stand-in for CUDA's driver was not built")
@@ -276,7 +277,7 @@ def explain_shows_sums_among_gpus():
 
 
 def explain_tells_programs_the_same():
-    """Each step of the text in another form."""
+    """JSON has the same steps as the text."""
     def text_of(step):
         if step["step"] == "signal":
             return f"signal  {step['peer']}"
@@ -420,7 +421,7 @@ def explain_shows_plans_over_hosts():
     expect("all-reduce of 524288 bytes (131072 elements) over 32 ranks on 4 hosts\n" in out, out)
     expect("algorithm mesh, because of several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
     expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "bins; for each chunk:" in out, out)
-    for line in steps(out):  # rank 9 is on host 1, ranks 8 to 15, and puts to those with its number elsewhere
+    for line in steps(out):  # rank 9 is on host 1 (ranks 8 to 15) and puts to ranks of its local number on other hosts
         peer = re.search(r"put .* -> stg\[(\d+)\]", line)
         expect(not peer or int(peer.group(1)) in (1, 17, 25), line)
     expect(max(map(len, out.partition("\nrank 9")[0].splitlines())) <= 128, out)
@@ -544,7 +545,7 @@ def providers(**env):
 
 
 def info_names_the_interface_and_the_providers():
-    """Where libfabric is loaded; over loopback, which every machine has."""
+    """If libfabric is loaded; over loopback, which every machine has."""
     code, out, err = providers(MASTER_ADDR="127.0.0.1")
     if "built without libfabric" in err:
         raise Skip(err.strip())
@@ -581,7 +582,7 @@ def help_teaches():
 
 
 def on_terminal(columns, *words):
-    """The lines that a terminal of so many columns gets."""
+    """Returns the lines that a terminal with this many columns receives."""
     screen, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     process = subprocess.Popen([SHOAL, *words], stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.DEVNULL)
@@ -590,7 +591,7 @@ def on_terminal(columns, *words):
     try:
         while chunk := os.read(screen, 65536):
             text += chunk
-    except OSError:  # all have closed it
+    except OSError:  # all processes have closed it
         pass
     os.close(screen)
     expect(process.wait() == 0, words, text)
@@ -618,7 +619,7 @@ def bench_help_names_the_states_of_the_machine():
 
 
 def make_build_says_what_it_built():
-    """With a ninja that says what the test wants."""
+    """Runs make with a ninja that prints what the test wants."""
     make = shutil.which("make")
     if not make:
         raise Skip("no make here")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`shoal top`: what it tells of live jobs, whom it takes for a job, what it refuses."""
+"""`shoal top`: what it reports about live jobs, which processes it accepts as a job, what it refuses."""
 import fcntl
 import json
 import os
@@ -17,11 +17,11 @@ from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 PROBE = os.environ["SHOAL_TOP_PROBE"]
-PATIENCE_S = 30  # for what takes moments, on a busy machine
+PATIENCE_S = 30  # for events that take moments, on a busy machine
 
 
 class Job:
-    """`shoal run` of the probe; ended and waited for at the end."""
+    """`shoal run` of the probe. The end of the with statement ends it and waits for it."""
 
     def __init__(self, mode, ranks=2, program=(PROBE,), **env):
         self.run = subprocess.Popen([SHOAL, "run", "-n", str(ranks), *program, mode], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -47,7 +47,7 @@ class Job:
         self.run.communicate(timeout=30)
 
     def look(self, *words):
-        """The processes by world rank, and the whole object."""
+        """Returns the processes by world rank, and the whole object."""
         code, out, err = call(SHOAL, "top", "--once", "--format", "json", *words)
         expect(code == 0 and err == "", code, out, err)
         look = json.loads(out)
@@ -90,7 +90,7 @@ def a_rank_that_others_wait_for_is_named():
 
 
 def ranks_that_have_just_begun_to_wait_are_told_by_the_numbers():
-    """Within the half second in which no rank says whom it waits for."""
+    """Within the half second in which no rank reports whom it waits for."""
     with Job("late", 3) as job:
         job.look_until(lambda mine, look: world(mine[0])["waits_for"] == world(mine[2])["waits_for"] == [1], str(job.pids[0]),
                        "--interval", "0.01")
@@ -123,7 +123,7 @@ def rates_and_lateness_are_told():
 
 
 def bytes_on_the_network_are_told():
-    """Two ranks of one machine that take each other for hosts of their own."""
+    """Two ranks of one machine that act as separate hosts."""
     with Job("busy", program=("sh", "-c", 'SHOAL_HOST_ID=host-$RANK exec "$0" "$1"', PROBE)) as job:
         mine, _ = job.look_until(lambda mine, look: all(world(mine[rank])["operations"] > 150 for rank in (0, 1)), str(job.run.pid))
         for process in mine.values():
@@ -260,7 +260,7 @@ def another_version_is_told():
 
 
 def recorders_of_a_rank():
-    """The bytes of a rank's recorders, as if they were those of this process."""
+    """Returns the bytes of a rank's recorders, as if they belonged to this process."""
     with Job("late") as job:
         (name,) = [f for f in os.listdir(f"/proc/{job.pids[0]}/fd")
                    if os.readlink(f"/proc/{job.pids[0]}/fd/{f}").startswith("/memfd:shoal-flight")]
@@ -271,11 +271,11 @@ def recorders_of_a_rank():
 
 
 def garbage_harms_nobody():
-    """Whoever runs it as root reads what other users wrote."""
+    """A root user who runs the command reads data that other users wrote."""
     good = recorders_of_a_rank()
     for step in range(1, 40):
         bad = bytearray(good)
-        for at in range(52 + step, len(bad), 31 * step):  # what lies behind the version
+        for at in range(52 + step, len(bad), 31 * step):  # everything after the version
             bad[at] = (bad[at] * 7 + at + step) & 255
         fd = os.memfd_create("shoal-flight")
         os.write(fd, bad if step % 2 else bad[:step * 1000])
@@ -286,7 +286,7 @@ def garbage_harms_nobody():
 
 
 def a_rank_that_is_none_is_not_told():
-    """A user of shoal_watch may take a rank for an index."""
+    """A caller of shoal_watch may use a rank as an index."""
     good = recorders_of_a_rank()
     expect(struct.unpack_from("<iii", good, 160) == (0, 2, 0), struct.unpack_from("<iii", good, 160))
     struct.pack_into("<Q", good, 6800, 7)
@@ -321,7 +321,7 @@ def a_process_of_another_user_is_told():
 
 
 def fail(folder, **more):
-    """A job that fails; its output and the files that it leaves."""
+    """Runs a job that fails; returns its output and the files that it leaves."""
     env = {**os.environ, "TMPDIR": folder, **more}
     code, out, err = call(SHOAL, "run", "-n", "3", PROBE, "mismatch", env=env)
     expect(code == 3, code, out, err)
@@ -419,12 +419,13 @@ def wait_for(is_right):
 
 
 def lines_in(folder):
-    """Whole lines of all its files."""
+    """Returns the number of complete lines of all its files."""
     return sum(path.read_bytes().count(b"\n") for path in pathlib.Path(folder).glob("*"))
 
 
 def a_signal_writes_the_recorders():
-    """A rank that waits in Shoal writes, and so does one that does not call it. Both live on, and a second signal writes again."""
+    """A rank that waits in Shoal writes, and so does one outside Shoal. Both continue, and a second signal makes them write
+    again."""
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("late", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         kept = os.path.join(folder, f"shoal-{os.geteuid()}")
         job.look_until(lambda mine, look: world(mine[0])["called"] == 101, str(job.pids[0]))
@@ -439,7 +440,7 @@ def a_signal_writes_the_recorders():
 
 
 def a_signal_is_heeded_when_the_context_that_asked_first_has_gone():
-    """And it does no harm when all have gone."""
+    """And a signal is harmless when all contexts are gone."""
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("contexts", 1, SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
         kept = os.path.join(folder, f"shoal-{os.geteuid()}")
         os.kill(job.pids[0], signal.SIGUSR2)

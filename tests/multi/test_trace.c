@@ -1,5 +1,5 @@
-/* The steps that a real run makes are the steps of the printed plan: for each chunk of each operation, the text of what ran
- * equals what shoal_plan_print says of a plan freshly built for the same operands. */
+/* The steps of a real run are the steps of the printed plan: for each chunk of each operation, the steps that ran, as text,
+ * equal the output of shoal_plan_print for a plan newly built for the same operands. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,19 +12,19 @@
 #define CHUNKS_MAX 64
 #define TEXT_MAX 8192
 
-/* The steps that ran for one operation, one text per chunk, in the form of shoal_plan_print. */
+/* The steps that ran for one operation, one text per chunk, in the format of shoal_plan_print. */
 struct trace {
     struct world *world;
     uint64_t sequence;
     size_t chunks;
-    bool has_restarted; /* early steps were those of another plan */
+    bool has_restarted; /* its first steps belonged to another plan */
     uint32_t next_step[CHUNKS_MAX];
     size_t used[CHUNKS_MAX];
     char text[CHUNKS_MAX][TEXT_MAX];
 };
 
-/* The first chunk may begin before the others have announced what they share, by the plan that it had the last time. Where that
- * turns out to be another one, it begins once more, from step 0. */
+/* The first chunk may start before the others have announced what they share, with the plan of the previous call. If that
+ * turns out to be the wrong plan, the chunk restarts at step 0. */
 static void restart(struct trace *trace)
 {
     CHECK(trace->world, !trace->has_restarted && trace->chunks == 1, "the first chunk begins again, after %zu chunks",
@@ -54,13 +54,13 @@ static void record(void *arg, uint64_t sequence, size_t chunk, const struct shoa
     CHECK(trace->world, trace->used[chunk] < TEXT_MAX, "the trace is too long");
 }
 
-/* The ranks whose input and output are shared: one bit per rank each. */
+/* The ranks that share their input and output: one bit per rank each. */
 struct sharing {
     unsigned inputs;
     unsigned outputs;
 };
 
-/* The operation: `count` elements in each part, or in all where there are no parts. */
+/* The operation: `count` elements in each part, or in all if it has no parts. */
 struct traced {
     enum shoal_collective_type collective;
     struct sharing sharing;
@@ -108,7 +108,7 @@ static struct printed print_fresh(struct world *world, const struct traced *trac
     struct shoal_plan plan;
     struct printed printed = {.text = NULL};
     size_t bytes;
-    for (int r = 0; r < world->size; r++) { /* what peers are told */
+    for (int r = 0; r < world->size; r++) { /* what each rank announces to its peers */
         inputs[r] = kind->is_input_reached && shoal_shape_contributes(&kind->shape, r, traced->root) &&
                     (traced->sharing.inputs >> r & 1);
         outputs[r] = kind->is_output_reached && shoal_shape_receives(&kind->shape, r, traced->root) &&

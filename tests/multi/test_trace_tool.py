@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`shoal trace`: exact sums and events of made-up recorders, what it refuses, and the recorders of real jobs."""
+"""`shoal trace`: exact sums and events from invented recorder files, refusals, and recorder files of real jobs."""
 import json
 import os
 import random
@@ -11,14 +11,14 @@ import time
 from tap import call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
-RUNS_MAX = 10  # of a job in which the machine must not stand still
+RUNS_MAX = 10  # tries for a job during which the machine must not stall
 EXAMPLES = os.environ["SHOAL_EXAMPLES"]
-TICKS = 10**13  # of the clock when the made-up jobs begin
+TICKS = 10**13  # of the clock when the invented jobs begin
 UNIX_US = 1767225600000000  # 2026-01-01 00:00:00
 
 
 def record(rank=0, posted=0, arrived=None, done=None, **more):
-    """One line's object. Times are in microseconds since the job began; a tick is half a nanosecond."""
+    """Returns one line's object. Times are in microseconds since the job began; a tick is half a nanosecond."""
     def ticks(us):
         return None if us is None else TICKS + round(us * 2000)
     fields = {
@@ -36,7 +36,7 @@ def text_of(records):
 
 
 class Folder:
-    """A folder that is gone at the end, with files of lines; trace() runs the command in it."""
+    """A temporary folder with files of lines. trace() runs the command in it."""
 
     def __init__(self):
         self.held = tempfile.TemporaryDirectory(prefix="shoal-trace-")
@@ -76,7 +76,7 @@ def spans(events, name=None):
     return [e for e in events if e["ph"] in "XB" and (name is None or e["name"] == name)]
 
 
-# Rank 1 comes 10 us late to operation 1 and 30 us late to 2; rank 0 comes 4 us late to 3.
+# Rank 1 is 10 us late for operation 1 and 30 us late for 2; rank 0 is 4 us late for 3.
 LATE = [record(0, 0, 10, 12), record(1, 10, 10, 12),
         record(0, 20, 50, 51, sequence=2, record=1), record(1, 50, 50, 54, sequence=2, record=1),
         record(0, 64, 64, 65, sequence=3, record=2, kind="barrier", count=0),
@@ -108,7 +108,7 @@ def kinds_are_summed_exactly():
     sums, _ = sums_of(LATE)
     (comm,) = sums["communicators"]
     expect(comm["name"] == "world" and comm["ranks"] == comm["ranks_with_lines"] == 2 and comm["span_us"] == 65, comm)
-    # all-reduces took 12, 2, 31 and 4 us, of which 10 and 30 were waited; barriers took 1 and 5, of which 4.
+    # The all-reduces took 12, 2, 31 and 4 us, including 10 and 30 of waiting; the barriers took 1 and 5, including 4.
     expect(comm["kinds"] == [
         {"kind": "all-reduce", "operations": 2, "bytes": 8192, "median_us": 4, "p99_us": 31, "waiting": 0.8163},
         {"kind": "barrier", "operations": 1, "bytes": 0, "median_us": 1, "p99_us": 5, "waiting": 0.6667}], comm)
@@ -221,7 +221,7 @@ def different_calls_of_one_number_are_all_shown():
 
 
 def different_calls_that_returned_are_shown():
-    """A root that gives a little is done at once: only the next operation fails."""
+    """A root whose call sends inline data finishes at once, so only the next operation fails."""
     folder = Folder()
     folder.write("flight", [record(0, 0, 1, 2, kind="broadcast", count=1), record(1, 0, 1, 2, kind="barrier", count=0)])
     (failed,) = folder.sums("flight")[0]["failed"]
@@ -231,8 +231,8 @@ def different_calls_that_returned_are_shown():
 
 
 def operations_that_wait_at_the_same_time_are_one_incident():
-    """Rank 0 posts five all-reduces 10 us apart and a barrier; rank 1 comes to all of them 100 us after the first. Then it is 20 us
-    late to one more. Rank 0 has waited for 100 and 20 us."""
+    """Rank 0 posts five all-reduces 10 us apart and a barrier; rank 1 comes to all of them 100 us after the first one.
+    Later rank 1 is 20 us late for one more. Rank 0 has waited for 100 and 20 us."""
     folder, lines = Folder(), []
     for i in range(5):
         lines += [record(0, 10 * i, 100, 101, sequence=i + 1, record=i), record(1, 100, 100, 101, sequence=i + 1, record=i)]
@@ -263,7 +263,7 @@ def missing_ranks_and_cut_histories_are_named():
     expect(sums["absent"] == [{"communicator": "world", "ranks": [0]}, {"communicator": "world", "ranks": [2, 3, 4]},
                               {"communicator": "world", "ranks": [6]}], sums["absent"])
     expect(sums["cut"] == [{"communicator": "world", "rank": 1, "gone": 5, "operations": 7, "later": 0}], sums["cut"])
-    # A rank without a file is blamed by the files of the others: they saw at most 1 us of the 250 us of waiting.
+    # The files of other ranks blame a rank without a file. They cover at most 1 us of the 250 us of waiting.
     expect(sums["ranks"][0] == {"communicator": "world", "rank": 3, "host": None, "pid": None, "operations": 0, "last_in": 2,
                                 "late_median_us": 0.5, "late_p99_us": 250.5, "late_worst_us": 250.5, "others_waited_us": 1.5}, sums)
     _, out, _ = folder.trace("flight")
@@ -276,7 +276,7 @@ def missing_ranks_and_cut_histories_are_named():
 
 
 def newest_operations_that_were_cut_off_are_named():
-    """Rank 0 has lines of operations 2 and 3 alone, was last in 3, and the others saw it come last in 1, 4 and 5."""
+    """Rank 0 has lines of operations 2 and 3 only and was last in 3. In the other ranks' files it was last in 1, 4 and 5."""
     folder = Folder()
     others = [record(r, 10 * i + (i == 2 and r == 1), 10 * i + 1, 10 * i + 2, sequence=i, record=i - 1, size=3,
                      last_rank=1 if i == 2 else 0, late_us=1) for i in range(1, 6) for r in (1, 2)]
@@ -308,7 +308,7 @@ def files_are_told_without_a_hint_at_the_options():
 
 
 def processes_of_one_machine_share_its_clock_exactly():
-    """Each process measured the clock's rate for itself, with some error; an hour later that would be 100 ms."""
+    """Each process measures the clock's rate itself, with some error, which would grow to 100 ms within an hour."""
     hour = 3600e6
     sums, _ = sums_of([record(0, 0, 1, 2, size=3), record(1, 1, 1, 2, size=3, ns_per_tick=0.500014), record(2, 0.5, 1, 2, size=3),
                        record(0, hour, hour + 6, hour + 7, size=3, sequence=2, record=1),
@@ -320,7 +320,7 @@ def processes_of_one_machine_share_its_clock_exactly():
 
 def clocks_of_several_machines_are_aligned_by_operations():
     lines = []
-    for i in range(9):  # the other machine's clock is elsewhere and ticks at another pace; it sees arrivals 2 us later, once 500
+    for i in range(9):  # the other machine's clock has another offset and rate; it shows arrivals 2 us later, once 500
         lines.append(record(0, 100 * i, 100 * i + 20, 100 * i + 30, sequence=i + 1, record=i))
         arrived = 100 * i + 20 + (500 if i == 4 else 2)
         lines.append(record(1, 100 * i + 20, None, None, sequence=i + 1, record=i, host="other", clock="boot-2", ns_per_tick=0.25,
@@ -374,10 +374,10 @@ def a_line_cut_off_at_the_end_is_a_warning():
     sums, err = folder.sums("cut")
     expect(sums["records"] == 6, sums)
     expect(err == "shoal trace: cut:7: the last line is cut off and left out; was its process killed while it wrote?\n", err)
-    folder.write("whole", text[:-1])  # only its end is missing
+    folder.write("whole", text[:-1])  # only the newline is missing
     sums, err = folder.sums("whole")
     expect(sums["records"] == 6 and err == "", sums, err)
-    folder.write("zeros", text.encode() + bytes(50))  # what a machine's crash leaves
+    folder.write("zeros", text.encode() + bytes(50))  # a machine's crash leaves such zeros
     sums, err = folder.sums("zeros")
     expect(sums["records"] == 6 and "zeros:7: the last line is cut off" in err, sums, err)
     folder.write("only", text[:100])
@@ -470,7 +470,7 @@ def arguments_that_make_no_sense_are_refused():
 
 
 def no_input_makes_it_fall():
-    """Lines with random damage: it succeeds or refuses with one line, and never ends otherwise."""
+    """On randomly damaged lines the tool succeeds or refuses with one line; it never crashes."""
     source, folder, text = random.Random(1), Folder(), text_of(LATE).encode()
     values = [b"null", b"-1", b"0", b"1e308", b"18446744073709551615", b"9223372036854775807", b'""', b"true", b"999999", b"{", b'"\\u']
     for _ in range(150):
@@ -537,7 +537,7 @@ def ranks_may_share_one_file():
 
 
 def a_rank_that_is_late_in_a_real_job_is_blamed():
-    for _ in range(RUNS_MAX):  # a stall of the machine may make the other rank later than this one: then another run tells
+    for _ in range(RUNS_MAX):  # a stall of the machine may delay the other rank more than this one; then another run decides
         folder = Folder()
         files = run_job(folder, "bench", "allreduce", "-n", "2", "--min", "8", "--max", "8", "--iterations", "10", "--late", "20")
         sums, _ = folder.sums(*files)
@@ -559,7 +559,7 @@ def wait_for_text(path, text):
 
 
 def wait_for_operations(pid):
-    """Until it is in the middle of them."""
+    """Waits until the process is in the middle of its operations."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         code, out, _ = call(SHOAL, "top", "--once", "--interval", "0.05", "--format", "json", pid)
@@ -570,7 +570,7 @@ def wait_for_operations(pid):
 
 
 def the_end_of_a_killed_job_is_traced():
-    """Rank 1 is killed in the middle; what rank 0 wrote is all there is. It is written twice: on failure, and when freed."""
+    """Rank 1 is killed in the middle, so only rank 0's lines exist. They are written twice: at the failure and at the free."""
     folder = Folder()
     flight, log = (os.path.join(folder.path, name) for name in ("flight.%r", "log.%r"))
     with socket.socket() as free:

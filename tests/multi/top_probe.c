@@ -23,7 +23,7 @@
 #include <shoal/shoal.h>
 
 static float *data;
-static volatile sig_atomic_t has_come; /* a signal that the program handles */
+static volatile sig_atomic_t has_come; /* a signal that the program handles has arrived */
 
 static void be_deaf(int number)
 {
@@ -42,7 +42,8 @@ static void wait_for_signal(void)
         pause();
 }
 
-/* Rank 0 tells rank 1 on a communicator of its own when it has posted, so that rank 1 comes last however busy the machine is. */
+/* Rank 0 sends rank 1 a message on a separate communicator after it has posted, so that rank 1 comes last on any busy
+ * machine. */
 static int run_busy(struct shoal_comm *comm)
 {
     const struct timespec nap = {0, 2000000};

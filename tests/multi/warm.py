@@ -1,13 +1,15 @@
-"""An interpreter that has imported torch already. To import it takes a process two CPU seconds, and to fork one a hundredth of that.
+"""An interpreter that has already imported torch. Importing torch costs a process two CPU seconds, forking one a hundredth
+of that.
 
-start() forks a server from this process, which has what the test program imported and has started nothing. It gives the path
-of an executable that launchers, and whoever else starts programs, take for Python: `PATH script.py ARGUMENTS`, `PATH -c TEXT`,
-`PATH -m MODULE`. That one hands its arguments, environment, folder, cores and open files over, and the server forks a process
-that goes on as the program. It passes signals on, is killed with the program and the program with it, and ends as the program
-does: through sys.exit or an exception, with Python's own tidying up and that of libraries that it loaded itself. A program that
-it starts as sys.executable is such a program, too. A program that tests how Python itself begins needs the real one.
+start() forks a server from this process. The server has all modules that the test program imported, and has started
+nothing. start() returns the path of an executable that launchers and others can run like Python: `PATH script.py
+ARGUMENTS`, `PATH -c TEXT`, `PATH -m MODULE`. The executable passes its arguments, environment, folder, cores and open files
+to the server, which forks a process that becomes the program. The executable forwards signals, dies with the program and
+the program with it, and ends as the program does: by sys.exit or an exception, after Python's usual cleanup and that of
+libraries that the program loaded itself. A program that runs sys.executable gets this executable again. Tests of how Python
+itself starts need the real interpreter.
 
-start_other() has another interpreter for that, which imports modules first: it runs this file."""
+start_other() does this in another interpreter, which first imports modules: it runs this file."""
 import atexit
 import ctypes
 import fcntl
@@ -60,19 +62,19 @@ if code < 0:
 os._exit(code)
 """
 HEAD_BYTES = 4
-FILES_MAX = 253  # that the kernel passes on with one message
-ASKED_S = 60  # to say what is wanted
-INTERPRETER = os.path.join(sys.prefix, "bin/python3")  # sys.executable may be such a path already
+FILES_MAX = 253  # the most that the kernel passes in one message
+ASKED_S = 60  # for the client to send its request
+INTERPRETER = os.path.join(sys.prefix, "bin/python3")  # sys.executable may itself be a path that start() returned
 
 
 def start(folder=None):
-    """The path of the executable, in this new folder or another one; the folder goes with this process."""
+    """Returns the path of the executable, in the given folder or a new one. This process removes the folder when it ends."""
     folder = folder or tempfile.mkdtemp(prefix="shoal-warm-")
     os.makedirs(folder, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(f"{folder}/server")
     listener.listen(64)
-    alive, held = os.pipe()  # ends for the server when this process and its forks have ended
+    alive, held = os.pipe()  # the pipe closes when this process and its forks have ended, and the server with it
     sys.stdout.flush()
     server = os.fork()
     if server == 0:
@@ -88,7 +90,8 @@ def start(folder=None):
 
 
 def end(starter, server, folder):
-    """In the process that started the server, not in its forks. Waits for it, so that what programs took counts as this one's."""
+    """Runs in the process that started the server, not in its forks. Waits for the server, so that the CPU time of programs
+    counts as this process's."""
     if os.getpid() == starter:
         os.kill(server, signal.SIGKILL)
         os.waitpid(server, 0)
@@ -96,7 +99,7 @@ def end(starter, server, folder):
 
 
 def receive(client, count):
-    """So many bytes, or fewer where the client has ended."""
+    """Returns `count` bytes, or fewer if the client has ended."""
     text = b""
     while len(text) < count and (more := client.recv(count - len(text))):
         text += more
@@ -106,7 +109,7 @@ def receive(client, count):
 class Server:
     def __init__(self, listener, alive):
         self.listener, self.alive = listener, alive
-        self.children = {}  # pid -> (the client's connection, a descriptor that is readable when the child has ended)
+        self.children = {}  # pid -> (the client's connection, a descriptor that is readable once the child has ended)
         self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ)
         self.selector.register(alive, selectors.EVENT_READ)
@@ -114,8 +117,9 @@ class Server:
                                                   capture_output=True, check=True).stdout)
 
     def serve(self):
-        """Leaves by the end of a program, in one of the forked processes; or with the process that started it."""
-        gc.freeze()  # programs do not look through all that was imported when they end: that took each a second
+        """Returns in a forked process when its program has ended, or in the server when the process that started it has
+        ended."""
+        gc.freeze()  # else each program's last collection scans everything that was imported: a second each
         while True:
             for key, _ in self.selector.select():
                 if key.fileobj == self.alive:
@@ -128,14 +132,14 @@ class Server:
                     self.tell_end(key.data)
 
     def answer(self):
-        """Forks a program for the next client, if it says what it wants."""
+        """Forks a program for the next client, if it sends a valid request."""
         client, _ = self.listener.accept()
         client.settimeout(ASKED_S)
         files = []
         try:
             head, files, _, _ = socket.recv_fds(client, HEAD_BYTES, FILES_MAX)
             asked = json.loads(receive(client, int.from_bytes(head, "big")))
-        except (OSError, ValueError):  # it was killed meanwhile
+        except (OSError, ValueError):  # the client was killed meanwhile
             asked = None
         pid = os.fork() if asked else -1
         if pid == 0:
@@ -150,7 +154,7 @@ class Server:
                 self.selector.register(file, selectors.EVENT_READ, pid)
 
     def pass_on(self, client, pid):
-        """A signal that the client got, or its end."""
+        """Forwards a signal that the client got, or kills the program if the client has ended."""
         try:
             numbers = client.recv(16)
         except OSError:
@@ -169,12 +173,13 @@ class Server:
         try:
             client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
         except OSError:
-            pass  # it was killed
+            pass  # the client was killed
         client.close()
         os.close(ended)
 
     def close(self):
-        """In a child: the program must find no descriptor that it did not open, and none may be closed under it later."""
+        """Closes the server's descriptors in a child, so that the program finds none that it did not open and later loses
+        none."""
         for client, ended in self.children.values():
             client.close()
             os.close(ended)
@@ -184,7 +189,7 @@ class Server:
 
 
 def put(files, numbers):
-    """Gives files the numbers that they had in the client."""
+    """Moves files to the descriptor numbers that they had in the client."""
     aside = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
     for file in files:
         os.close(file)
@@ -194,7 +199,7 @@ def put(files, numbers):
 
 
 def options_take(words, environment):
-    """Does what an interpreter's options ask for; the words behind them."""
+    """Applies an interpreter's options; returns the arguments after them."""
     while words[0].startswith("-") and words[0] not in ("-c", "-m"):
         option, *words = words
         if option == "-u":
@@ -209,21 +214,21 @@ def options_take(words, environment):
 
 
 def leave_to_the_kernel():
-    """Leaves to the kernel what the libraries loaded so far would tidy up at the end: each program of torch would take a tenth of a
-    CPU second to forget torch's operators."""
+    """Lets the kernel reclaim what the libraries loaded so far would free at exit. Otherwise each program of torch spends a
+    tenth of a CPU second on removing torch's operators."""
     library = ctypes.CDLL(None)
-    library.on_exit(library._exit, None)  # called after what is registered later, with the exit code
+    library.on_exit(library._exit, None)  # runs after handlers that are registered later, with the exit code
 
 
 def become(files, own_path, numbers, words, environment, folder, umask, cores):
-    """This process goes on as the program. Does not return."""
+    """Turns this process into the program. Does not return."""
     leave_to_the_kernel()
     put(files, numbers)
     os.chdir(folder)
     os.umask(umask)
     os.sched_setaffinity(0, cores)
     sys.executable = words[0]
-    if "multiprocessing.spawn" in sys.modules:  # which knows the interpreter since it was imported
+    if "multiprocessing.spawn" in sys.modules:  # it recorded the interpreter's path when it was imported
         sys.modules["multiprocessing.spawn"].set_executable(sys.executable)
     words = options_take(words[1:], environment)
     os.environ.clear()
@@ -234,7 +239,7 @@ def become(files, own_path, numbers, words, environment, folder, umask, cores):
 
 
 def go_on(words, path):
-    """Runs the script, the text or the module that the words name."""
+    """Runs the script, text or module that the arguments name."""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     if words[0] == "-m":
         sys.path[:], sys.argv = [os.getcwd(), *path], words[1:]
@@ -250,10 +255,10 @@ def go_on(words, path):
 
 
 def start_other(python, *modules):
-    """As start(), with another interpreter that imports these modules."""
+    """Like start(), but with another interpreter, which imports these modules."""
     process = subprocess.Popen([python, __file__, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(end_other, os.getpid(), process)
-    for line in process.stdout:  # modules may print when they are imported
+    for line in process.stdout:  # imported modules may also print
         if line.endswith("/python3\n"):
             return line.strip()
     raise RuntimeError(f"{python} cannot import {' '.join(modules)}")
@@ -269,4 +274,4 @@ if __name__ == "__main__":
     for module in sys.argv[1:]:
         importlib.import_module(module)
     print(start(), flush=True)
-    sys.stdin.read()  # until the other process ends
+    sys.stdin.read()  # wait until the other process ends

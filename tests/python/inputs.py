@@ -1,4 +1,4 @@
-"""Inputs of operations, the exact results they must give, and the ways in which a tensor can lie in memory."""
+"""Inputs of operations, their exact results, and ways to lay out a tensor in memory."""
 import functools
 import operator
 
@@ -11,10 +11,10 @@ INTEGERS = (torch.int64, torch.int32, torch.int8, torch.uint8)
 REDUCED = FLOATS + INTEGERS + (torch.bool,)
 MOVED = REDUCED + (torch.int16, torch.complex64, torch.complex128)
 LAYOUTS = ("contiguous", "unaligned", "strided", "transposed")
-if ranks.BACKEND == "gloo":  # which takes nothing else
+if ranks.BACKEND == "gloo":  # it accepts no other tensors
     LAYOUTS = ("contiguous", "unaligned")
-DEVICE = "cpu"  # where tensors lie; test_device.py sets it
-GUARD = 77  # what lies beside a tensor that is part of a larger one; no result is compared with it
+DEVICE = "cpu"  # where tensors are; test_device.py sets it
+GUARD = 77  # surrounds a tensor that is part of a larger one; no result has this value
 SCALE = 2.0
 PERIOD = 17 * 5 * 3 * 11  # of numbers()
 
@@ -28,7 +28,7 @@ def name_of(type_):
 
 
 def operators(type_):
-    """The names of the operators that a type can be reduced with."""
+    """Returns the names of the operators that reduce a type."""
     arithmetic = ("SUM", "MIN", "MAX", "PRODUCT")
     bits = ("BAND", "BOR", "BXOR")
     if ranks.BACKEND == "gloo":
@@ -43,7 +43,7 @@ def reduce_op(name):
 
 
 def numbers(rank, count, type_, operator_name="SUM", salt=0):
-    """The input of one rank. Four ranks of these reduce exactly, in any order, in every type."""
+    """Returns the input of one rank. Inputs of four ranks reduce exactly, in any order, in every type."""
     if count > PERIOD:
         return numbers(rank, PERIOD, type_, operator_name, salt).repeat(-(-count // PERIOD))[:count]
     index = torch.arange(count, dtype=torch.int64) * 7 + rank * 13 + salt * 5
@@ -59,7 +59,7 @@ def numbers(rank, count, type_, operator_name="SUM", salt=0):
 
 
 def reduced(inputs, name):
-    """The exact result over the inputs of all ranks."""
+    """Returns the exact result over the inputs of all ranks."""
     type_ = inputs[0].dtype
     rows = torch.stack(inputs).to(torch.float64 if type_ in FLOATS else torch.int64)
     if name in ("BAND", "BOR", "BXOR"):
@@ -72,7 +72,7 @@ def reduced(inputs, name):
 
 
 def place(values, layout="contiguous"):
-    """A copy of a vector of an even or odd number of elements that lies in memory as the layout says."""
+    """Copies a vector, with an even or odd number of elements, into memory with this layout."""
     count = values.numel()
     if layout == "contiguous":
         return values.to(DEVICE, copy=True)
@@ -80,7 +80,7 @@ def place(values, layout="contiguous"):
         tensor = guarded(count + 3, values.dtype)[1:1 + count]
     elif layout == "strided":
         tensor = guarded(2 * count + 1, values.dtype)[1::2]
-    else:  # a matrix that lies column after column
+    else:  # a matrix stored column by column
         rows = 2 if count % 2 == 0 else 1
         tensor = guarded(count + 1, values.dtype)[:count].view(count // rows, rows).t()
     tensor.copy_(values.view(tensor.shape))
@@ -92,7 +92,7 @@ def guarded(count, type_):
 
 
 def check(tensor, values, *told):
-    """Fails unless the tensor holds these values and what lies beside it in memory is untouched."""
+    """Fails unless the tensor holds these values and the surrounding memory is untouched."""
     flat, values = tensor.reshape(-1).cpu(), values.reshape(-1).cpu()
     if not torch.equal(flat, values):
         wrong = (flat != values).nonzero().reshape(-1)

@@ -1,16 +1,16 @@
 """Ranks for the tests of the PyTorch back-end.
 
-A test program imports ranks first (which finds a python that has torch), then torch, and gives run() a table of cases. The
-ranks are forked from it, because importing torch costs seconds and forking a hundredth of one; nothing of Shoal is loaded
-before the fork. One set of ranks serves case after case: a new set is forked after a case that failed and for each case that
-says `fresh`. Every case runs for each shim and each number of ranks it names, on all ranks at once, and passes when its
-function returns on all of them.
+A test program imports ranks first (which finds a Python with torch), then torch, and passes a table of cases to run(). The
+ranks are forked from the program, because importing torch takes seconds and forking a hundredth of one; nothing of Shoal is
+loaded before the fork. One set of ranks runs case after case. A new set is forked after a failed case, and for each case
+with `fresh`. Every case runs for each of its shims and numbers of ranks, on all ranks at once. It passes if its function
+returns on all of them.
 
   test_ops.py                      everything
   test_ops.py python 3 gather      only cases whose line contains all of these words
 
-SHOAL_TEST_BACKEND=gloo runs the same cases over Gloo, which shows that a case asks what torch means; what Gloo cannot do is
-skipped with Gloo's words. SHOAL_TEST_SHIMS=python leaves the other shim out.
+SHOAL_TEST_BACKEND=gloo runs the same cases over Gloo, to show that they test torch's semantics. Cases that Gloo does not
+support are skipped with Gloo's message. SHOAL_TEST_SHIMS=python leaves the other shim out.
 """
 import dataclasses
 import datetime
@@ -42,12 +42,12 @@ expect = tap.expect
 
 BACKEND = os.environ.get("SHOAL_TEST_BACKEND", "shoal")
 SHIMS = os.environ.get("SHOAL_TEST_SHIMS", "c++ python").split() if BACKEND == "shoal" else [BACKEND]
-TIMEOUT_S = 60  # of a case: generous, because other work may share the machine
+TIMEOUT_S = 60  # of a case; long, because other work may share the machine
 GROUP_TIMEOUT = datetime.timedelta(seconds=30)
-GRACE_S = 10 if BACKEND == "shoal" else 2  # for the others, once a rank has failed
-COMPILED_S = 400  # for the C++ shim, where it is not in the cache yet
-LOG_LINES = 40  # of each rank, told when a case fails
-START = "fork"  # or "spawn", as a driver that has begun does not survive a fork: ranks import the program again, and take its CASES
+GRACE_S = 10 if BACKEND == "shoal" else 2  # for the other ranks, once a rank has failed
+COMPILED_S = 400  # for compiling the C++ shim if it is not cached
+LOG_LINES = 40  # of each rank, printed when a case fails
+START = "fork"  # or "spawn", if a driver that cannot be forked has started: ranks import the program again and use its CASES
 GLOO_CANNOT = re.compile("gloo|not support|unsupported|invalid scalar|unhandled|contiguous|dense|not impl|cannot use", re.I)
 
 
@@ -64,15 +64,15 @@ class Case:
     name: str
     body: typing.Callable  # body(world), on every rank
     sizes: tuple = (1, 2, 3, 4)
-    init: bool = True  # False: the body makes the default group itself, from the environment
-    fresh: bool = False  # the case leaves processes or groups behind that nobody else can use
-    ends: tuple = ()  # ranks that give no verdict, because they end or stop
+    init: bool = True  # False: the body itself makes the default group, from the environment
+    fresh: bool = False  # the case leaves processes or groups behind that no other case can use
+    ends: tuple = ()  # ranks that send no verdict, because they end or stop
     timeout_s: float = TIMEOUT_S
     variables: dict = dataclasses.field(default_factory=dict)  # of the environment; only with fresh
 
 
 def use_python_with_torch():
-    """Starts this program again with a python that has torch, if this one has none; skips it if none is found."""
+    """Restarts this program with a Python that has torch, if this one has none. Skips the program if none is found."""
     import importlib.util
     if importlib.util.find_spec("torch"):
         return
@@ -84,7 +84,7 @@ def use_python_with_torch():
 
 
 def prepare_environment():
-    """The environment of a process that uses Shoal from this checkout; children inherit it."""
+    """Sets up the environment of a process that uses Shoal from this checkout; children inherit it."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("SHOAL_LIBRARY", str(TOP / "build/libshoal.so"))
     package = str(TOP / "python")
@@ -96,7 +96,8 @@ def prepare_environment():
 
 
 def free_port():
-    """Below those that the kernel gives to connections: between two uses none of another test's can take it."""
+    """Returns a free port below those that the kernel assigns to connections, so that no connection of another test takes
+    it between two uses."""
     lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(1000):
         port = random.randrange(lowest // 2, lowest)
@@ -135,20 +136,20 @@ def verdict_of(function):
         return "ok", ""
     except Skip as reason:
         return "skip", str(reason)
-    except BaseException as error:  # whatever it is, the launcher must hear of it
+    except BaseException as error:  # whatever it is, the launcher must get it
         if BACKEND == "gloo" and isinstance(error, (RuntimeError, ValueError, TypeError)) and GLOO_CANNOT.search(str(error)):
             return "skip", "gloo: " + str(error).splitlines()[0][:100]
         return "fail", traceback.format_exc()
 
 
 def serve(rank, shim, log, pipe, cases, variables):
-    """The life of a rank: (case, size, port) comes in, the verdict goes out. A size of 0 keeps the world as it is. cases: None
-    in a process that has imported the program again; then they are the program's CASES."""
+    """Runs a rank: receives (case, size, port) and sends the verdict. A size of 0 keeps the world as it is. `cases` is None
+    in a process that has imported the program again; it then uses the program's CASES."""
     cases = cases or sys.modules["__mp_main__"].CASES
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    gc.freeze()  # what was imported is never garbage
+    gc.freeze()  # imported objects are never garbage
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     os.environ.update(variables)
@@ -192,7 +193,7 @@ class Job:
             self.ranks.append(process)
 
     def run(self, number, case, size):
-        """Runs a case; returns the verdict of each rank, of which None means that it gave none."""
+        """Runs a case; returns the verdict of each rank, None for a rank that sent none."""
         enter = self.size != size or not case.init
         port = free_port() if enter else 0
         self.size = size if case.init else 0
@@ -209,7 +210,7 @@ class Job:
                 except (EOFError, ConnectionResetError):
                     self.ranks[rank].join(5)
                     verdicts[rank] = "fail", f"it ended with code {self.ranks[rank].exitcode}"
-                if verdicts[rank][0] != "ok":  # the others may wait for it: they get a little time to say what they see
+                if verdicts[rank][0] != "ok":  # the others may wait for it: they get some time to report that
                     deadline = min(deadline, time.monotonic() + GRACE_S)
         for rank in waited.values():
             verdicts[rank] = "fail", f"no verdict after {case.timeout_s} s; its threads are told below"
@@ -234,7 +235,7 @@ class Job:
 
 
 def is_under_way():
-    """Whether an operation of this process is, as its flight recorder tells."""
+    """Returns true if an operation of this process is under way, according to its flight recorder."""
     from shoal import _native
     found = []
     told = _native.WatchFn(lambda _, watched: found.append(watched.contents.under_way))
@@ -243,7 +244,7 @@ def is_under_way():
 
 
 def told(job, verdicts):
-    """The output of the ranks of a failed case."""
+    """Returns the output of the ranks of a failed case."""
     text = []
     for rank, verdict in enumerate(verdicts):
         if verdict and verdict[0] == "fail":
@@ -265,7 +266,7 @@ def load_shim(shim, pipe):
 
 @functools.lru_cache
 def fault_of(shim):
-    """Why a shim does not load, or "". A process of its own loads it once, so that no rank waits for a compiler."""
+    """Returns why a shim does not load, or "". A separate process loads it once, so that no rank waits for a compiler."""
     if BACKEND != "shoal":
         return ""
     context = multiprocessing.get_context("fork")
@@ -287,7 +288,7 @@ class Runner:
         self.cases = cases
         self.count = count
         self.job = None
-        self.kind = None  # of the ranks that self.job holds
+        self.kind = None  # of the ranks in self.job
 
     def job_for(self, shim, case):
         kind = shim, tuple(sorted(case.variables.items()))
@@ -312,7 +313,7 @@ class Runner:
         verdicts = job.run(number, case, size)
         reasons = [verdict[1] for verdict in verdicts if verdict and verdict[0] == "skip"]
         failed = any(verdict and verdict[0] == "fail" for verdict in verdicts)
-        if reasons and BACKEND == "gloo":  # the others may wait for the one that Gloo refused
+        if reasons and BACKEND == "gloo":  # the other ranks may have waited for the one that Gloo refused
             failed = False
         text = told(job, verdicts) if failed else ""
         if failed or reasons or case.fresh:
@@ -326,12 +327,12 @@ class Runner:
 # ---- The table of cases ----
 
 
-warm_python = None  # runs a program in place of Python (warm.py); of this process and of the ranks it forks
+warm_python = None  # runs a program like Python (warm.py), for this process and the ranks it forks
 
 
 def run(cases, has_programs=False):
-    """Runs the cases and exits. Call it at the end of the program, when torch is imported and no rank has been forked yet.
-    has_programs: some run programs with warm_python."""
+    """Runs the cases and exits. Call it at the end of the program, after importing torch and before any fork. Set
+    has_programs if some cases run programs with warm_python."""
     global warm_python
     warm_python = warm.start() if has_programs else None
     runner = Runner(cases, max(max(case.sizes) for case in cases))

@@ -1,4 +1,4 @@
-"""A C program takes its job's secret from torchrun's store: torch's TCPStore, with either of its backends, and torchrun itself.
+"""A C program gets its job's secret from torchrun's store: torch's TCPStore with either backend, and torchrun itself.
 
 Prints TAP. SHOAL_PROBE names launcher_probe. Exit code 0: none failed, 1: some did."""
 import os
@@ -57,7 +57,7 @@ def a_rank_without_libsodium_goes_without_a_secret_or_says_what_to_install():
             (pathlib.Path(folder) / name).write_text("no library")
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         first = start(0, store.port, LD_LIBRARY_PATH=folder)
-        key = "shoal/secret/none/0"  # torch puts a / before
+        key = "shoal/secret/none/0"  # torch prepends a /
         store.wait([key])
         expect(store.get(key) == b"none", store.get(key))
         ranks = [first, start(1, store.port)]
@@ -75,7 +75,7 @@ def state_of(process):
 
 
 def ranks_that_are_stopped_while_the_store_is_silent_get_its_answer():
-    """A stop ends a wait at a socket that has a limit, as if a signal had come."""
+    """SIGSTOP interrupts a wait at a socket with a time limit, like a signal with a handler."""
     with socket.socket() as store:
         store.bind(("127.0.0.1", 0))
         store.listen()
@@ -84,7 +84,7 @@ def ranks_that_are_stopped_while_the_store_is_silent_get_its_answer():
         connections = [store.accept()[0] for _ in ranks]
         for connection in connections:
             expect(connection.recv(4096), "no question came")
-        time.sleep(0.2)  # they wait for the answer by then, as a rule
+        time.sleep(0.2)  # by then they usually wait for the answer
         for rank in ranks:
             rank.send_signal(signal.SIGSTOP)
             while state_of(rank) not in "TZ":

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench/bench_torch.py: what it measures, writes down and says of it. The figures themselves do not matter here."""
+"""bench/bench_torch.py: what it measures, records and reports. The figures themselves do not matter here."""
 import contextlib
 import functools
 import io
@@ -9,7 +9,7 @@ import pathlib
 import sys
 import tempfile
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch looks when it is imported
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch reads it when it is imported
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "bench")]
 
@@ -30,7 +30,7 @@ PYTHON = warm.start()
 
 @functools.cache
 def python_with(module):
-    """If it can import a module."""
+    """Returns a Python that can import a module; skips the case if it cannot."""
     code, _, why = call(PYTHON, "-c", f"import {module}", env=ENVIRONMENT, timeout=300)
     if code:
         raise Skip(f"{module} cannot be imported: {(why.strip().splitlines() or ['no reason given'])[-1]}")
@@ -46,7 +46,7 @@ def record_of(folder, suite):
     return report.record_read(pathlib.Path(folder), suite)
 
 
-# ---- Judging, with figures made up -----------------------------------------------------------------------------------------
+# ---- Judging, with invented figures ----------------------------------------------------------------------------------------
 
 def point(size, gloo, deepspeed=None, shoal=10):
     results = {"shoal": shoal, "gloo": gloo} | ({"deepspeed": deepspeed} if deepspeed else {})
@@ -56,7 +56,7 @@ def point(size, gloo, deepspeed=None, shoal=10):
 
 
 def judged(suite, points, left_out=None):
-    """The report of a suite with these points, by target; the exit code; the table."""
+    """Returns the report of a suite with these points, by target; the exit code; and the table."""
     record = {"suite": suite, "kind": "curve" if "bytes" in points[0] else "cases", "title": "", "what": "", "command": "",
               "shoal_command": "", "machine": {"cpu": "", "cores": 2, "kernel": ""}, "is_judged": True, "points": points,
               "left_out": left_out or {}}
@@ -160,7 +160,7 @@ def shoal_is_measured_beside_gloo():
 
 
 def a_wrong_result_stops_the_run():
-    """A task that leaves its output as it is, on one rank, which is right only where nothing is to be done."""
+    """The task leaves its output unchanged, which is right with one rank only."""
     python = python_with("torch.distributed")
     program = ("import sys, torch, torch_worker as worker\n"
                "task = worker.AllReduce(8, 0, int(sys.argv[1]), torch.empty, lambda data: data)\n"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How the C++ shim comes to be: compiled once for all who ask at a time, kept, and replaced by the one in Python where that
-fails. The compilers here are scripts: one hands out what a real one made before."""
+"""How the C++ shim is made: compiled once for all processes that need it at the same time, cached, and replaced by the
+Python shim if that fails. The compilers here are scripts; one returns a file that a real compiler made before."""
 import ctypes
 import fcntl
 import functools
@@ -9,7 +9,7 @@ import pathlib
 import subprocess
 import tempfile
 
-import ranks  # first: finds a python that has torch, and tells children where shoal is
+import ranks  # first: finds a Python with torch, and sets the path to shoal for children
 import torch  # noqa: F401
 import warm
 from tap import Skip, call, expect, run_cases
@@ -20,7 +20,7 @@ UMASK = 0o002  # of ordinary users on many systems
 
 
 def shows(count, folder, **variables):
-    """Processes that ask for a shim at the same time; returns (exit code, stdout, stderr) of each."""
+    """Runs processes that load a shim at the same time; returns (exit code, stdout, stderr) of each."""
     env = {**os.environ, "SHOAL_TORCH_CACHE": str(folder), "SHOAL_TORCH_SHIM": "auto", **variables}
     with tempfile.TemporaryDirectory() as place:
         program = pathlib.Path(place, "show.py")
@@ -37,7 +37,7 @@ def show(folder, **variables):
 
 @functools.cache
 def compiled_shim():
-    """The one in the user's cache, made by a real compiler if need be."""
+    """Returns the shim in the user's cache, made by a real compiler if necessary."""
     program = "from shoal.torch import _compile; _compile.load(); print(_compile._cached())"
     code, out, err = call(python, "-c", program, timeout=ranks.COMPILED_S)
     if code:
@@ -110,7 +110,7 @@ extern "C" long length_of(long number)
 
 
 def the_standard_library_is_the_one_of_torch():
-    """Also with a compiler that would link one of its own into the shim."""
+    """Also with a compiler that would link its own into the shim."""
     from shoal.torch import _compile
     try:
         command = _compile._command()

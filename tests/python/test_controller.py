@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What ranks under Horovod's names tell each other before tensors move (shoal.horovod._common.controller): how many rounds they need,
-and what they agree on. Ranks are threads of this process, and nothing is moved."""
+"""The messages of ranks under Horovod's names before tensors move (shoal.horovod._common.controller): how many rounds they
+need, and what they agree on. Ranks are threads of this process, and no tensors move."""
 import contextlib
 import sys
 import threading
@@ -16,8 +16,8 @@ FOR_EVER_S = 1e6
 
 
 class Job:
-    """Controllers of as many ranks. gathers: how many blocks each rank has told; batches: of each rank, the names and forms that it
-    was given to execute."""
+    """Controllers of `size` ranks. gathers: number of rounds; batches: for each rank, the names and forms that it had to
+    execute."""
 
     def __init__(self, size):
         self.size, self.gathers, self.batches = size, 0, [[] for _ in range(size)]
@@ -36,7 +36,8 @@ class Job:
         return self.ranks[rank].post(Request(ALLREDUCE, name, [list(form)], [0, 1.0, 1.0], held_bytes=held_bytes))
 
     def post_everywhere(self, names, held_bytes=None):
-        """Rank 0 begins with the first name, each other rank with the one after that of the rank before it."""
+        """Posts all names on each rank. Rank 0 begins with the first name, and each rank with the name after that of the
+        rank before it."""
         return [[self.post(rank, name, held_bytes) for name in names[rank:] + names[:rank]] for rank in range(self.size)]
 
     def abort(self):
@@ -74,7 +75,7 @@ class _Executor:
 
 @contextlib.contextmanager
 def held_for(seconds):
-    """Requests that may be held are, for so long."""
+    """Requests that may be held are held for this long."""
     before_s, controllers.HELD_S = controllers.HELD_S, seconds
     try:
         yield
@@ -83,7 +84,7 @@ def held_for(seconds):
 
 
 def wait_for_all(requests):
-    """Each rank's, by a thread of its own, as its program would."""
+    """Each rank waits for its requests on its own thread, as its program would."""
     results = [None] * len(requests)
 
     def wait(rank):
@@ -98,7 +99,7 @@ def wait_for_all(requests):
 
 
 def comes_true(condition, *told):
-    """Without a wait that a controller would know of."""
+    """Polls a condition. The controller does not see that anybody waits."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not condition():
         expect(time.monotonic() < deadline_s, *told)
@@ -122,7 +123,7 @@ def refused(request, *words):
 
 
 def a_step_is_one_round():
-    """40 gradients come in other orders on other ranks. Their names fill two blocks, their numbers one."""
+    """Ranks post 40 gradients in different orders. Their names fill two blocks, their numbers one."""
     names = [f"layers.{i}.attention.weight" for i in range(40)]
     with held_for(FOR_EVER_S):
         job, gathers = Job(3), []
@@ -136,7 +137,7 @@ def a_step_is_one_round():
 
 
 def enough_bytes_begin_a_round():
-    """Nobody waits for them."""
+    """Nobody waits for these gradients."""
     most = controllers.HELD_BYTES
     with held_for(FOR_EVER_S):
         job = Job(2)
@@ -153,7 +154,7 @@ def enough_bytes_begin_a_round():
 
 
 def nothing_is_held_for_long():
-    """Rank 1 waits for what rank 0 posted and does not wait for."""
+    """Rank 1 waits for a tensor that rank 0 posted and does not wait for."""
     with held_for(0.01):
         job = Job(2)
         held = job.post(0, "a", held_bytes=1)
@@ -175,7 +176,8 @@ def what_is_held_goes_with_others():
 
 
 def numbers_stand_for_what_was_agreed_on():
-    """A tensor may have another shape the next time, on all ranks; on one alone it fails, and the numbers hold on."""
+    """A tensor may have another shape next time, if all ranks agree; with another shape on one rank only it fails, and the
+    numbers remain."""
     long, short = ("float32", [4]), ("float64", [2, 2])
     job = Job(2)
     for form in (long, long, short, short, long):
@@ -191,7 +193,7 @@ def numbers_stand_for_what_was_agreed_on():
 
 
 def ranks_that_joined_know_the_numbers():
-    """Rank 2 takes part in what it did before, in what is new to it, and goes on with both."""
+    """Rank 2 takes part in operations that it posted before and in one that is new to it, and later posts both."""
     with held_for(FOR_EVER_S):
         job = Job(3)
         wait_for_all(job.post_everywhere(["a", "b"], held_bytes=1))
@@ -209,7 +211,7 @@ def ranks_that_joined_know_the_numbers():
 
 
 def names_that_come_once_are_forgotten():
-    """More than there are numbers: they begin anew on all ranks at once."""
+    """There are more names than numbers: the numbers begin anew on all ranks at once."""
     most, controllers.KNOWN_MAX = controllers.KNOWN_MAX, 5
     try:
         job = Job(2)
@@ -224,7 +226,8 @@ def names_that_come_once_are_forgotten():
 
 
 def what_an_ended_rank_lacks_fails():
-    """At once, and the job ends when the other rank does. Operations that the ended rank has posted are done first."""
+    """Such operations fail at once, and the job ends when the other rank does. Operations that the ended rank has posted
+    are completed first."""
     job = Job(2)
     posted = [job.post(0, "both")]
     job.ranks[0].post_end()
@@ -243,7 +246,7 @@ def what_an_ended_rank_lacks_fails():
 
 
 def a_job_begins_anew():
-    """As after an elastic restart: the numbers of the job before mean nothing."""
+    """As after an elastic restart: the previous job's numbers mean nothing."""
     for names in (["a", "b"], ["b", "c", "a"]):
         job = Job(2)
         for _ in range(2):

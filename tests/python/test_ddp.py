@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""shoal.torch.DistributedDataParallel: the gradients of torch's own class over the same group, and of one process with the whole
-batch; each error; saved, copied and inspected as torch's."""
+"""shoal.torch.DistributedDataParallel: its gradients equal those of torch's own class over the same group, and of one
+process with the whole batch. Also each error, and saving, copying and inspecting it like torch's class."""
 import copy
 import gc
 import inspect
@@ -13,8 +13,8 @@ import weakref
 
 import ranks
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
-import torch._inductor.compile_fx  # noqa: F401: by each rank that compiles a model else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
+import torch._inductor.compile_fx  # noqa: F401: else each rank that compiles a model imports it, in two seconds
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 from torch import nn
@@ -38,7 +38,7 @@ def plain(dtype=torch.float32):
 
 
 class Shared(nn.Module):
-    """One weight serves at both ends."""
+    """One weight is used at both ends."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ def frozen():
 
 
 class Mixed(nn.Module):
-    """Parameters of three types, of which one is a scalar and one is empty."""
+    """Parameters of three types, including a scalar and an empty one."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ class Mixed(nn.Module):
 
 
 class Convolutions(nn.Module):
-    """Weights in channels_last, whose gradients have their strides."""
+    """Weights in channels_last; their gradients have the same strides."""
 
     def __init__(self):
         super().__init__()
@@ -83,7 +83,7 @@ class Convolutions(nn.Module):
 
 
 class Checkpointed(nn.Module):
-    """Each layer is computed again in the backward pass."""
+    """The backward pass computes each layer again."""
 
     def __init__(self, is_reentrant):
         super().__init__()
@@ -97,7 +97,7 @@ class Checkpointed(nn.Module):
 
 
 class TwiceCheckpointed(nn.Module):
-    """A layer is in two segments, so that its gradients come in two parts."""
+    """A layer is in two segments, so its gradients arrive in two parts."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ class Branches(nn.Module):
 
 
 class Headed(nn.Module):
-    """A loss may leave the head out."""
+    """A loss may skip the head."""
 
     def __init__(self):
         super().__init__()
@@ -153,7 +153,7 @@ def batch(step=0):
 
 
 def share(world, tensor):
-    """The part of a batch that is this rank's."""
+    """Returns this rank's part of a batch."""
     return tensor.chunk(world.size)[world.rank]
 
 
@@ -176,7 +176,7 @@ def compare(model, other, tolerance=1e-5):
 
 
 def train(world, model, steps=3, to_none=True, **optimizing):
-    is_narrow = any(each.dtype is torch.float16 for each in model.parameters())  # where AdamW's epsilon is 0
+    is_narrow = any(each.dtype is torch.float16 for each in model.parameters())  # AdamW's epsilon is 0 in float16
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1) if is_narrow else torch.optim.AdamW(model.parameters(), lr=0.01,
                                                                                                **optimizing)
     for step in range(steps):
@@ -191,7 +191,8 @@ def tolerance_of(model):
 
 def model_case(name, make):
     def body(world):
-        """Against one process that has the whole batch, and against torch's class, to whose bits an average of two must agree."""
+        """Compares with one process that has the whole batch, and with torch's class. An average of two ranks has the same
+        bits as torch's."""
         model = ours(seeded(make))
         theirs = nn.parallel.DistributedDataParallel(seeded(make), static_graph="reentrant" in name)
         alone = seeded(make)
@@ -231,7 +232,7 @@ FORMS = (
 
 
 def begins_as_rank_0(world):
-    """Parameters and buffers are rank 0's, whatever the others had."""
+    """All ranks begin with rank 0's parameters and buffers."""
     torch.manual_seed(world.rank)
     module = nn.Sequential(nn.Linear(12, 8), nn.BatchNorm1d(8))
     with torch.no_grad():
@@ -243,8 +244,8 @@ def begins_as_rank_0(world):
         expect(torch.equal(mine, theirs), "not rank 0's")
     expect(module[1].running_mean.eq(5).all(), module[1].running_mean)
     x, _ = batch()
-    model(share(world, x)).sum().backward()  # each has its own means now
-    model(share(world, x))  # brings rank 0's, then adds this rank's part
+    model(share(world, x)).sum().backward()  # each rank has its own means now
+    model(share(world, x))  # copies rank 0's means, then adds this rank's part
     model.eval()
     model(share(world, x))
     means = [torch.empty(8) for _ in range(world.size)]
@@ -254,7 +255,7 @@ def begins_as_rank_0(world):
 
 def no_sync(world):
     model = ours(seeded(plain))
-    for round in range(3):  # the views move after the first
+    for round in range(3):  # the views move after the first one
         model.zero_grad(set_to_none=round == 1)
         x, y = (share(world, tensor).chunk(2) for tensor in batch(round))
         with model.no_sync():
@@ -270,7 +271,7 @@ def no_sync(world):
 
 
 def no_sync_between(world):
-    """A backward pass averages when its own forward pass was made outside no_sync(), whichever was made since."""
+    """A backward pass averages if its own forward pass was outside no_sync(), whatever ran since."""
     for is_local_first in (False, True):
         model = ours(seeded(plain))
         x, y = (share(world, tensor).chunk(2) for tensor in batch())
@@ -294,7 +295,7 @@ def no_sync_between(world):
 
 
 class Listed(nn.Module):
-    """Whose output is a list."""
+    """A model whose output is a list."""
 
     def __init__(self):
         super().__init__()
@@ -305,7 +306,7 @@ class Listed(nn.Module):
 
 
 def no_sync_of_lists(world):
-    """Each output tells which forward pass it is of."""
+    """Each output records its forward pass."""
     model, alone = ours(seeded(Listed)), seeded(Listed)
     x, _ = batch()
     synced = model(share(world, x))
@@ -320,8 +321,8 @@ def no_sync_of_lists(world):
 
 
 def no_sync_with_more(world):
-    """One loss of outputs inside and outside of no_sync() is averaged. A penalty gives a gradient to a parameter that the forward
-    pass has not used, before the backward pass comes to its outputs."""
+    """One loss of outputs from inside and outside no_sync() is averaged. A penalty adds a gradient for a parameter that the
+    forward pass has not used, before the backward pass reaches its outputs."""
     for is_synced_first in (False, True):
         model, alone = ours(seeded(plain)), seeded(plain)
         x, y = (share(world, tensor) for tensor in batch())
@@ -343,7 +344,7 @@ def no_sync_with_more(world):
 
 
 def adds_to_averages(world):
-    """Without zero_grad the gradients of a second step come on top of the average, as in torch's class."""
+    """Without zero_grad the gradients of a second step are added to the average, as in torch's class."""
     model, theirs = ours(seeded(plain)), nn.parallel.DistributedDataParallel(seeded(plain))
     for each in (model, theirs):
         for step in range(3):
@@ -352,7 +353,7 @@ def adds_to_averages(world):
 
 
 def keeps_gradients(world):
-    """A gradient that the program has kept stays readable when the buffers are made anew, and when the module has gone."""
+    """A gradient that the program keeps stays readable after the buffers are made anew and after the module is freed."""
     model = ours(seeded(plain))
     loss_of(model, *(share(world, tensor) for tensor in batch())).backward()
     kept = [parameter.grad for parameter in model.parameters()]
@@ -369,7 +370,7 @@ def keeps_gradients(world):
 
 
 def frees_gradients(world):
-    """What the backward pass made for one parameter is freed before the next parameter's gradient is added up."""
+    """The temporary gradient of one parameter is freed before the next parameter's gradient is accumulated."""
     model = ours(seeded(plain))
     made, alive = [], []
 
@@ -391,10 +392,11 @@ def backward_of(world, model, step, to_none):
 
 
 def copies_of(world, model, to_none=True):
-    """How often a step copies a gradient: by torch's operators on tensors shaped as parameters, and by Shoal's engine."""
+    """Returns how often a step copies a gradient: by torch's operators on tensors with the shapes of parameters, and by
+    Shoal's engine."""
     shapes = {tuple(each.shape) for each in model.parameters()}
     elements = sum(each.numel() for each in model.parameters())
-    for step in range(2):  # after the first one the buffers are made anew
+    for step in range(2):  # the buffers are made anew after the first one
         backward_of(world, model, step, to_none)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as seen:
         backward_of(world, model, 2, to_none)
@@ -405,7 +407,7 @@ def copies_of(world, model, to_none=True):
 
 
 def copies(world):
-    """docs/performance.md has these figures. torch's class divides by the number of ranks as it copies into a bucket."""
+    """docs/performance.md has these figures. torch's class divides by the number of ranks while it copies into a bucket."""
     if "batched_grad_copy" not in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
         raise Skip("this torch is older than the one whose copies docs/performance.md counts")
     def theirs(**options):
@@ -421,7 +423,7 @@ def copies(world):
 
 
 def unused(world):
-    """Used on one rank: all get the average, to which the others gave zeros. Used nowhere: nothing is written."""
+    """If one rank uses a parameter, all get the average, with zeros from the others. If none does, nothing is written."""
     model = ours(seeded(Branches), find_unused_parameters=True)
     for step in range(3):
         model.zero_grad()
@@ -591,7 +593,7 @@ def two_forwards_one_backward(world):
     compare(model.module, alone)
     with torch.no_grad():
         model(x)
-    torch.autograd.grad(model(x).sum(), model.module[0].weight)  # gives no .grad, so no step
+    torch.autograd.grad(model(x).sum(), model.module[0].weight)  # torch.autograd.grad sets no .grad, so this is not a step
     model.zero_grad()
     loss_of(model, share(world, x), share(world, y)).backward()
     alone.zero_grad()
@@ -623,7 +625,7 @@ def complex_gradients(world):
 
 
 def hooks_of_others(world):
-    """Their changes to a gradient are averaged, whether they were there before the wrapper or came later."""
+    """Changes by other hooks are averaged, whether the hooks existed before the wrapper or came later."""
     module, alone = seeded(plain), seeded(plain)
 
     def double(parameter):
@@ -643,7 +645,7 @@ def hooks_of_others(world):
 
 
 def join(world):
-    """As torch's: ranks end one after another, the highest one last; all then hold its model."""
+    """As with torch's class, ranks end one after another, the highest one last. All then hold its model."""
     def steps_of(each, **options):
         optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
         with each.join(**options):
@@ -658,7 +660,7 @@ def join(world):
     def with_statistics():
         return nn.Sequential(nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
 
-    gloo = dist.new_group(backend="gloo")  # as torch's class cannot divide by the active ranks over the shim in Python
+    gloo = dist.new_group(backend="gloo")  # because torch's class cannot divide by the active ranks over the Python shim
     for make in (plain, with_statistics):
         for options in ({}, {"find_unused_parameters": True}):
             model = ours(seeded(make), **options)
@@ -675,7 +677,7 @@ def join(world):
 
 
 def join_throws(world):
-    """All ranks are told when the first one has no further batch."""
+    """All ranks get the error when the first one has no further batch."""
     model = ours(seeded(plain))
 
     def train_until_told():
@@ -697,7 +699,7 @@ def ignored(world):
 
 
 def compiled(world):
-    """The graph is divided, so that gradients do not all come at the end."""
+    """The graph is split, so that not all gradients arrive at the end."""
     graphs = []
 
     def backend(graph, inputs):
@@ -727,7 +729,7 @@ def compiled(world):
 
 
 def made_and_dropped(world):
-    """The memory of a module that goes goes with it, at whatever time the ranks drop it."""
+    """A freed module's memory is freed with it, whenever the ranks drop it."""
     module = seeded(plain)
     for _ in range(20):
         model = ours(module)
@@ -779,7 +781,7 @@ def what_others_read(world):
     expect(model.require_backward_grad_sync and not model.static_graph and model.device_ids is None, "attributes")
     expect(not model.reducer._rebuild_buckets(), "buckets are the engine's")
     x, y = (share(world, tensor) for tensor in batch())
-    with model.no_sync():  # as Accelerate does where the last batch comes unexpectedly
+    with model.no_sync():  # as Accelerate does if the last batch comes unexpectedly
         outputs = model(x)
     model.reducer.prepare_for_backward([outputs])
     nn.functional.mse_loss(outputs, y).backward()
@@ -790,7 +792,7 @@ def what_others_read(world):
 
 
 def takes_torchs_arguments(world):
-    """The constructor, each method that is not torch's own, and the attributes."""
+    """The constructor, each method that replaces torch's, and the attributes."""
     torchs, mine = nn.parallel.DistributedDataParallel, type(ours(plain()))
     replaced = [name for name in vars(mine) if callable(getattr(torchs, name, None)) and not name.startswith("__")]
     expect({"forward", "register_comm_hook"} <= set(replaced), replaced)
@@ -799,7 +801,7 @@ def takes_torchs_arguments(world):
         expect(taken == expected, name, taken, "instead of", expected)
     taken, expected = (inspect.signature(each.__init__).parameters for each in (mine, torchs))
     expect([name for name in taken if name in expected] == list(expected), list(taken), "instead of", list(expected))
-    if "forward_sync_buffers" in expected:  # since torch 2.13, whose arguments and defaults are those of today
+    if "forward_sync_buffers" in expected:  # since torch 2.13, which has today's arguments and defaults
         expect(list(taken)[:len(expected)] == list(expected), list(taken), "instead of", list(expected))
         for name, parameter in expected.items():
             expect(taken[name].default == parameter.default, name, taken[name].default, "instead of", parameter.default)
@@ -845,7 +847,7 @@ def backwards_without_forward(world):
 
 
 def missing_gradient(world):
-    """All ranks are told in the same step, also those that are not to blame."""
+    """All ranks get the error in the same step, including those that are not at fault."""
     model = ours(seeded(Branches))
     x, y = (share(world, tensor) for tensor in batch())
     message_of(RuntimeError, loss_of(model, x, y).backward, "never.weight", "rank")
@@ -924,12 +926,12 @@ def wrong_arguments(world):
 
 
 def compression(world):
-    """Between hosts: close to the average, and not it. Replicas stay equal."""
+    """Between hosts: close to the average, but not equal to it. Replicas stay equal."""
     os.environ["SHOAL_HOST_ID"] = f"host-{world.rank}"
     dist.init_process_group(ranks.BACKEND, timeout=ranks.GROUP_TIMEOUT)
     alone = seeded(plain)
     loss_of(alone, *batch()).backward()
-    for kind, most in (("fp16", 1e-3), ("bf16", 1e-2), ("int8", 5e-2)):  # blocks of 256 elements hold several small tensors
+    for kind, most in (("fp16", 1e-3), ("bf16", 1e-2), ("int8", 5e-2)):  # blocks of 256 elements contain several small tensors
         model = ours(seeded(plain), compression=kind)
         loss_of(model, *(share(world, tensor) for tensor in batch())).backward()
         expect(model._get_ddp_logging_data()["comm_hook"] == kind, "told")
@@ -972,8 +974,7 @@ def through_file(state):
 
 
 def resumed(world):
-    """Training that goes on from a checkpoint gives the bits of training that was not interrupted; without what int8 has cut off it
-    does not."""
+    """Training resumed from a checkpoint has the same bits as uninterrupted training; without int8's residuals it does not."""
     def make(options):
         model = ours(seeded(plain), **options)
         return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -1001,7 +1002,7 @@ def resumed(world):
 
 
 def compares_parameters(world):
-    """Replicas that have come apart are told on all ranks, and may be mended."""
+    """Replicas that differ are reported on all ranks, and can be repaired."""
     for make, name in ((plain, "2.weight"), (Convolutions, "convolution.weight")):
         model = ours(seeded(make))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -1019,7 +1020,7 @@ def compares_parameters(world):
 
 
 def hooks_resumed(world):
-    """The same with a hook. DDP makes no new buckets after the first step with find_unused_parameters."""
+    """Like resumed(), but with a hook. DDP makes no new buckets after the first step with find_unused_parameters."""
     from shoal.torch import hooks
     models = []
 
@@ -1044,8 +1045,8 @@ def hooks_resumed(world):
 
 
 def hooks_between_hosts(world):
-    """Against torch's hook of that format where there is one, and within the error of the format. What int8 has cut off is added
-    later: the sum of many steps is far nearer."""
+    """Compared with torch's hook of that format if there is one, and within the error of the format. int8's residuals are
+    added later, so the sum of many steps is far more exact."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
     exact, half = (nn.parallel.DistributedDataParallel(seeded(plain)) for _ in range(2))
     half.register_comm_hook(None, default_hooks.fp16_compress_hook)
@@ -1069,7 +1070,7 @@ def hooks_between_hosts(world):
 
 
 def rank_ends(world):
-    """In the backward pass: the others' backward() names it."""
+    """A rank ends in the backward pass, and the others' backward() names it."""
     model = ours(seeded(plain))
     loss = loss_of(model, *(share(world, tensor) for tensor in batch()))
     if world.rank == 1:
@@ -1089,7 +1090,7 @@ def theirs_with(hook, module, state=None, **options):
 
 
 def hooks_on_one_host(world):
-    """Nothing is compressed there; buckets are made anew after the first step."""
+    """Nothing is compressed on one host. Buckets are made anew after the first step."""
     for hook, make in (("fp16_hook", plain), ("bf16_hook", Mixed), ("int8_hook", plain)):
         for options in ({}, {"bucket_cap_mb": 0.0005, "find_unused_parameters": True}, {"gradient_as_bucket_view": True}):
             model = theirs_with(hook, seeded(make), **options)
@@ -1100,7 +1101,7 @@ def hooks_on_one_host(world):
 
 
 def hooks_with_join(world):
-    """Ranks that have no more batches take part with zeros."""
+    """Ranks without further batches take part with zeros."""
     model, other = theirs_with("int8_hook", seeded(plain)), nn.parallel.DistributedDataParallel(seeded(plain))
     for each in (model, other):
         optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
@@ -1114,7 +1115,7 @@ def hooks_with_join(world):
 
 
 class Bucket:
-    """What torch's GradBucket tells a hook."""
+    """The part of torch's GradBucket that a hook uses."""
 
     def __init__(self, tensor, index, count, parameters):
         self.index, self.is_last = (lambda: index), (lambda: index == count - 1)
@@ -1122,7 +1123,7 @@ class Bucket:
 
 
 def hooks_with_other_buckets(world):
-    """Buckets change in the middle of the list, and their number does: no bucket is averaged twice or left out."""
+    """Buckets change in the middle of the list, and so does their number. No bucket is averaged twice or left out."""
     from shoal.torch import hooks
     state, parameters = hooks.State(), [torch.zeros(1)]
     mean = sum(range(1, world.size + 1)) / world.size
@@ -1152,7 +1153,7 @@ def hooks_wrong_use(world):
 
 
 def hooks_broken_backward(world):
-    """The other ranks are told at once, as with shoal.torch's class."""
+    """The other ranks get the error at once, as with shoal.torch's class."""
     model = theirs_with("int8_hook", seeded(plain), bucket_cap_mb=0.0005)
     for step in range(3):
         loss = loss_of(model, *(share(world, tensor) for tensor in batch(step)))
@@ -1187,8 +1188,8 @@ BUCKETS = ({}, {"bucket_cap_mb": 0.0001, "find_unused_parameters": True})  # one
 
 
 def hooks_broken_at(world, step, at_output, options):
-    """The backward pass of one step breaks on rank 0: others are told long before the deadline, also where a bucket comes late or the
-    buckets are new."""
+    """The backward pass of one step breaks on rank 0. The others learn it long before the deadline, even if a bucket is
+    late or the buckets are new."""
     model = theirs_with("int8_hook", seeded(lambda: BreaksAt(at_output)), **options)
     x, y = (share(world, tensor) for tensor in batch())
     for _ in range(step):
@@ -1203,7 +1204,7 @@ def hooks_broken_at(world, step, at_output, options):
 
 
 def hooks_broken_early(world):
-    """In the first step, in the second, whose buckets may be new, and in the third."""
+    """In the first step, in the second, which may have new buckets, and in the third."""
     for step in range(3):
         for at_output in (True, False):
             for options in BUCKETS:
@@ -1211,7 +1212,8 @@ def hooks_broken_early(world):
 
 
 def hooks_broken_otherwise(world):
-    """Inside no_sync() it is the rank's own affair, and steps go on. After the last bucket torch's class refuses the next step."""
+    """Inside no_sync() only this rank is affected, and steps continue. After the last bucket torch's class refuses the next
+    step."""
     model = theirs_with("int8_hook", seeded(plain))
     x, y = (share(world, tensor) for tensor in batch())
 
@@ -1241,8 +1243,8 @@ def hooks_broken_otherwise(world):
 
 
 def hooks_compiled(world):
-    """The hook that finds the model, and the one that watches it, are in nobody's way. Dynamo looks into the Python shim, and cannot
-    trace it, where the whole of torch's class is compiled."""
+    """The hook that finds the model, and the one that watches it, disturb nothing. If all of torch's class is compiled,
+    Dynamo looks into the Python shim, which it cannot trace."""
     from shoal.torch import hooks
     for compiles_all in (True, False) if world.shim == "c++" else (False,):
         torch._dynamo.reset()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """DeepSpeed's engines over the back-end: ZeRO of every stage, its mixture of experts and its pipeline train as one process
-does. They call forms of torch.distributed that torch itself does not."""
+does. They call functions of torch.distributed that torch itself never calls."""
 import contextlib
 import os
 import sys
@@ -8,7 +8,7 @@ import warnings
 
 import ranks
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 from ranks import Case, expect
 from torch import nn
 
@@ -23,16 +23,16 @@ except ImportError as error:
     print(f"1..0 # SKIP no DeepSpeed: {error}")
     raise SystemExit(0)
 
-with contextlib.suppress(ImportError):  # it compiles functions, by each rank else; older versions have none
+with contextlib.suppress(ImportError):  # else each rank compiles its functions; older versions lack it
     import deepspeed.runtime.zero.muon.original_muon  # noqa: F401
-# Used by inference only: else each rank asks torch for it, which compiles it, into a folder of the user's.
+# Only inference uses it. Without this, each rank makes torch compile it into a folder of the user's.
 sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
 BATCH = 24
 STEPS = 4
 
 
 def layers():
-    """Layers, each of which can be a stage."""
+    """Returns layers, each of which can be a stage."""
     torch.manual_seed(1)
     return [nn.Sequential(nn.Linear(12, 16), nn.Tanh()), nn.Sequential(nn.Linear(16, 16), nn.Tanh()),
             nn.Sequential(nn.Linear(16, 16), nn.Tanh()), nn.Linear(16, 4)]
@@ -74,7 +74,7 @@ def compare(ours, theirs, tolerance, *told):
         expect(one.shape == other.shape and worst <= tolerance, *told, f"differs by {worst}, of which {tolerance} is allowed")
 
 
-# ---- ZeRO: (name, its configuration, more of the engine's, tolerance) ----
+# ---- ZeRO: (name, configuration of ZeRO, further configuration of the engine, tolerance) ----
 
 SMALL = {"reduce_bucket_size": 200, "allgather_bucket_size": 200}
 ZERO = (
@@ -105,7 +105,7 @@ def zero(world):
 
 
 def begun_by_deepspeed(world):
-    """deepspeed.init_distributed makes the group: the one line of a script that changes."""
+    """deepspeed.init_distributed makes the group: the only line of a script that changes."""
     deepspeed.init_distributed(dist_backend="shoal")
     expect(torch.distributed.get_backend() == "shoal", torch.distributed.get_backend())
     x, y = share(world)
@@ -122,7 +122,7 @@ def begun_by_deepspeed(world):
 
 
 class OfExperts(nn.Module):
-    """Each expert is a layer; tokens travel to the rank that has it, by all-to-all, and back."""
+    """Each expert is a layer. Tokens travel by all-to-all to the rank with their expert, and back."""
 
     def __init__(self, ranks_of_experts):
         super().__init__()
@@ -137,7 +137,7 @@ class OfExperts(nn.Module):
 
 
 def experts(world):
-    """The experts of all ranks together answer as they do where one rank has all."""
+    """The experts of all ranks together produce the output of one rank with all experts."""
     x, y = share(world)
     answers = []
     for ranks_of_experts in (1, world.size):
@@ -163,7 +163,7 @@ def experts(world):
 
 
 def pipeline(world):
-    deepspeed.init_distributed()  # takes the group that is there
+    deepspeed.init_distributed()  # uses the existing group
     module = PipelineModule(layers=layers(), num_stages=world.size, loss_fn=nn.functional.mse_loss, partition_method="uniform")
     micro = BATCH // 4
     engine, *_ = deepspeed.initialize(

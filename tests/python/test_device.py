@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tensors on a device over "shoal": torch, the back-end in C++, the library, and the stand-in for CUDA's driver in its hostile
-modes (device/stand_in.cpp, tests/mock/cuda/mock_cuda.h). A fault that the stand-in sees fails the case.
+"""Tensors on a device over "shoal": torch, the back-end in C++, the library, and the stand-in for CUDA's driver in its
+hostile modes (device/stand_in.cpp, tests/mock/cuda/mock_cuda.h). A fault that the stand-in notices fails the case.
 
-With STAND_IN_NAME=cuda the device has CUDA's place in a torch that was built for CPUs, and CUDA's name, and the cases are those
-of streams. With SHOAL_TEST_CUDA set the device is a GPU of this machine (device/real_cuda.py; make test-gpu)."""
+With STAND_IN_NAME=cuda the device replaces CUDA, also by name, in a torch built for CPUs, and only the cases of streams
+run. With SHOAL_TEST_CUDA the device is a GPU of this machine (device/real_cuda.py; make test-gpu)."""
 import contextlib
 import dataclasses
 import datetime
@@ -41,12 +41,12 @@ if IS_REAL:
     ranks.START = "spawn"  # importing torch's optimizers counts GPUs
 else:
     import stand_in  # noqa: E402
-    import torch._dynamo  # noqa: E402, F401: by each rank's first optimizer else, in two seconds
+    import torch._dynamo  # noqa: E402, F401: else each rank's first optimizer imports it, in two seconds
 
 inputs.DEVICE = stand_in.NAME
-ranks.SHIMS = [shim for shim in ranks.SHIMS if shim == "c++"]  # the one that serves devices
+ranks.SHIMS = [shim for shim in ranks.SHIMS if shim == "c++"]  # the shim that supports devices
 SIZE = 2
-LONG = 3 << 20  # of float32: several units of a ring
+LONG = 3 << 20  # in float32: several units of a ring
 
 
 def load_backend():
@@ -57,7 +57,7 @@ def load_backend():
 ranks.load_backend = load_backend
 
 
-# ---- Every operation, type and layout: the cases of test_ops.py, with tensors there ----
+# ---- Every operation, type and layout: the cases of test_ops.py, with tensors on the device ----
 
 TYPES = (torch.float32, torch.bfloat16, torch.bool)
 COUNTS = (0, 7, 5000)
@@ -83,7 +83,7 @@ def moving_case(operation):
 
 
 def on_device(body, *arguments):
-    """A case of test_ops.py whose tensors are made where torch makes them by itself."""
+    """Returns a case of test_ops.py in which torch creates tensors on the device by default."""
     def there(world):
         with stand_in.device():
             body(world, *arguments)
@@ -102,7 +102,7 @@ def ones(count=LONG, value=1.0):
 
 
 class Held:
-    """Nothing runs on the device meanwhile; afterwards everything may."""
+    """Holds the device, so that nothing runs there, until the block ends."""
 
     def __enter__(self):
         stand_in.driver.hold(True)
@@ -112,7 +112,7 @@ class Held:
 
 
 def waits_on_the_stream_only(world):
-    """Posting and wait() return while the device stands still, in both forms, and who reads on the stream reads the sum."""
+    """Both forms of the call, and wait(), return while the device is held. A later read on the stream gets the sum."""
     for async_op in (True, False):
         tensor, copy = ones(), ones(value=0.0)
         with Held():
@@ -125,7 +125,7 @@ def waits_on_the_stream_only(world):
 
 
 def a_source_is_written_after_wait(world):
-    """What the stream writes to a tensor after wait() is no part of the sum; nor is what it held before the call."""
+    """The sum contains neither what the stream writes to a tensor after wait() nor what it held before the call."""
     tensor, before, later = ones(value=0.0), ones(), ones(value=77.0)
     result = ones(value=0.0)
     with Held():
@@ -138,7 +138,7 @@ def a_source_is_written_after_wait(world):
 
 
 def on_another_stream(world):
-    """The current stream is meant, whichever it is."""
+    """The call uses the current stream, whichever it is."""
     stream = stand_in.api().Stream()
     tensor, before, result = ones(value=0.0), ones(), ones(value=0.0)
     stream.wait_stream(stand_in.api().current_stream())
@@ -152,21 +152,22 @@ def on_another_stream(world):
 
 
 def tensors_are_held(world):
-    """A tensor that the program drops at once, and whose memory others would get, is kept until somebody waits, or it is done."""
+    """A tensor that the program drops at once is kept until somebody waits or the work is done. Otherwise its memory would
+    be reused."""
     output, mine, other = ones(world.size * LONG, 0.0), ones(value=float(world.rank)), ones(value=77.0)
     with Held():
         work = dist.all_gather_into_tensor(output, another(mine), async_op=True)
         others = [another(other) for _ in range(3)]
         work.wait()
     check(output, torch.arange(float(world.size)).repeat_interleave(LONG))
-    for _ in range(5):  # nobody waits for these, and the elements have gaps
+    for _ in range(5):  # nobody waits for these, and their elements are not contiguous
         dist.all_reduce(another(mine)[::2], async_op=True)
     check_sum(world)
     del others
 
 
 def copies_are_held(world):
-    """Those that a call makes stay until its stream is through with them, wherever somebody waits."""
+    """Copies that a call makes live until its stream has used them, whichever stream waits."""
     stream, tensor = stand_in.api().Stream(), place(torch.ones(5000), "strided")
     with Held():
         work = dist.all_reduce(tensor, async_op=True)
@@ -178,12 +179,12 @@ def copies_are_held(world):
 
 
 def another(source):
-    """A tensor of its own with these elements, filled without waiting for the device."""
+    """Returns a new tensor with these elements, filled without waiting for the device."""
     return torch.empty_like(source).copy_(source)
 
 
 def wait_with_a_timeout(world):
-    """It blocks the host: until the work is done, or until the timeout has passed, after which nothing is lost."""
+    """wait(timeout) blocks the host until the work is done or the timeout has passed. After a timeout nothing is lost."""
     tensor = ones()
     work = dist.all_reduce(tensor, async_op=True)
     work.wait(ranks.GROUP_TIMEOUT)
@@ -197,7 +198,7 @@ def wait_with_a_timeout(world):
 
 
 def timeout_of(work):
-    """The text of a wait of 200 ms, which the device stands still for."""
+    """Returns the error text of a wait of 200 ms, during which the device is held."""
     try:
         work.wait(datetime.timedelta(milliseconds=200))
     except dist.DistBackendError as error:
@@ -206,9 +207,9 @@ def timeout_of(work):
 
 
 def wait_on_a_thread(world):
-    """Python's signals are looked at by its main thread alone; a wait on another one ends, too."""
+    """Only Python's main thread handles signals, but a wait on another thread also ends."""
     tensor, told = ones(), []
-    dist.all_reduce(tensor, async_op=True).wait(ranks.GROUP_TIMEOUT)  # the first call allocates, for which a GPU's sleep ends first
+    dist.all_reduce(tensor, async_op=True).wait(ranks.GROUP_TIMEOUT)  # allocates, which would wait while a GPU sleeps
     with Held():
         work = dist.all_reduce(tensor, async_op=True)
         thread = threading.Thread(target=lambda: told.append(timeout_of(work)))
@@ -220,7 +221,8 @@ def wait_on_a_thread(world):
 
 
 def wait_for_copies_back(world):
-    """The timeout and signals also end a wait for the copies that follow a request: here it is done, and they stand still."""
+    """The timeout and signals also end a wait for the copies after a request. Here the request is done and the copies are
+    held."""
     tensors, options = [place(torch.ones(5), "strided") for _ in range(40)], dist.AllreduceCoalescedOptions()
     options.asyncOp = True
     with Held():
@@ -245,7 +247,7 @@ def wait_for_copies_back(world):
 
 @contextlib.contextmanager
 def interrupted(after_s):
-    """A signal comes so much later, and what its handler raises comes out of the block."""
+    """Sends a signal after this time. Fails unless its handler's exception leaves the block."""
     def handler(*_):
         raise KeyboardInterrupt
     before = signal.signal(signal.SIGALRM, handler)
@@ -277,7 +279,8 @@ def blocking_mode(world):
 
 
 def futures_are_complete_at_once(world):
-    """Who uses a future's value is ordered by streams; only the result of the work comes when it is done."""
+    """Streams order the use of a future's value, so the future is complete at once; only the work's result waits for the
+    end."""
     tensor, copy = ones(), ones(value=0.0)
     with Held():
         work = dist.all_reduce(tensor, async_op=True)
@@ -291,7 +294,7 @@ def futures_are_complete_at_once(world):
 
 
 def futures_of_batches(world):
-    """As those of single works: complete at once, and who uses the value comes after it on the stream."""
+    """Like those of single works: complete at once, and a use of the value comes after the batch on the stream."""
     peer, got, copies = 1 - world.rank, ones(value=0.0), [ones(value=0.0) for _ in range(2)]
     calls = [dist.P2POp(dist.isend, ones(value=float(world.rank + 1)), peer), dist.P2POp(dist.irecv, got, peer)]
     with Held():
@@ -306,7 +309,7 @@ def futures_of_batches(world):
 
 
 def copies_that_fail(world):
-    """A call whose copy back is refused is an error of its future and its work; the group goes on."""
+    """A refused copy back becomes the error of the call's future and work. The group continues."""
     peer, got = 1 - world.rank, place(torch.zeros(5), "strided")
     sent = dist.isend(ones(5), peer)
     stand_in.driver.fail("cuLaunchKernel", 1, 1)
@@ -337,7 +340,7 @@ def coalesced_there(world):
 
 
 def messages_both_ways(world):
-    """Each rank sends first: a send waits for no receive behind it on a stream."""
+    """Each rank sends first, because a send does not wait for a receive after it on the stream."""
     peer, got = 1 - world.rank, ones(value=0.0)
     works = [dist.isend(ones(value=float(world.rank)), peer), dist.irecv(got, peer)]
     for work in works:
@@ -346,7 +349,7 @@ def messages_both_ways(world):
 
 
 def batch(world, count):
-    """Both ranks name what they send first; one receives in another order than the other sends."""
+    """Both ranks list their sends first. One receives in another order than the other sends."""
     peer, tags = 1 - world.rank, (1, 2) if world.rank else (2, 1)
     got = {tag: ones(count, 0.0) for tag in tags}
     calls = [dist.P2POp(dist.isend, ones(count, float(world.rank + tag)), peer, tag=tag) for tag in (1, 2)]
@@ -361,7 +364,7 @@ def batch(world, count):
 def a_batch_is_one_work(world):
     for count in (0, 7, LONG):
         batch(world, count)
-    with dist._coalescing_manager(device=stand_in.device()):  # with a collective among them
+    with dist._coalescing_manager(device=stand_in.device()):  # with a collective among the messages
         got, tensor = ones(5, 0.0), ones(5)
         dist.isend(ones(5, 2.0), 1 - world.rank)
         dist.all_reduce(tensor)
@@ -371,7 +374,7 @@ def a_batch_is_one_work(world):
 
 
 def a_batch_that_is_refused(world):
-    """A bad tensor ends the batch: messages after it are sent, and those before it are not."""
+    """A bad tensor ends the batch. Messages after it are sent, those before it are not."""
     peer, got = 1 - world.rank, ones(5, 0.0)
     dist.group.WORLD._start_coalescing(stand_in.device())
     dist.isend(ones(5, 7.0), peer)
@@ -406,7 +409,7 @@ def a_factor_there(world):
 
 
 def a_group_is_destroyed(world):
-    """With a call under way on the device: whatever becomes of it, streams go on, and nothing of it hurts other groups."""
+    """A call is under way on the device. Whatever happens to it, streams continue and other groups are unharmed."""
     for _ in range(2):
         group, tensor = dist.new_group(), ones()
         with Held():
@@ -420,7 +423,7 @@ def a_group_is_destroyed(world):
 
 
 def some_ranks_there(world):
-    """One rank's tensors are on the device, another one's in memory of the host."""
+    """One rank's tensors are on the device, another one's in host memory."""
     for root in range(world.size):
         device = stand_in.NAME if world.rank == 0 else "cpu"
         tensor = torch.full((LONG,), float(world.rank + 1), device=device)
@@ -431,7 +434,7 @@ def some_ranks_there(world):
 
 
 def a_second_device(world):
-    """A group serves each device of a process by its own streams, but not both in one call."""
+    """A group uses separate streams for each device of a process, but one call cannot use both devices."""
     for index in (0, 1, 0):
         tensor = torch.ones(1000, device=stand_in.device(index))
         dist.all_reduce(tensor, async_op=index == 1)
@@ -469,7 +472,7 @@ def a_captured_stream(world):
 
 
 def a_barrier_of_the_device(world):
-    """A rank comes to it when its current stream has."""
+    """A rank reaches the barrier when its current stream does."""
     tensor = ones()
     dist.all_reduce(tensor, async_op=True).wait()
     dist.barrier()
@@ -477,7 +480,7 @@ def a_barrier_of_the_device(world):
 
 
 def a_rank_that_dies(world):
-    """Streams go on, and the failure is thrown where somebody waits, and by the next call."""
+    """Streams continue. A wait raises the failure, as does the next call."""
     check_sum(world)
     if world.rank == 1:
         os._exit(3)
@@ -496,7 +499,8 @@ def a_rank_that_dies(world):
 
 
 def a_driver_that_refuses(world):
-    """A copy of one rank is refused when others count on it: all have the driver's error, streams go on, and so does a new group."""
+    """A copy of one rank is refused while the others depend on it. All get the driver's error, streams continue, and a new
+    group works."""
     check_sum(world)
     if world.rank == 0:
         stand_in.driver.fail("cuStreamBatchMemOp", 2, 304)
@@ -512,7 +516,7 @@ def a_driver_that_refuses(world):
 
 
 def dropped_after_a_failure(world):
-    """The memory of a call that failed is given to others only when the library's copies are through with it."""
+    """After a failure, the memory of a call is reused only when the library's copies no longer use it."""
     value = ones(value=77.0)
     check_sum(world)
     with Held():
@@ -530,7 +534,7 @@ def dropped_after_a_failure(world):
 
 
 def no_device_is_there(world):
-    """torch is built for one, and the machine has none: each message of a batch is a work."""
+    """torch is built for the device, but the machine has none: each message of a batch is a separate work."""
     peer, got = 1 - world.rank, torch.zeros(5)
     works = dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.ones(5), peer), dist.P2POp(dist.irecv, got, peer)])
     expect(len(works) == 2, works)
@@ -546,11 +550,11 @@ STREAMS = (waits_on_the_stream_only, a_source_is_written_after_wait, on_another_
            a_captured_stream, a_barrier_of_the_device)
 
 
-# ---- Other moods of the driver ----
+# ---- Other modes of the driver ----
 
 
 def hostile_case(modes):
-    """Buckets that are posted together, copies back, messages, and a training step."""
+    """Returns a case with buckets posted together, copies back, messages, and a training step."""
     def body(world):
         tensors = [ones(count, world.rank + 1.0) for count in (LONG, 5, 0, 70_000) * 2]
         gaps = place(torch.ones(2501), "strided")
@@ -572,7 +576,7 @@ def hostile_case(modes):
 HOSTILE = ("queues=1,late=20", "queues=2,depth=64,torn=4,poison", "late=100,idle,pageable,seed=7")
 
 
-# ---- Training: the same parameters as on the CPU, bit by bit, as the same code computes ----
+# ---- Training: the same parameters as on the CPU, bit by bit, because the same code computes ----
 
 
 def network():
@@ -581,7 +585,7 @@ def network():
 
 
 def trained(world, device, wrap, optimizer_of, steps=3):
-    """The parameters after so many steps, whole and on the CPU."""
+    """Returns the parameters after `steps` steps, whole and on the CPU."""
     generator = torch.Generator().manual_seed(2 + world.rank)
     x, y = (torch.randn(8, width, generator=generator).to(device) for width in (12, 4))
     model = wrap(network().to(device), device)
@@ -600,7 +604,7 @@ def compare_training(name, wrap, optimizer_of, world):
 
 
 def is_same(ours, theirs):
-    """Compares bit by bit; a real GPU computes in an order of its own, so its numbers are compared nearly."""
+    """Compares bit by bit. A real GPU computes in another order, so its numbers are compared with a tolerance."""
     return torch.allclose(ours, theirs, 1e-3, 1e-5) if IS_REAL else torch.equal(ours, theirs)
 
 
@@ -625,7 +629,7 @@ def sharded(model, device):
 
 
 def own_class(**options):
-    """shoal.torch's, over the gradient engine."""
+    """Wraps a module in shoal.torch's class, over the gradient engine."""
     def wrap(model, device):
         import shoal.torch
         return shoal.torch.DistributedDataParallel(model, **options)
@@ -641,8 +645,9 @@ def zero(parameters):
 
 
 def sums_among_devices(world):
-    """SHOAL_GPU_PEER_BYTES, and a device for each rank: the same values, and each all-reduce there goes by the plan `peers`. To
-    choose the device makes no context current, by which the group finds it: the back-end does."""
+    """SHOAL_GPU_PEER_BYTES, and a device for each rank: the values are the same, and each all-reduce there uses the plan
+    `peers`. Choosing a device does not make its context current, but the group needs a current context: the back-end sets
+    it."""
     stand_in.api().set_device(world.rank % stand_in.api().device_count())
     with tempfile.TemporaryDirectory() as folder:
         flight = pathlib.Path(folder, "flight")
@@ -663,7 +668,7 @@ TRAINING = (("DDP with many buckets", data_parallel, sgd), ("DDP with views", da
             ("own class, ZeRO", own_class(), zero), ("own class, static graph", own_class(static_graph=True), sgd))
 
 
-# ---- shoal.torch.DistributedDataParallel: cases of test_ddp.py, with modules there ----
+# ---- shoal.torch.DistributedDataParallel: cases of test_ddp.py, with modules on the device ----
 
 OWN_CLASS = (test_ddp.begins_as_rank_0, test_ddp.no_sync, test_ddp.adds_to_averages, test_ddp.keeps_gradients,
              test_ddp.frees_gradients, test_ddp.unused, test_ddp.several_models, test_ddp.hooks_of_others,
@@ -671,7 +676,8 @@ OWN_CLASS = (test_ddp.begins_as_rank_0, test_ddp.no_sync, test_ddp.adds_to_avera
 
 
 def own_class_joins(world):
-    """Ranks with other numbers of batches end with the model of the last one, which is that of the same training on the CPU."""
+    """Ranks have different numbers of batches and end with the last rank's model, which equals that of the same training on
+    the CPU."""
     def trained_on(device, by_all):
         model = own_class()(network().to(device), device)
         optimizer = sgd(model.parameters())
@@ -692,7 +698,8 @@ def own_class_joins(world):
 
 
 def own_class_on_other_streams(world):
-    """Each step is on another stream than the module was made on; and one device is not the process's current one."""
+    """Each step uses another stream than the one on which the module was created, and one device is not the process's
+    current one."""
     def trained_on_streams(device):
         model = own_class()(network().to(device), device)
         optimizer = sgd(model.parameters())
@@ -723,7 +730,7 @@ def on_a_stream(device):
 
 
 def own_class_compresses(world):
-    """Between hosts: the bits of the same training on the CPU."""
+    """Between hosts: the same bits as training on the CPU."""
     os.environ["SHOAL_HOST_ID"] = f"host-{world.rank}"
     dist.init_process_group("shoal", timeout=ranks.GROUP_TIMEOUT)
     for compression in ("fp16", "int8"):
@@ -739,7 +746,7 @@ def own_class_compares(world):
 
 
 def own_class_moves_inputs(world):
-    """Where device_ids names the device, as torch's class does."""
+    """If device_ids names the device, inputs are moved there, as by torch's class."""
     model, alone = own_class(device_ids=[0])(network().to(stand_in.NAME), stand_in.NAME), network()
     x = torch.ones(8, 12)
     ours, theirs = model(x).detach().cpu(), alone(x).detach()
@@ -748,7 +755,7 @@ def own_class_moves_inputs(world):
 
 
 def own_class_comes_to_the_cpu(world):
-    """A module that was saved on a device is loaded where there is none."""
+    """A module saved on a device is loaded on a machine without one."""
     model, file, x = own_class(device_ids=[0])(network().to(stand_in.NAME), stand_in.NAME), io.BytesIO(), torch.ones(8, 12)
     torch.save(model, file)
     file.seek(0)
@@ -774,7 +781,7 @@ def own_class_refuses(world):
 
 
 def own_class_after_a_death(world):
-    """A rank that ends in mid-training is named by the next call."""
+    """The next call names a rank that ended in the middle of training."""
     model = own_class()(network().to(stand_in.NAME), stand_in.NAME)
     x = torch.ones(8, 12, device=stand_in.NAME)
     model(x).sum().backward()
@@ -810,13 +817,13 @@ CASES += [Case("sums_among_devices", sums_among_devices, sizes=(SIZE,), init=Fal
 CASES += [training_case(*row) for row in TRAINING]
 CASES += [Case(f"own class: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=120) for body in OWN_CLASS]
 CASES += [Case(f"own class: {name}", on_device(test_ddp.model_case(name, test_ddp.MODELS[name]).body), sizes=(SIZE,), timeout_s=120)
-          for name in ("plain", "mixed")]  # beside torch's class there, and one process
+          for name in ("plain", "mixed")]  # compared with torch's class on the device, and with one process
 CASES += [Case(body.__name__, body, sizes=(SIZE,), timeout_s=120) for body in OWN]
 CASES += [Case("own_class_compresses", own_class_compresses, sizes=(SIZE,), init=False, fresh=True),
           Case("own_class_after_a_death", own_class_after_a_death, sizes=(3,), fresh=True, ends=(1,))]
 
 
-# In these, and in the backward pass, torch asks which accelerator it was built for: one that was built for CPUs says none.
+# These cases, and any backward pass, ask torch for its accelerator; a torch built for CPUs has none.
 ASKS_TORCH = ("futures_of_batches", "a_batch_is_one_work", "beside_another_back_end")
 if stand_in.NAME == "cuda" and not IS_REAL:
     CASES = [case for case in STREAM_CASES if case.name not in ASKS_TORCH]
@@ -834,7 +841,7 @@ def without_faults(case):
 CASES = [without_faults(case) for case in CASES]
 CASES += [Case("no_device_is_there", no_device_is_there, sizes=(SIZE,), fresh=True, variables={"MOCK_CUDA": "devices=0"})]
 
-# In these the driver itself goes wrong, or is in a mood, or stands still at a place that only the stand-in knows.
+# These cases need a driver that fails, has special modes, or stops at a point that only the stand-in can choose.
 STAND_INS_OWN = {"copies_that_fail", "wait_for_copies_back", "dropped_after_a_failure", "a_driver_that_refuses", "no_device_is_there",
                  *(f"driver {modes}" for modes in HOSTILE)}
 if IS_REAL:
@@ -851,7 +858,7 @@ if __name__ == "__main__":
     if why_not():
         print("1..0 # SKIP", why_not())
         sys.exit()
-    if os.fork() == 0:  # so that no rank waits for a compiler, and this process loads nothing
+    if os.fork() == 0:  # compiles in a child, so that no rank waits for a compiler and this process loads nothing
         stand_in.compiled()
         os._exit(0)
     os.wait()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Torch finds the backend by the entry points of pyproject.toml, whichever is imported first, and goes on without libshoal."""
+"""Torch finds the backend by the entry points of pyproject.toml, whichever is imported first. Without libshoal torch still
+works."""
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ SHOW = "import torch.distributed as d; print('shoal' in d.Backend.backend_list)"
 
 
 def entry_points():
-    """As an installed wheel has them: the groups of pyproject.toml, in a folder beside no package."""
+    """Returns the entry points that an installed wheel has, made from the groups of pyproject.toml."""
     text = (TOP / "pyproject.toml").read_text()
     groups = re.findall(r'^\[project\.entry-points\."(.*?)"\]\n(\w+) = "(.*?)"', text, re.M)
     expect(len(groups) == 2, text)

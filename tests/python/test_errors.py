@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Wrong arguments; ranks that disagree, end, stop or come late; Ctrl-C: what each rank is told, how soon, what still works."""
+"""Wrong arguments; ranks that disagree, end, stop or are late; Ctrl-C. Tests each rank's error, how soon it comes, and what
+still works."""
 import datetime
 import os
 import re
@@ -10,15 +11,15 @@ import time
 
 import ranks
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-WITHIN_S = 20  # of a fault, on a loaded machine: less than GROUP_TIMEOUT, with SHORT, too
-INTERRUPTED_WITHIN_S = 0.1  # the best of so many rounds; on a busy machine of more
+WITHIN_S = 20  # after a fault, on a loaded machine; less than GROUP_TIMEOUT, even with SHORT added
+INTERRUPTED_WITHIN_S = 0.1  # the best of INTERRUPTIONS rounds; on a busy machine of more
 INTERRUPTIONS, INTERRUPTIONS_MAX = 3, 20
 SHORT = datetime.timedelta(seconds=2)
 
@@ -29,7 +30,7 @@ def only_shoal():
 
 
 def refused(function, words):
-    """The call raises for its arguments, before anything is posted."""
+    """The call raises an error about its arguments, before anything is posted."""
     try:
         function()
     except (ValueError, TypeError, RuntimeError) as error:
@@ -40,7 +41,7 @@ def refused(function, words):
 
 
 def fails(function, *words, within_s=WITHIN_S):
-    """The call raises DistBackendError in time and its text has all the words. Returns the text."""
+    """The call raises DistBackendError in time, and its text has all the words. Returns the text."""
     began = time.monotonic()
     try:
         function()
@@ -61,7 +62,7 @@ def still_works(world, group=None):
 
 
 def back_end():
-    """The object that gets the calls of this process for CPU tensors."""
+    """Returns the object that receives this process's calls for CPU tensors."""
     group = distributed_c10d._get_default_group()
     try:
         return group._get_backend(torch.device("cpu"))
@@ -75,7 +76,7 @@ def fake_cuda_tensor():
         return torch.empty(3, device="cuda")
 
 
-# ---- Wrong arguments: (name, call, what the text must have) ----
+# ---- Wrong arguments: (name, call, pattern of the text) ----
 
 WRONG = (
     ("a CUDA tensor", lambda world: back_end().allreduce([fake_cuda_tensor()], dist.AllreduceOptions()), "cuda:0, (which|but)"),
@@ -181,9 +182,9 @@ def disagreement_case(name, first, other, words):
 
         def call():
             (first if world.rank == 0 else other)()
-            dist.barrier()  # who only gives may be through before the others have come
+            dist.barrier()  # a rank that only sends may be done before the others have come
         fails(call, *words)
-        fails(lambda: dist.all_reduce(torch.ones(1)), *words)  # the first cause stays
+        fails(lambda: dist.all_reduce(torch.ones(1)), *words)  # the first cause remains
     return Case(f"disagreement in {name}", body, sizes=(2, 3), fresh=True)
 
 
@@ -234,7 +235,7 @@ def killed_case(name, wait):
 
 
 def killed_in_mid_step(world):
-    """A thread kills the rank while it computes or communicates, whichever it is."""
+    """A thread kills the rank during computation or communication, whichever it is."""
     if world.rank == 1:
         threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     only_shoal()
@@ -246,7 +247,7 @@ def killed_in_mid_step(world):
 
 
 def training_step(world, kind):
-    """One that waits in torch's C++ (DDP's backward waits for a Future), one that waits in Python."""
+    """Returns a step that waits in torch's C++ (DDP's backward waits for a Future), or one that waits in Python."""
     layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
     if kind == "DDP":
         model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.1)
@@ -278,7 +279,7 @@ def killed_in_training_case(kind):
             while time.monotonic() < began + WITHIN_S + 1:
                 step()
         except RuntimeError as error:
-            through_a_future = kind == "DDP" and world.shim == "python"  # no more passes there: docs/python.md
+            through_a_future = kind == "DDP" and world.shim == "python"  # a future passes only RuntimeError: docs/python.md
             expect(through_a_future or isinstance(error, dist.DistBackendError), "another type of error", type(error))
             expect(time.monotonic() - began < WITHIN_S + 1, f"it took {time.monotonic() - began:.1f} s")
             expect("rank 1" in str(error), "the text does not name rank 1:", error)
@@ -288,18 +289,18 @@ def killed_in_training_case(kind):
 
 
 def exited(world):
-    """A rank whose program ends in the middle."""
+    """A rank's program ends in the middle."""
     if world.rank == 1:
         os._exit(3)
     only_shoal()
     fails(lambda: dist.all_reduce(torch.ones(10)), "rank 1")
 
 
-# ---- A rank that stops or comes late ----
+# ---- A rank that stops or is late ----
 
 
 def is_away(world, absent):
-    """The absent rank takes no part, and comes back from here when another says that it has been told."""
+    """The absent rank takes no part. It returns from here when another rank reports that it got its error."""
     if world.rank == absent:
         distributed_c10d._get_default_store().wait(["told"], datetime.timedelta(seconds=40))
     return world.rank == absent
@@ -328,7 +329,7 @@ def stopped_with_its_own_group(world):
 
 
 def timeouts_of_one_call_and_of_a_group(world):
-    """A call's own, though the group's is longer; and a group's that is set later."""
+    """A call's own timeout, although the group's is longer; and a group's timeout that is set later."""
     group = dist.new_group()
     if is_away(world, 1):
         return
@@ -344,7 +345,7 @@ def timeouts_of_one_call_and_of_a_group(world):
 
 
 def wait_with_a_timeout(world):
-    """The wait ends with an error, the operation goes on."""
+    """The wait ends with an error, but the operation continues."""
     tensor = torch.ones(10)
     store = distributed_c10d._get_default_store()
     if world.rank == 0:
@@ -385,7 +386,7 @@ def monitored_barrier_names_who_is_missing(world):
 
 
 def group_without_all(world):
-    """A rank that makes a group that another does not make is told which one is missing."""
+    """If a rank makes a group and another does not, its error names the missing one."""
     os.environ["SHOAL_BOOTSTRAP_TIMEOUT_MS"] = "2000"
     dist.init_process_group(ranks.BACKEND, timeout=datetime.timedelta(seconds=3))
     if is_away(world, 1):
@@ -419,8 +420,8 @@ INTERRUPTED = (
 
 
 def interrupt_within(function, seconds, is_posting):
-    """SIGINT to this process, so long after this thread was seen inside the function, and an operation of it was under way: one
-    that comes before would find nothing to interrupt. The list gets the time when it was sent."""
+    """Sends SIGINT to this process, `seconds` after this thread is inside the function and an operation is under way. An
+    earlier signal would find nothing to interrupt. Returns a list that gets the time of sending."""
     sent_at, thread = [], threading.get_ident()
 
     def is_inside():
@@ -440,7 +441,8 @@ def interrupt_within(function, seconds, is_posting):
 
 
 def interrupted(function, seconds, is_posting=True):
-    """Calls what waits, and returns how long after Ctrl-C it was left. is_posting: it waits for an operation that it posts."""
+    """Calls a function that waits. Returns how long after Ctrl-C it ended. is_posting: it waits for an operation that it
+    posts."""
     sent_at = interrupt_within(function, seconds, is_posting)
     try:
         function()
@@ -450,7 +452,7 @@ def interrupted(function, seconds, is_posting=True):
 
 
 def interrupted_case(name, waiting, late):
-    """As soon as the operation is posted, and later."""
+    """Interrupts as soon as the operation is posted, and later."""
     def body(world):
         only_shoal()
         store, took = distributed_c10d._get_default_store(), []
@@ -474,7 +476,7 @@ def interrupted_case(name, waiting, late):
 
 
 def interrupted_while_joining(world):
-    """The other rank comes to the new group later. The interrupted rank has no group, and lives on."""
+    """The other rank joins the new group later. The interrupted rank has no group, and continues."""
     only_shoal()
     store = distributed_c10d._get_default_store()
     if world.rank == 0:
@@ -487,11 +489,11 @@ def interrupted_while_joining(world):
         still_works(world)
 
 
-# ---- Abort, groups that are gone ----
+# ---- Abort, destroyed groups ----
 
 
 def aborted(world, post, end, told):
-    """Rank 0 aborts what it has posted; the others come when that is done, and are told."""
+    """Rank 0 aborts its operations. The others call afterwards and get the error."""
     store = distributed_c10d._get_default_store()
     if world.rank == 0:
         works = post()
@@ -511,7 +513,7 @@ def abort(world):
 
 
 def abort_by_torch(world):
-    """torch's own call, which ends all groups; then a new one can be made over the same server."""
+    """torch's own call ends all groups. Then a new one can be made over the same server."""
     only_shoal()
     if not hasattr(distributed_c10d, "_abort_process_group"):
         raise Skip("this torch has no such call")
@@ -536,7 +538,7 @@ def destroyed_group(world):
 
 
 def work_kept_beyond_its_group(world):
-    """A finished work may be asked after its group is gone; one under way fails or is done."""
+    """A finished work can be queried after its group is destroyed; one under way fails or completes."""
     group = dist.new_group()
     tensor = torch.ones(10)
     work = dist.all_reduce(tensor, group=group, async_op=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The examples for PyTorch, shortened, as a user runs them: what they learn however they are started, what they refuse.
+"""The examples for PyTorch, shortened, as a user runs them: what they learn under each launcher, and what they refuse.
 
 SHOAL_DATA (optional) is the folder of Fashion-MNIST, SHOAL_TEXT the file of the text.
 """
@@ -12,10 +12,10 @@ import shutil
 import sys
 import tempfile
 
-import ranks  # first: finds a python that has torch, and tells children where shoal is  # noqa: F401
+import ranks  # first: finds a Python with torch, and sets the path to shoal for children  # noqa: F401
 import torch  # noqa: F401
-import torch._dynamo  # noqa: F401: by each worker's first optimizer else, in two seconds
-import torch.distributed.checkpoint.state_dict  # noqa: F401: so do those of the GPT
+import torch._dynamo  # noqa: F401: else each worker's first optimizer imports it, in two seconds
+import torch.distributed.checkpoint.state_dict  # noqa: F401: so do the optimizers of the GPT
 import torch.distributed.fsdp  # noqa: F401
 import warm
 from images import write_part
@@ -28,7 +28,7 @@ IMAGES = pathlib.Path(os.environ.get("SHOAL_DATA", "/usr/share/datasets/fashion-
 TEXT = pathlib.Path(os.environ.get("SHOAL_TEXT", "/usr/lib/bible.data"))
 PYTHON = warm.start()
 TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone"]
-SECONDS_MAX = 150  # importing torch alone takes long where other tests run beside
+SECONDS_MAX = 150  # importing torch alone takes long when other tests run
 
 GPT_SHORT = ["--layers", "2", "--width", "128", "--context", "64", "--save-every", "20", "--sample", "40"]
 
@@ -41,7 +41,7 @@ def needs(*paths):
 
 @functools.cache
 def part():
-    """A folder of 6,000 images to train with and 4,000 to test with; it goes with the program."""
+    """Returns a temporary folder with 6,000 training and 4,000 test images. It is removed when the program ends."""
     folder = tempfile.TemporaryDirectory(prefix="shoal-images-")
     write_part(IMAGES, folder.name, train=6000, t10k=4000)
     return folder
@@ -54,7 +54,7 @@ def fashion_short():
 
 @functools.cache
 def plain():
-    """The text as a file that is not packed: to unpack it takes each worker hundreds of processes."""
+    """Returns the text as an unpacked file. Unpacking would take each worker hundreds of processes."""
     file = tempfile.NamedTemporaryFile(prefix="shoal-text-")
     unpack = "import pathlib, sys, train; train.read_text(pathlib.Path(sys.argv[1])).numpy().tofile(sys.argv[2])"
     code, out, err = call(PYTHON, "-c", unpack, TEXT, file.name,
@@ -73,7 +73,7 @@ def run(example, *words, workers, env=None):
 
 
 def train(example, *words, workers=2, env=None):
-    """Runs an example through `shoal run`; returns what rank 0 printed."""
+    """Runs an example through `shoal run`; returns rank 0's output."""
     code, out, err = run(example, *words, workers=workers, env=env)
     expect(code == 0, f"exit code {code}", out, err)
     return re.sub(r"^0\| ", "", out, flags=re.M)
@@ -139,7 +139,7 @@ def gpt_goes_on_from_a_checkpoint():
         words = [*gpt_short(), "--steps", "40", "--checkpoint", folder]
         whole = train(GPT, *words)
         expect(sorted(os.listdir(folder)) == ["step-20", "step-40"], whole)
-        os.remove(f"{folder}/step-40/.metadata")  # as one that was not finished
+        os.remove(f"{folder}/step-40/.metadata")  # makes it look like an unfinished checkpoint
         resumed = train(GPT, *words)
         expect(f"going on from {folder}/step-20" in resumed and "step    1/" not in resumed, resumed)
         os.remove(f"{folder}/step-40/.metadata")
@@ -162,7 +162,7 @@ def gpt_says_what_it_lacks():
 
 
 def gpt_refuses_a_torch_that_cannot():
-    # A torch that says it is 2.6: the example must end before it imports what that one lacks.
+    # A torch that claims to be 2.6. The example must exit before it imports anything that 2.6 lacks.
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "torch.py").write_text("__version__ = '2.6.0+cpu'\n")
         code, out, err = call(sys.executable, GPT / "train.py", env={**os.environ, "PYTHONPATH": folder}, timeout=SECONDS_MAX)
@@ -177,7 +177,7 @@ def torchrun_starts_both():
 
 
 def commands_of(readme):
-    """The commands of a README that train, from its blocks of code."""
+    """Returns the commands in a README's code blocks that train."""
     blocks = re.findall(r"^```\n(.*?)^```", readme.read_text(), re.M | re.S)
     return [line for block in blocks for line in block.splitlines() if line.startswith("shoal run")]
 
@@ -190,7 +190,7 @@ def the_commands_of_the_readmes_run():
         for example, short in ((FASHION, fashion_short()), (GPT, [*gpt_short(), "--steps", "20"])):
             commands = commands_of(example / "README.md")
             expect(commands, f"no command in {example}/README.md")
-            work = shutil.copytree(example, f"{folder}/{example.name}")  # what a command writes stays out of the checkout
+            work = shutil.copytree(example, f"{folder}/{example.name}")  # keeps a command's output files out of the checkout
             for command in commands:
                 code, out, err = call(*shlex.split(command), *short, env=env, cwd=work, timeout=SECONDS_MAX)
                 expect(code == 0 and "loss" in out, command, code, out, err)

@@ -10,7 +10,7 @@ import warnings
 import ranks
 import tap
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 from ranks import Case, Skip, expect
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -115,7 +115,7 @@ def operations_have_gradients(world):
 
 
 def some_ranks_train(world):
-    """A set that init() made trains by itself, with gradients that are sparse and made dense to travel."""
+    """A set made by init() trains alone, with sparse gradients that are made dense for the exchange."""
     import shoal.horovod.torch as hvd
     first_and_last = hvd.ProcessSet([0, 2])
     hvd.init(process_sets=[first_and_last])
@@ -158,7 +158,7 @@ def what_an_ended_rank_lacks_fails_beside_sets(world):
 
 
 def trains_as_one(world):
-    """Two passes a step, in groups and compressed or not, against one process on the whole batch."""
+    """Two passes a step, in groups, compressed or not, compared with one process on the whole batch."""
     hvd = begun()
     for options in ({}, {"groups": 2}, {"backward_passes_per_step": 2}, {"op": hvd.Sum}, {"gradient_predivide_factor": 2.0}):
         torch.manual_seed(5)
@@ -237,7 +237,7 @@ class Mixed(torch.nn.Module):
 
 
 def mean_of_gradients(model, batches):
-    """Computed by one process."""
+    """Returns the averages that one process computes."""
     copy = Mixed().double()
     copy.load_state_dict(model.state_dict())
     for rank, batch in enumerate(batches):
@@ -246,7 +246,7 @@ def mean_of_gradients(model, batches):
 
 
 def gradients_of_every_kind(world):
-    """Each is the average, also where others lie in memory of their own from the second step on; with zeroed gradients, too."""
+    """Each gradient is the average, even if others have separate memory from the second step on; also with zeroed gradients."""
     hvd = begun()
     torch.manual_seed(7)
     model = Mixed().double()
@@ -263,7 +263,7 @@ def gradients_of_every_kind(world):
 
 
 def gradients_stay_in_a_row(world):
-    """From the second step on: each at the same address, none apart from its neighbour, and what the backward pass made is freed."""
+    """From the second step on each gradient has the same address and borders its neighbor, and the temporary ones are freed."""
     hvd = begun()
     model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters(),
@@ -285,7 +285,7 @@ def gradients_stay_in_a_row(world):
 
 
 def gradients_are_agreed_on_together(world):
-    """Those of a step in one round. The first step of rank 1 comes to them in another order."""
+    """The gradients of a step are agreed on in one round. In its first step rank 1 produces them in another order."""
     hvd = begun()
     from shoal.horovod._common import controller as controllers
     from shoal.horovod.torch import _world
@@ -313,7 +313,7 @@ def gradients_are_agreed_on_together(world):
 
 
 def gradients_without_shared_memory(world):
-    """Rank 0 gets none in its first step, when its gradients are on their way. The error is the shim's own."""
+    """Rank 0 gets no shared memory in its first step, while its gradients are on their way. The shim raises the error."""
     begun()
     import shoal.torch
     empty = shoal.torch.empty
@@ -326,7 +326,7 @@ def gradients_without_shared_memory(world):
 
 
 def gradients_over_gloo(world):
-    """A program's own default group, for which it has named no back-end: it has no averages and no memory of Shoal's."""
+    """The program's own default group, made without naming a back-end, has neither averages nor Shoal's memory."""
     if world.shim != ranks.SHIMS[-1]:
         raise Skip("no shim is asked")
     torch.distributed.init_process_group(timeout=ranks.GROUP_TIMEOUT)
@@ -343,7 +343,8 @@ def gradients_over_gloo(world):
 
 
 def states_are_shared(world):
-    """The state, the options and the next step are rank 0's, whether an optimizer is wrapped or not and has a state or none."""
+    """The state, the options and the next step are rank 0's, whether or not an optimizer is wrapped and whether or not it
+    has state."""
     hvd = begun()
     makers = (lambda groups: torch.optim.Adam(groups, lr=0.1 * (world.rank + 1), amsgrad=True),
               lambda groups: torch.optim.SGD(groups, lr=0.1 * (world.rank + 1), momentum=0.9))
@@ -373,7 +374,7 @@ def step_of(layers, optimizer):
 
 
 def describe(value):
-    """Without tensors, so that == compares."""
+    """Describes a value without tensors, so that == compares."""
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, dict):
@@ -392,7 +393,7 @@ def norm_over_all_ranks(world):
 
 
 def goes_on_after_a_restart(world):
-    """The second run stands for what a launcher starts after the first one failed."""
+    """The second run represents the one that a launcher starts after a failure."""
     hvd = begun()
 
     def train(state, fails):
@@ -401,7 +402,7 @@ def goes_on_after_a_restart(world):
             state.model.weight += 1
         state.epoch += 1
         state.commit()
-        state.epoch = 99  # lost
+        state.epoch = 99  # lost, because it is not committed
         if fails:
             raise RuntimeError("died")
 
@@ -422,7 +423,8 @@ def goes_on_after_a_restart(world):
 
 
 def samples_go_on_within_an_epoch(world):
-    """The ranks divide what the latest commit did not count; an epoch has each sample once, and some twice where they are uneven."""
+    """The ranks divide the samples that the latest commit did not count. An epoch has each sample once, and some twice if
+    they do not divide evenly."""
     hvd = begun()
     count, batch = 7 * world.size - 1, 2
     sampler = hvd.elastic.ElasticSampler(range(count), seed=3)
@@ -478,7 +480,8 @@ print("ended", model.weight.item(), flush=True)
 
 
 def goes_on_after_a_death(world):
-    """Rank 0 is killed with its third commit written and not yet in place: the launcher starts all again, from the second one."""
+    """Rank 0 is killed when its third commit is written but not yet in place. The launcher restarts all ranks, which resume
+    from the second."""
     if world.shim != ranks.SHIMS[-1]:
         raise Skip("one shim is enough")
     with tempfile.TemporaryDirectory() as folder:
@@ -494,7 +497,7 @@ def goes_on_after_a_death(world):
 
 
 def ended(body):
-    """The next case may have another number of ranks."""
+    """Ends Horovod, because the next case may have another number of ranks."""
     def run(world):
         body(world)
         begun().shutdown()

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Keras 3 on its torch back-end (shoal.torch.keras): fit on two ranks gives the losses and weights of one process on the whole batch."""
+"""Keras 3 on its torch back-end (shoal.torch.keras): fit on two ranks has the losses and weights of one process on the
+whole batch."""
 import importlib.util
 import os
 import sys
@@ -12,10 +13,10 @@ if not importlib.util.find_spec("keras"):
     print("1..0 # SKIP this Python has no Keras: `make test-all` installs it")
     sys.exit(0)
 os.environ["KERAS_BACKEND"] = "torch"
-import keras  # noqa: E402  before ranks are forked: it costs seconds
+import keras  # noqa: E402  before ranks are forked: it takes seconds
 import numpy as np  # noqa: E402
 
-SAMPLES, BATCH, EPOCHS = 32, 8, 3  # BATCH: of all ranks
+SAMPLES, BATCH, EPOCHS = 32, 8, 3  # BATCH: of all ranks together
 
 
 def begun():
@@ -31,7 +32,7 @@ def data():
 
 
 def share(array, world):
-    """A rank's samples, so that the ranks' n-th batches together are the n-th of one process."""
+    """Returns this rank's samples, chosen so that the ranks' n-th batches together are the n-th batch of one process."""
     blocks = array.reshape([-1, world.size, BATCH // world.size, *array.shape[1:]])
     return blocks[:, world.rank].reshape([-1, *array.shape[1:]])
 
@@ -41,7 +42,7 @@ def model_of(seed, unused=False):
     inputs = keras.Input([6])
     hidden = keras.layers.Dense(8, activation="tanh")(inputs)
     model = keras.Model(inputs, keras.layers.Dense(1)(hidden))
-    if unused:  # whose gradient is None on every rank
+    if unused:  # the gradient is None on every rank
         model.extra = model.add_weight(shape=[2], name="extra")
     return model
 
@@ -76,7 +77,7 @@ def raises(kind, function, *words):
 
 
 def faults(world):
-    """Told on every rank, and work goes on."""
+    """Every rank reports them, and later calls work."""
     import torch
     shoal = begun()
     raises(TypeError, lambda: shoal.DistributedOptimizer("adam"), "optimizer of Keras 3")
@@ -105,7 +106,7 @@ def the_learning_rate_warms_up(world):
 
 
 def narrow_types_train(world):
-    """Gradients of mixed_float16 are scaled before they are averaged, so that all ranks leave out the same steps."""
+    """Gradients of mixed_float16 are scaled before they are averaged, so all ranks skip the same steps."""
     shoal, (x, y) = begun(), data()
     for policy in ("mixed_bfloat16", "mixed_float16"):
         keras.config.set_dtype_policy(policy)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""How processes begin and end: every way to start, processes that fork, groups made and destroyed, what is left behind.
+"""How processes begin and end: every way to start, processes that fork, groups made and destroyed, and what is left behind.
 
-Most cases start programs of their own, as a user would: the texts below. Each prints nothing but what it is asked for.
+Most cases start separate programs, as a user would: the texts below. Each prints only what its case expects.
 """
 import multiprocessing
 import os
@@ -16,11 +16,11 @@ import time
 import ranks
 import tap
 import torch
-import torch._dynamo  # noqa: F401: by each process's first DistributedDataParallel else, in two seconds
+import torch._dynamo  # noqa: F401: else each process's first DistributedDataParallel imports it, in two seconds
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 
-STARTED_S = 120  # for programs that are started anew, which import torch, on a loaded machine
+STARTED_S = 120  # for new processes, which import torch, on a loaded machine
 COMMAND = os.environ.get("SHOAL_COMMAND", str(ranks.TOP / "build/shoal"))
 BEGIN = """
 import os, sys, torch, torch.distributed as dist
@@ -35,7 +35,7 @@ assert tensor[-1].item() == sum(range(1, dist.get_world_size() + 1)), tensor
 """
 
 
-# ---- Ranks that a launcher of this file starts ----
+# ---- Ranks that this file launches ----
 
 
 def environment(shim, **variables):
@@ -46,14 +46,14 @@ def environment(shim, **variables):
 
 
 def ranked(shim, size, folder, **variables):
-    """The environment of each rank of a job."""
+    """Returns the environment of each rank of a job."""
     port = ranks.free_port()
     return [environment(shim, RANK=rank, WORLD_SIZE=size, LOCAL_RANK=rank, LOCAL_WORLD_SIZE=size, MASTER_ADDR="127.0.0.1",
                         MASTER_PORT=port, FOLDER=folder, **variables) for rank in range(size)]
 
 
 def start(shim, size, text, arguments=(), python=sys.executable, **variables):
-    """Runs a program in processes of its own, which import torch themselves; returns (stdout, stderr, exit code) of each rank."""
+    """Runs a program in new processes, which import torch themselves. Returns (stdout, stderr, exit code) of each rank."""
     running = []
     with tempfile.TemporaryDirectory(prefix="shoal-life-") as folder:
         program = pathlib.Path(folder, "program.py")
@@ -69,7 +69,7 @@ def start(shim, size, text, arguments=(), python=sys.executable, **variables):
 
 
 def fork(shim, size, text, arguments=(), **variables):
-    """The same by processes that have torch already: of cases that are not about how it is imported."""
+    """Like start(), but in processes that have torch already, for cases that do not test how it is imported."""
     return start(shim, size, text, arguments, ranks.warm_python, **variables)
 
 
@@ -79,7 +79,7 @@ def is_clean(results, output=""):
 
 
 INIT = "dist.init_process_group(BACKEND)" + SUM
-ENDS = (  # every one is clean: exit code 0, nothing on stderr
+ENDS = (  # every end is clean: exit code 0, nothing on stderr
     ("after destroy_process_group", INIT + "dist.destroy_process_group()"),
     ("without destroy_process_group", INIT),
     ("with works nobody waited for", INIT + """
@@ -102,7 +102,7 @@ def end_case(run, name, text):
 
 
 def debug_detail(world):
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the group in a checker of torch's."""
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL wraps the group in one of torch's checkers."""
     text = "dist.set_debug_level_from_env()\n" + INIT + """
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
 model(torch.ones(2, 3)).sum().backward()
@@ -176,14 +176,14 @@ print("of both")
 
 
 def ranks_of_both_shims(world):
-    """A cluster that has a compiler on some hosts only."""
+    """A cluster in which only some hosts have a compiler."""
     if ranks.BACKEND != "shoal" or len(ranks.SHIMS) < 2:
         raise Skip("one shim only")
     is_clean(fork(world.shim, 2, OF_BOTH_SHIMS), "of both\n")
 
 
 def beside_nccl(world):
-    """cpu:shoal,cuda:nccl, as far as a torch without CUDA goes."""
+    """cpu:shoal,cuda:nccl, as far as a torch without CUDA supports it."""
     if not dist.is_nccl_available():
         raise Skip("this torch has no NCCL")
     results = fork(world.shim, 2, 'dist.init_process_group("cpu:shoal,cuda:nccl")\n' + SUM)
@@ -191,7 +191,7 @@ def beside_nccl(world):
 
 
 def a_rank_that_raises(world):
-    """A Python exception ends one rank; the others are told its name and end too."""
+    """A Python exception ends one rank. The others' errors name it, and they also end."""
     if ranks.BACKEND != "shoal":
         raise Skip("Gloo does not name it")
     results = fork(world.shim, 3, INIT + """
@@ -224,7 +224,7 @@ def meeting_file():
     return os.path.join(tempfile.gettempdir(), f"shoal-life-{os.getppid()}-{master()[1]}")
 
 
-BEGINNINGS = (  # name, arguments of init_process_group beside rank and world_size
+BEGINNINGS = (  # name, arguments of init_process_group in addition to rank and world_size
     ("tcp://", lambda world: {"init_method": "tcp://{}:{}".format(*master())}),
     ("file://", lambda world: {"init_method": "file://" + meeting_file()}),
     ("a TCPStore", lambda world: {"store": dist.TCPStore(*master(), world.size, world.rank == 0)}),
@@ -241,7 +241,7 @@ def beginning_case(name, arguments):
         dist.barrier()
         dist.destroy_process_group()
         if os.path.exists(meeting_file()):
-            pathlib.Path(meeting_file()).unlink(missing_ok=True)  # a FileStore may have done it itself
+            pathlib.Path(meeting_file()).unlink(missing_ok=True)  # a FileStore may already have done so
     return Case(f"begin by {name}", body, sizes=(2,), init=False, fresh=True)
 
 
@@ -267,7 +267,7 @@ def begun_again(world):
 
 
 def the_same_store_again(world):
-    """torchrun hands out its agent's store each time a process joins."""
+    """torchrun passes the same store of its agent each time a process joins."""
     store = dist.TCPStore(*master(), world.size, world.rank == 0)
     for turn in range(3):
         dist.init_process_group(ranks.BACKEND, store=store, rank=world.rank, world_size=world.size)
@@ -326,7 +326,7 @@ def shoal_run(world):
     launched(world, [COMMAND, "run", "-n", 2])
 
 
-# The process knows its place although torch's variables are not set, and can begin again.
+# The process knows its rank although torch's variables are not set, and can begin again.
 FROM_MPI = """
 assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} & set(os.environ), os.environ
 """ + INIT + """
@@ -340,7 +340,7 @@ dist.init_process_group(BACKEND, init_method="shoal://")
 
 
 def mpirun(*names):
-    """Needs no wrapper. names: those of its programs, of which the first that is here is taken."""
+    """Needs no wrapper. Uses the first of the named programs that is installed."""
     def body(world):
         if ranks.BACKEND != "shoal":
             raise Skip("Gloo needs RANK and its like")
@@ -353,7 +353,7 @@ def mpirun(*names):
 
 
 def from_no_launcher(world):
-    """One rank, with shoal:// alone; and where a launcher contradicts the call, it is refused."""
+    """One rank works with shoal:// alone. If a launcher contradicts the call, the call is refused."""
     if ranks.BACKEND != "shoal":
         raise Skip("of shoal")
     text = """
@@ -382,7 +382,7 @@ else:
 
 
 def a_store_that_is_not_rank_0s(world):
-    """Another program at the port, or none: never a group with strangers, and the text says what to do."""
+    """Another program, or none, is at the port. The rank never joins strangers, and the text suggests a remedy."""
     if ranks.BACKEND != "shoal":
         raise Skip("of shoal")
     from datetime import timedelta
@@ -399,7 +399,7 @@ def a_store_that_is_not_rank_0s(world):
 
 
 def variables_win(world):
-    """Variables of torchrun's kind count under mpirun, too: a wrapper script may have set them for reasons of its own."""
+    """Variables like torchrun's also count under mpirun, because a wrapper script may have set them on purpose."""
     command = next(filter(shutil.which, ("mpirun.openmpi", "mpirun")), None)
     if not command:
         raise Skip("no mpirun")
@@ -432,7 +432,7 @@ def multiprocessing_case(method):
 
 
 def fork_after_init(world):
-    """A call of a forked child raises; the parent goes on."""
+    """A call in a forked child raises; the parent continues."""
     if ranks.BACKEND != "shoal":
         raise Skip("Gloo's child waits for ever")
     for _ in range(2):
@@ -457,7 +457,7 @@ def fork_after_init(world):
 
 
 def subprocesses(world):
-    """A program started in the middle holds no descriptor and disturbs nothing."""
+    """A program started in the middle inherits no descriptor and disturbs nothing."""
     for turn in range(5):
         work = dist.all_reduce(torch.ones(10_000), async_op=True)
         expect(subprocess.run(["ls", "/proc/self/fd"], capture_output=True, text=True).stdout.split()[:3] == ["0", "1", "2"])
@@ -474,7 +474,7 @@ class Squares(torch.utils.data.Dataset):
 
 def loader_case(method):
     def body(world):
-        multiprocessing.set_executable(ranks.warm_python)  # of workers by spawn
+        multiprocessing.set_executable(ranks.warm_python)  # for workers started by spawn
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
         loader = torch.utils.data.DataLoader(Squares(), batch_size=8, num_workers=1, multiprocessing_context=method,
                                              persistent_workers=method == "spawn")
@@ -492,7 +492,7 @@ def loader_case(method):
 
 
 def held():
-    """Descriptors, threads, resident KiB of this process."""
+    """Returns the descriptors, threads and resident KiB of this process."""
     with open("/proc/self/statm") as file:
         resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 10
     return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), resident
@@ -508,7 +508,7 @@ def make_groups(count):
 
 
 def many_groups(world):
-    """50 groups made and destroyed one after another leave nothing."""
+    """50 groups, made and destroyed one after another, leave nothing behind."""
     make_groups(5)
     before = held()
     make_groups(50)
@@ -526,7 +526,7 @@ def many_groups_over_hosts(world):
 
 
 def groups_together(world):
-    """20 groups at one time work."""
+    """20 groups work at the same time."""
     made = [dist.new_group() for _ in range(20)]
     for group in made + made[::-1]:
         tensor = torch.ones(10)
@@ -537,7 +537,7 @@ def groups_together(world):
 
 
 def split_by_torch(world):
-    """Calls what torch.distributed.split_group calls, because torch itself refuses it on machines without an accelerator."""
+    """Makes the calls of torch.distributed.split_group, which torch refuses on machines without an accelerator."""
     if world.shim != "c++" or not hasattr(dist.group.WORLD, "split_group"):
         raise Skip("only versions of torch with ProcessGroup.split_group ask for it, and only the shim in C++")
     group = dist.group.WORLD.split_group([0, 1], group_name="both")
@@ -549,7 +549,7 @@ def split_by_torch(world):
 
 
 def many_collectives(world):
-    """200 collectives of each kind leave nothing."""
+    """200 collectives of each kind leave nothing behind."""
     tensor, lists = torch.ones(50_000), [torch.empty(50_000) for _ in range(world.size)]
 
     def turn():
@@ -558,9 +558,9 @@ def many_collectives(world):
         dist.all_gather(lists, tensor)
         dist.broadcast(tensor, 0)
         dist.all_reduce(tensor.fill_(1), async_op=True).get_future().wait()
-    # Futures are completed by as many threads as have something to do, or are still on their way back to rest: a few, not 200.
+    # As many threads complete futures as are busy or have not yet gone back to rest: a few, not 200.
     works = [dist.all_reduce(torch.ones(10), async_op=True) for _ in range(8)]
-    for future in [work.get_future() for work in works]:  # as many threads as there will be
+    for future in [work.get_future() for work in works]:  # creates as many threads as there will be
         future.wait()
     for _ in range(50):
         turn()
@@ -592,7 +592,7 @@ def memory_is_given_back(world):
 
 
 def threads_that_end(world):
-    """Threads that used a group end; the group goes on."""
+    """Threads that used a group end, and the group continues to work."""
     for _ in range(5):
         thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(3)))
         thread.start()
@@ -662,7 +662,7 @@ CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True)
 CASES += [Case(body.__name__, body, sizes=(2,)) for body in IN_PAIRS]
 CASES += [Case("many_groups_over_hosts", many_groups_over_hosts, sizes=(2,), init=False, fresh=True)]
 CASES += [loader_case(method) for method in ("fork", "spawn")]
-# Those that start programs of their own.
+# Cases that start separate programs.
 CASES += [end_case(start if number == 0 else fork, *row) for number, row in enumerate(ENDS)]
 CASES += [Case(body.__name__, body, sizes=(1,), init=False, timeout_s=STARTED_S + 10) for body in ALONE]
 CASES += [mpirun("mpirun.openmpi", "mpirun"), mpirun("mpirun.mpich", "mpiexec.hydra")]

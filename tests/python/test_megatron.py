@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Megatron-core's calls of torch.distributed, each with its shapes, types and groups: traced from the sources of megatron-core
-0.16.1, which itself asks for CUDA. A case is named after the file that makes the calls.
+"""Megatron-core's calls of torch.distributed with their shapes, types and groups, taken from the sources of megatron-core
+0.16.1, which itself needs CUDA. Each case is named after the file that makes the calls.
 
-Four ranks are a grid of two by two, as Megatron's order "tp-dp" has it: ranks 0 and 1 share layers (tensor parallel), 0 and 2
-have the same part of them (data or pipeline parallel). Two ranks are one tensor parallel group."""
+Four ranks are a grid of two by two, in Megatron's order "tp-dp". Ranks 0 and 1 share layers (tensor parallel); 0 and 2 have
+the same part of them (data or pipeline parallel). Two ranks are one tensor parallel group."""
 import datetime
 import warnings
 
@@ -17,7 +17,7 @@ WIDE = (torch.float32, torch.bfloat16)
 
 
 class Grid:
-    """The groups of Megatron's parallel_state that a rank is in, made by all ranks in one order."""
+    """The groups of Megatron's parallel_state for a rank; all ranks make them in the same order."""
 
     def __init__(self, world, **options):
         self.tp_ranks = [world.rank // 2 * 2, world.rank // 2 * 2 + 1]
@@ -30,7 +30,7 @@ class Grid:
 
 
 def numbers(shape, rank, type_=torch.float32):
-    """Small integers, which every type holds, that tell ranks apart."""
+    """Returns small integers that differ between ranks and are exact in every type."""
     count = torch.Size(shape).numel()
     return ((torch.arange(count) * (rank + 3)) % 7 + rank).to(type_).reshape(shape)
 
@@ -43,7 +43,7 @@ def same(found, expected, what=""):
 
 
 def groups_of_parallel_state(world):
-    """new_group with all the arguments that create_group passes; groups of one; subgroups by enumeration; barriers."""
+    """new_group with all arguments that create_group passes; groups of one; subgroups by enumeration; barriers."""
     grid = Grid(world, backend=ranks.BACKEND, pg_options=None, use_local_synchronization=False, group_desc="TENSOR")
     expect(dist.get_process_group_ranks(grid.tp) == grid.tp_ranks and dist.get_world_size(grid.tp) == 2)
     expect(dist.get_global_rank(grid.dp, 0) == grid.dp_ranks[0] and dist.get_group_rank(grid.tp, world.rank) == grid.tp_rank)
@@ -64,7 +64,8 @@ def groups_of_parallel_state(world):
 
 
 def mappings(world):
-    """Activations of sequence, batch, hidden: reduced, gathered along the first and the last dimension, scattered, exchanged."""
+    """Activations of (sequence, batch, hidden): reduced, gathered along the first and the last dimension, scattered,
+    exchanged."""
     grid = Grid(world)
     for type_ in WIDE:
         each = [numbers((SEQUENCE, BATCH, HIDDEN), rank, type_) for rank in grid.tp_ranks]
@@ -90,7 +91,7 @@ def mappings(world):
 
 
 def layers(world):
-    """A linear layer's backward pass: its input is gathered, and its gradient reduced or scattered, while products go on."""
+    """A linear layer's backward pass: its input is gathered and its gradient reduced or scattered during the products."""
     grid = Grid(world)
     for type_ in WIDE:
         each = [numbers((SEQUENCE, BATCH, HIDDEN), rank, type_) for rank in grid.tp_ranks]
@@ -111,8 +112,8 @@ def layers(world):
 
 
 def cross_entropy(world):
-    """Logits of sequence and batch, the vocabulary in parts: their maximum, the chosen one's, the sum of exponents; and the
-    fused form, which sums both in one tensor that is cut from the middle."""
+    """Logits of (sequence, batch) with the vocabulary in parts: their maximum, the target's, and the sum of exponentials.
+    Also the fused form, which sums the last two in one tensor and splits it afterwards."""
     grid = Grid(world)
     logits = [numbers((SEQUENCE, BATCH), rank) for rank in grid.tp_ranks]
     most = logits[grid.tp_rank].clone()
@@ -125,7 +126,7 @@ def cross_entropy(world):
 
 
 def data(world):
-    """A batch that the first rank of a tensor parallel group has: its sizes, then all of it flat, in 64-bit integers."""
+    """A batch that only the first rank of a tensor parallel group has: its sizes, then all of it flat, in 64-bit integers."""
     grid = Grid(world)
     batch = {"text": torch.arange(20).reshape(4, 5), "mask": torch.ones(4, 1, dtype=torch.int64)}
     sizes = torch.zeros(2 * 5, dtype=torch.int64)
@@ -143,8 +144,8 @@ def data(world):
 
 
 def param_and_grad_buffer(world):
-    """One buffer of all gradients, in buckets whose shards are views of it: averaged, or scattered in place, many at a time; then
-    parameters gathered in place from the shards."""
+    """One buffer of all gradients, in buckets whose shards are views of it. Buckets are averaged, or scattered in place,
+    many at a time; then parameters are gathered in place from the shards."""
     grid = Grid(world)
     size = world.size // 2
     for type_ in WIDE:
@@ -172,7 +173,7 @@ def param_and_grad_buffer(world):
 
 
 def finalize_model_grads(world):
-    """Gradients of layer norms, flattened together; those of embeddings that two stages share; counted tokens."""
+    """Gradients of layer norms, flattened together; those of embeddings that two stages share; token counts."""
     grid = Grid(world)
     each = [[numbers((HIDDEN,), rank), numbers((2, HIDDEN), rank)] for rank in grid.tp_ranks]
     mine = each[grid.tp_rank]
@@ -184,11 +185,11 @@ def finalize_model_grads(world):
     dist.broadcast(tokens, src=grid.dp_ranks[-1], group=grid.dp)
     expect(tokens.item() == grid.dp_ranks[-1] + 1, tokens)
     dist.all_reduce(tokens, group=grid.tp)
-    expect(tokens.item() == 2 * world.size - 1, tokens)  # what the last two ranks have
+    expect(tokens.item() == 2 * world.size - 1, tokens)  # the last two ranks' value
 
 
 def clip_grads(world):
-    """Norms and flags: numbers of one element, and of none."""
+    """Norms and flags: tensors of one element, and of none."""
     total = torch.tensor([float(world.rank + 1)])
     dist.all_reduce(total, op=dist.ReduceOp.SUM)
     expect(total.item() == world.size * (world.size + 1) / 2, total)
@@ -201,7 +202,7 @@ def clip_grads(world):
 
 
 def distrib_optimizer(world):
-    """Checkpoints: shards gathered to the first rank of a group, which is named by its rank of the world, and scattered again."""
+    """Checkpoints: shards are gathered to a group's first rank, given by its global rank, and scattered again."""
     grid = Grid(world)
     size, first = world.size // 2, grid.dp_ranks[0]
     mine = numbers((11,), world.rank)
@@ -222,7 +223,8 @@ def distrib_optimizer(world):
 
 
 def p2p_communication(world):
-    """Shapes first, then activations forward and gradients backward: in one batch, and by halves, even ranks sending first."""
+    """Shapes first, then activations forward and gradients backward: in one batch, and in halves, with even ranks sending
+    first."""
     before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
     for type_, shape in ((torch.int64, (3,)), (torch.bfloat16, (SEQUENCE, BATCH, HIDDEN)), (torch.float32, (SEQUENCE, BATCH, HIDDEN))):
         forward, backward = numbers(shape, world.rank, type_), numbers(shape, world.rank + 5, type_)
@@ -236,8 +238,8 @@ def p2p_communication(world):
 
 
 def batched(world, *neighbours):
-    """With two ranks both neighbours are one rank, and messages to it come in the order in which they were sent: what it sends to
-    its stage before comes first, and that is what is awaited from the stage after."""
+    """With two ranks both neighbours are the same rank, and messages match in the order sent: each rank first sends to its
+    previous stage, and first receives from its next one."""
     (to_before, from_before, before), (to_after, from_after, after) = neighbours
     works = dist.batch_isend_irecv([dist.P2POp(dist.isend, to_before, before, None), dist.P2POp(dist.irecv, from_after, after, None),
                                     dist.P2POp(dist.isend, to_after, after, None), dist.P2POp(dist.irecv, from_before, before, None)])
@@ -254,7 +256,7 @@ def by_halves(world, *neighbours):
 
 
 def bridge_communicator(world):
-    """From one grid to another: plain sends and receives of parts, shapes and data broadcast by a leader."""
+    """From one grid to another: plain sends and receives of parts; a leader broadcasts shapes and data."""
     grid = Grid(world)
     whole = numbers((SEQUENCE, BATCH, HIDDEN), 1)
     if world.rank == 0:
@@ -275,7 +277,7 @@ def bridge_communicator(world):
 
 
 def token_dispatcher(world):
-    """Tokens to experts and back: how many, by an all-gather of counts; then rows of which some ranks get none; an average."""
+    """Tokens to experts and back: an all-gather of counts; then rows, none for some ranks; an average."""
     counts = torch.tensor([(world.rank + other) % 3 for other in range(world.size)])
     table = torch.empty(world.size, world.size, dtype=torch.int64)
     dist.all_gather_into_tensor(table.view(-1), counts)
@@ -300,7 +302,7 @@ def token_dispatcher(world):
 
 
 def objects_and_times(world):
-    """Plans and metadata as objects; a table of times that each rank has one row of, gathered in place."""
+    """Plans and metadata as objects; a table of times with one row per rank, gathered in place."""
     everyone = [None] * world.size
     dist.all_gather_object(everyone, {"rank": world.rank, "shards": [world.rank] * world.rank})
     expect([one["rank"] for one in everyone] == list(range(world.size)), everyone)
@@ -317,7 +319,7 @@ def objects_and_times(world):
     times[world.rank] = world.rank + 1
     dist.all_gather_into_tensor(times.view(-1), times[world.rank, :].view(-1))
     same(times, torch.arange(1.0, world.size + 1).repeat_interleave(3).view(world.size, 3))
-    for name in ("_all_gather_base", "_reduce_scatter_base"):  # what older versions call
+    for name in ("_all_gather_base", "_reduce_scatter_base"):  # names in older versions
         out = torch.empty(2 * world.size if name == "_all_gather_base" else 2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

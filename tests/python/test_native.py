@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Python knows of the C headers (shoal._native, written by dev/native.py), held against the compiler and the library."""
+"""Python's knowledge of the C headers (shoal._native, written by dev/native.py), compared with the compiler and the library."""
 import ctypes
 import importlib
 import os
@@ -24,7 +24,7 @@ OTHER_PYTHONS = ("3.9", "3.10", "3.12", "3.13", "3.14")
 
 
 def compiled(program):
-    """The output of a C program that includes all headers, as lines."""
+    """Returns the output of a C program that includes all headers, as lines."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if not compiler:
         raise Skip("no C compiler")
@@ -99,7 +99,7 @@ def a_sum_needs_nothing_but_python():
 
 
 def read_all():
-    """Other versions of Python are asked to read each file, import what needs no framework, and add numbers up."""
+    """Other Python versions parse each file, import the modules that need no framework, and reduce some numbers."""
     for path in sorted((TOP / "python").rglob("*.py")):
         compile(path.read_bytes(), str(path), "exec")
     for name in ("shoal.job.engines", "shoal.horovod._common.controller", "shoal.horovod._common.elastic"):
@@ -157,7 +157,7 @@ SHOAL_API SHOAL_MUST_USE enum shoal_status shoal_second_create(struct shoal_comm
 
 
 def written(second):
-    """The module for the public header and a second one."""
+    """Returns the module generated from the public header and a second one."""
     with tempfile.TemporaryDirectory() as folder:
         headers = pathlib.Path(folder, "shoal")
         headers.mkdir()

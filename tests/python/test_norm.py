@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
-"""shoal.torch.SyncBatchNorm: every rank against one process on the whole batch; what is refused; the warning where batch norm is
+"""shoal.torch.SyncBatchNorm: every rank against one process on the whole batch; refusals; the warning when batch norm is
 local and a worker's batch is small."""
 import copy
 import warnings
 
 import ranks
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import torch.distributed as dist
 from ranks import Case, expect
 
-warnings.filterwarnings("error", category=FutureWarning)  # the layer calls nothing that torch is about to take away
+warnings.filterwarnings("error", category=FutureWarning)  # the layer calls nothing that torch will remove soon
 CHANNELS = 5
 NEAR = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.05}
 SHAPES = {"1d": (), "1d in time": (6,), "2d": (4, 3), "3d": (2, 3, 2)}
 
 
 def batch(shape, dtype, counts):
-    """A batch of all ranks, which each can make, and its parts. The mean is far from 0."""
+    """Returns a batch of all ranks, which each rank can compute, and its parts. Its mean is far from 0."""
     torch.manual_seed(1)
     whole = (3 + torch.randn(sum(counts), CHANNELS, *shape, dtype=torch.float64)).to(dtype)
     return whole, whole.split(counts)
@@ -31,7 +31,7 @@ def same(one, other, dtype, what):
 
 
 def trained(model, x):
-    """Three steps' outputs' gradients: the last output and the gradient of the input."""
+    """Trains three steps. Returns the last output and the gradient of the input."""
     for _ in range(3):
         x = x.detach().requires_grad_()
         model.zero_grad()
@@ -120,7 +120,7 @@ def conversion_keeps_what_is_there(world):
     expect([type(part).__name__ for part in (model[1], model[2][0])] == ["SyncBatchNorm"] * 2, model)
     expect(all(parameter is kept[name] for name, parameter in model.named_parameters()))
     expect(not model[1].training and model[1].weight is None and model[1].running_mean.is_cpu)
-    shoal.torch.DistributedDataParallel(model)  # torch's own would be refused
+    shoal.torch.DistributedDataParallel(model)  # torch's own layer would be refused
     expect(shoal.torch.SyncBatchNorm.convert_sync_batchnorm(model) is model)
 
 
@@ -129,7 +129,7 @@ def model_of(kind):
 
 
 def warned(world, model, count):
-    """What a step of DistributedDataParallel with so many samples warns of."""
+    """Returns the warnings of a DistributedDataParallel step with `count` samples."""
     import shoal.torch
     model = shoal.torch.DistributedDataParallel(model)
     with warnings.catch_warnings(record=True) as caught:

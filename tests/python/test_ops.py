@@ -8,7 +8,7 @@ import warnings
 
 import ranks
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first functional collective else, in a second, with torch 2.14 in half a minute
+import torch._dynamo  # noqa: F401: else each rank does at its first functional collective, in up to half a minute
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from inputs import (FLOATS, GUARD, LAYOUTS, MOVED, REDUCED, check, guarded, name_of, numbers, on_host, operators, place,
@@ -17,19 +17,19 @@ from ranks import Case, Skip, expect
 
 COUNTS = (0, 1, 7, 1000, 20_001)
 LARGE = (1 << 20) + 5
-HUGE = 18 << 20  # of float32: more than 64 MiB
+HUGE = 18 << 20  # in float32: more than 64 MiB
 warnings.filterwarnings("ignore", category=FutureWarning)
 warnings.filterwarnings("ignore", category=DeprecationWarning)
 warnings.filterwarnings("ignore", category=UserWarning)
 
 
 def is_wrapped(work):
-    """From torch 2.14 on, works of back-ends in Python are wrapped in one that hands on wait and get_future alone."""
+    """From torch 2.14 on, works of Python back-ends are wrapped in one that forwards only wait and get_future."""
     return type(work) is dist.Work and ranks.BACKEND == "shoal" and os.environ["SHOAL_TORCH_SHIM"] == "python"
 
 
 def is_done(work):
-    """As a program can ask that does not wait."""
+    """Returns true if the work is done, by a query that does not wait."""
     if isinstance(work, torch._C.Future):
         return work.done()
     return work.get_future().done() if is_wrapped(work) else work.is_completed()
@@ -43,7 +43,7 @@ def finish(work):
 
 
 def variants(every):
-    """Counts with layouts, sync and async: each with each, or each once."""
+    """Returns counts with layouts, sync and async: all combinations, or each count once."""
     if every:
         return itertools.product(COUNTS, LAYOUTS, (False, True))
     return ((count, LAYOUTS[turn % len(LAYOUTS)], turn % 2 == 1) for turn, count in enumerate(COUNTS))
@@ -118,7 +118,7 @@ def all_gather(world, type_, count, layout, async_op):
 
 
 def all_gather_in_one_piece(world, type_, count, layout, async_op):
-    """The list is views of one tensor, one behind another; the input is one of them."""
+    """The list contains views of one tensor, one after another; the input is one of them."""
     whole = place(torch.cat([numbers(world.rank, count, type_)] * world.size), "unaligned")
     outputs = list(whole.split(count)) if count else [whole] * world.size
     finish(dist.all_gather(outputs, outputs[world.rank], async_op=async_op))
@@ -163,12 +163,12 @@ def all_to_all_single(world, type_, count, layout, async_op):
 
 
 def splits(count, size):
-    """How much rank r gives to rank p: table[r][p], with zeros in it."""
+    """Returns a table: table[r][p] is the number of elements that rank r sends to rank p. Some are zero."""
     return [[(rank + 2 * peer) % 3 * count for peer in range(size)] for rank in range(size)]
 
 
 def sent(world, type_, table, rank, salt=0):
-    """The elements that this rank gets from another one by such a table."""
+    """Returns the elements that this rank receives from another one by such a table."""
     whole = numbers(rank, sum(table[rank]), type_, salt=salt)
     return whole.split(table[rank])[world.rank]
 
@@ -218,7 +218,7 @@ MOVING = (broadcast, all_gather, all_gather_in_one_piece, all_gather_into_tensor
 
 
 def sizes_for(type_):
-    """Every number of ranks for one type; for the others an even and an odd one."""
+    """Returns every number of ranks for one type, and an even and an odd one for the others."""
     return (1, 2, 3, 4) if type_ is torch.float32 else (2, 3)
 
 
@@ -258,7 +258,7 @@ def huge(world):
 
 
 def inputs_negated_lazily(world):
-    """torch itself lets no conjugated ones pass; and as outputs it hands out copies of negated ones, over every back-end."""
+    """torch itself accepts no conjugated inputs. For negated outputs it passes copies to every back-end."""
     def negated(values):
         view = torch.complex(values, -values).conj().imag
         expect(view.is_neg() and torch.equal(view, values), "torch negates at once: the test asks nothing")
@@ -287,7 +287,7 @@ def scalars(world):
 
 
 def matrices(world):
-    """Shapes beyond vectors: what a tensor holds counts, not its shape."""
+    """Shapes other than vectors: only a tensor's elements matter, not its shape."""
     given = torch.arange(24.).reshape(2, 3, 4) + world.rank
     outputs = [torch.empty(2, 3, 4) for _ in range(world.size)]
     dist.all_gather(outputs, given.transpose(0, 2).contiguous().transpose(0, 2))
@@ -303,7 +303,7 @@ def matrices(world):
 
 
 def parameters(world):
-    """Tensors that need gradients are read and written like others."""
+    """Tensors that require gradients are read and written like others."""
     parameter = torch.nn.Parameter(torch.full((10,), float(world.rank)))
     with torch.no_grad():
         dist.broadcast(parameter, world.size - 1)
@@ -324,7 +324,7 @@ def works_finished_out_of_order(world):
 
 
 def works_dropped(world):
-    """Nobody waits for them, nobody keeps the tensors: they are done all the same, in order."""
+    """Nobody waits for the works or keeps their tensors. They still complete, in order."""
     for turn in range(50):
         dist.all_reduce(torch.ones(1000), async_op=True)
     tensor = torch.ones(1)
@@ -333,7 +333,7 @@ def works_dropped(world):
 
 
 def works_dropped_of_tensors_with_gaps(world):
-    """Data that arrives in a copy gets to the tensor, also when nobody waits for the work."""
+    """Data received into a copy reaches the tensor even if nobody waits for the work."""
     for turn in range(20):
         matrix = torch.full((50, 20), float(world.rank))
         dist.all_reduce(matrix[:, ::2], async_op=True)
@@ -346,7 +346,7 @@ def works_dropped_of_tensors_with_gaps(world):
 
 
 def works_polled_beside_their_futures(world):
-    """Several ways to learn of the end, at once and from several threads."""
+    """Several ways to notice completion, at the same time and from several threads."""
     for turn in range(50):
         tensor = torch.full((1 + 3000 * (turn % 2),), float(world.rank))
         work = dist.all_reduce(tensor, async_op=True)
@@ -387,7 +387,7 @@ def flat(value):
 
 
 def futures_chained(world):
-    """A callback that starts the next collective, as hooks of DDP do."""
+    """A callback starts the next collective, as hooks of DDP do."""
     tensor = torch.ones(10)
     first = dist.all_reduce(tensor, async_op=True).get_future()
 
@@ -437,7 +437,7 @@ def wait_with_timeout(world):
 
 
 def messages_outstanding(world):
-    """Several of several tags to each peer; received in another order of tags than sent."""
+    """Several messages with several tags to each peer, received in another order of tags than sent."""
     tags = (0, 3, 7)
     works, got = [], {}
     for peer in range(world.size):
@@ -470,7 +470,7 @@ def batch(world, receives_first):
 
 
 def batches_that_cross(world):
-    """Two messages between the same ranks in one batch, of which one side names the second first by another tag."""
+    """Two messages between the same ranks in one batch. One side lists the second one first, with its tag."""
     if world.size == 1:
         return
     right, left = (world.rank + 1) % world.size, (world.rank - 1) % world.size
@@ -535,7 +535,7 @@ def barriers(world):
 
 
 def barrier_waits(world):
-    """Nobody leaves before the last has come, here told by the store."""
+    """No rank leaves the barrier before the last has come. The store counts the arrivals."""
     store = dist.distributed_c10d._get_default_store()
     for turn in range(10):
         store.add(f"came{turn}", 1)
@@ -544,7 +544,7 @@ def barrier_waits(world):
 
 
 def monitored_barrier(world):
-    """By the group's own method: torch.distributed.monitored_barrier asks for Gloo by name."""
+    """By the group's own method, because torch.distributed.monitored_barrier requires Gloo by name."""
     dist.group.WORLD.monitored_barrier(ranks.GROUP_TIMEOUT)
     dist.group.WORLD.monitored_barrier(ranks.GROUP_TIMEOUT, wait_all_ranks=True)
     if ranks.BACKEND == "shoal":
@@ -591,7 +591,7 @@ def coalesce(device, async_ops, operation, calls):
 
 
 def coalescing_never_ended(world):
-    """Where an exception leaves a block, torch may not end it: the next one begins anew."""
+    """If an exception leaves a block, torch may not end it. The next block begins anew."""
     dist.group.WORLD._start_coalescing(torch.device("cpu"))
     coalesced(world, torch.device("cpu"), True)
 
@@ -702,7 +702,7 @@ def groups(world):
 
 
 def group_that_is_split(world):
-    """The use that torch makes of a device mesh beside NCCL; a rank that is not named has no group."""
+    """torch uses this for a device mesh with NCCL. A rank that is not a member has no group."""
     if world.shim != "c++" or not hasattr(dist.group.WORLD, "split_group"):
         raise Skip("the shim in Python has no split" if world.shim == "python" else "this torch or back-end has no split")
     members = [rank for rank in range(world.size) if rank % 2 == world.rank % 2]
@@ -717,7 +717,7 @@ def group_that_is_split(world):
 
 
 def groups_in_another_order(world):
-    """Members given backwards: ranks count as the group says."""
+    """Members are listed in reverse. Ranks are numbered as the group lists them."""
     members = list(range(world.size))[::-1]
     group = dist.new_group(members)
     outputs = [torch.tensor([-1]) for _ in members]
@@ -731,7 +731,7 @@ def groups_made_locally(world):
     if world.size < 3:
         return
     members = [0, 1] if world.rank < 2 else list(range(2, world.size))
-    for _ in range(2):  # torch names the second like the first
+    for _ in range(2):  # torch gives the second group the same name
         group = dist.new_group(members, use_local_synchronization=True)
         sum_in(group, members)
         dist.destroy_process_group(group)
@@ -746,7 +746,7 @@ def subgroups(world):
 
 
 def groups_at_once(world):
-    """Two operations under way on different groups, waited for in the other order."""
+    """Two operations run on different groups. The waits come in the opposite order."""
     other = dist.new_group()
     a, b = torch.ones(50_000), torch.ones(10)
     works = [dist.all_reduce(a, async_op=True), dist.all_reduce(b, group=other, async_op=True)]
@@ -757,7 +757,7 @@ def groups_at_once(world):
 
 
 def threads(world):
-    """Each thread has a group of its own; their operations run at once."""
+    """Each thread has its own group; their operations run at the same time."""
     made = [dist.new_group() for _ in range(4)]
     failures = []
 
@@ -781,7 +781,7 @@ def threads(world):
 
 
 def other_threads_run_while_one_waits(world):
-    """A wait gives the interpreter to others."""
+    """A wait releases the interpreter for other threads."""
     if world.size == 1:
         return
     counter, stop = [0], threading.Event()
@@ -805,13 +805,13 @@ def other_threads_run_while_one_waits(world):
 
 
 def is_at(line, address):
-    """Whether a line of /proc/PID/maps is of the mapping at that address."""
+    """Returns true if a line of /proc/PID/maps describes the mapping at that address."""
     begin, end = line.split()[0].split("-")
     return int(begin, 16) <= address < int(end, 16)
 
 
 def memory_of_shoal(world):
-    """shoal.torch.empty: ordinary tensors to look at, in memory that the other ranks map."""
+    """shoal.torch.empty: these look like ordinary tensors, in memory that the other ranks map."""
     if ranks.BACKEND != "shoal":
         raise Skip("only shoal has it")
     import shoal.torch
@@ -872,15 +872,15 @@ def every_collective(world, group=None):
 
 
 def events_of(profile, back_end):
-    """(name, shapes of the inputs) of a back-end's events, in their order."""
+    """Returns (name, shapes of the inputs) of a back-end's events, in their order."""
     events = [event for event in profile.events() if event.name.startswith(back_end)]
     return [(event.name[len(back_end):], event.input_shapes, event.is_async)
             for event in sorted(events, key=lambda event: event.time_range.start)]
 
 
 def profiles_show_shapes(world):
-    """Each operation is an event with the shapes of its inputs, the same as Gloo's. torch names some after a part of the name:
-    "all_reduce" is Gloo's "all_reduce_coalesced", too."""
+    """Each operation is an event with the shapes of its inputs, as with Gloo. torch names some by only a part of the name:
+    "all_reduce" is also Gloo's "all_reduce_coalesced"."""
     if ranks.BACKEND != "shoal":
         raise Skip("it compares with Gloo's")
     told = []
@@ -892,7 +892,7 @@ def profiles_show_shapes(world):
     expect(len(ours) == len(theirs) > 9, ours, theirs)
     for (our_name, our_shapes, is_async), (name, shapes, _) in zip(ours, theirs):
         expect(our_name.startswith(name) and our_shapes == shapes, our_name, our_shapes, name, shapes)
-        expect(is_async == (world.shim == "c++"), our_name)  # a Work in Python has no event that goes on after the call
+        expect(is_async == (world.shim == "c++"), our_name)  # a Python Work has no event that continues after the call
 
 
 PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_out_of_order, works_dropped,

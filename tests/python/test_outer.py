@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""shoal.torch.LocalSGD and DiLoCo: beside a model of all ranks in one process, whose outer steps torch.optim.SGD takes; saved and
-resumed; each error. The algorithm itself is tested in tests/multi/test_outer.c."""
+"""shoal.torch.LocalSGD and DiLoCo: compared with a model of all ranks in one process, in which torch.optim.SGD makes the
+outer steps; saved and resumed; each error. tests/multi/test_outer.c tests the algorithm itself."""
 import copy
 import os
 import warnings
 
 import ranks
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import torch.distributed as dist
 from ranks import Case, expect
 from torch import nn
@@ -57,7 +57,7 @@ def same(ones, others, tolerance=0):
 
 
 class Reference:
-    """All ranks in one process, with an exchange of everything every so many steps."""
+    """All ranks in one process, with an exchange of all parameters every few steps."""
 
     def __init__(self, size, every, outer):
         self.models = [model_of() for _ in range(size)]
@@ -101,7 +101,7 @@ def compared(world, kind, outer, **options):
     reference, model = Reference(world.size, 3, outer), model_of()
     if world.rank:
         with torch.no_grad():
-            trained(model)[0].add_(1)  # rank 0's are taken
+            trained(model)[0].add_(1)  # rank 0's are used
     steps, optimizer = make(kind, model, every=3, **options), trainer_of(model)
     for step in range(8):
         train(model, optimizer, world.rank, step)
@@ -130,7 +130,7 @@ def without_nesterov(world):
 
 
 def resumed(world):
-    """In the middle of exchanges: as if it had never ended."""
+    """In the middle of exchanges, as if it had never ended."""
     options = {"every": 6, "fragments": 3, "delay": 3, "mixing": 0.25, "fragment_of": {
         "convolution.weight": 0, "convolution.bias": 1, "last.weight": 2, "last.bias": 2, "empty": 0}}
     model = model_of()
@@ -159,7 +159,7 @@ def resumed(world):
 
 
 def tells_autograd(world):
-    """A backward pass through parameters that were written since its forward pass."""
+    """A backward pass fails if its parameters were written since the forward pass."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
     steps = make("LocalSGD", model, every=1)
     loss = model(torch.randn(2, 3)).sum()

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""The shim in pure Python (python/shoal/torch/_python.py): what is its own affair. What both shims do for a user has
-tests of its own."""
+"""The shim in pure Python (python/shoal/torch/_python.py): its internals. Other tests cover what both shims do for a user."""
 import gc
 import os
 import pathlib
@@ -18,7 +17,7 @@ ranks.SHIMS = ["python"]
 
 
 def start():
-    """The default group of two ranks; returns the package and the store in which they met."""
+    """Starts the default group of two ranks. Returns the package and the store through which they met."""
     import shoal.torch
 
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, os.environ["RANK"] == "0")
@@ -55,7 +54,7 @@ def dropped_work_keeps_its_tensors(world):
     start()
     for number in range(200):
         dist.all_reduce(torch.full((30000,), 1.0), async_op=True)
-        torch.full((30000,), float("nan"))  # would take the place of a tensor freed too early
+        torch.full((30000,), float("nan"))  # would reuse the memory of a tensor that was freed too early
     kept = torch.zeros(10, 10)
     dist.all_reduce(kept[:, ::2].fill_(1), async_op=True)
     deadline = time.monotonic() + 20
@@ -86,7 +85,7 @@ def interrupt_in_a_synchronous_call(world):
             raise AssertionError("the all-reduce ended before the other rank came")
         except KeyboardInterrupt:
             took_s = time.monotonic() - interrupted[0]
-        expect(took_s < 10, f"{took_s} s from the signal to Python")  # 0.1 where no other program is in the way
+        expect(took_s < 10, f"{took_s} s from the signal to Python")  # 0.1 if no other program gets in the way
         view = weak(tensor)
         del tensor
         gc.collect()
@@ -197,7 +196,7 @@ def group_is_named_by_what_torch_asks(world):
 
 
 def newest_works_live_on(world):
-    """As torch before 2.8 needs it, whose C++ code holds a work without its object in Python, and may wait for it twice."""
+    """Works live on for torch before 2.8, whose C++ code keeps a work without its Python object and may wait for it twice."""
     start()
     from shoal.torch import _python
     _python.KEPT_WORKS = 2
@@ -206,7 +205,7 @@ def newest_works_live_on(world):
         work = dist.all_reduce(torch.ones(2), async_op=True)
         work.wait()
         views.append(weak(work))
-    dist.barrier()  # one that was waited for at once is not among them
+    dist.barrier()  # a work that was waited for at once is not kept
     del work
     gc.collect()
     expect([view() is None for view in views] == [True, False, False], views)
@@ -214,13 +213,14 @@ def newest_works_live_on(world):
 
 
 def works_live_until_somebody_has_waited(world):
-    """However many there are, as the functional collectives of torch before 2.8 need it: they post all before they wait for one."""
+    """All works live until a wait, for the functional collectives of torch before 2.8, which post many before they wait for
+    one."""
     start()
     from shoal.torch import _python
     _python.KEPT_WORKS = 2
     kept = torch.zeros(10, 10)
     views = [weak(dist.all_reduce(torch.ones(2), async_op=True)) for _ in range(3)]
-    views.append(weak(dist.all_reduce(kept[:, ::2].fill_(1), async_op=True)))  # for whose copy the shim itself asks for a future
+    views.append(weak(dist.all_reduce(kept[:, ::2].fill_(1), async_op=True)))  # its copy makes the shim itself use a future
     views.append(weak(dist.all_reduce(torch.ones(2), async_op=True)))
     views.append(weak(dist.all_reduce(torch.ones(2), async_op=True)))
     dist.barrier()
@@ -230,11 +230,11 @@ def works_live_until_somebody_has_waited(world):
     for view in views:
         view().wait()
     gc.collect()
-    expect([view() is None for view in views[:3] + views[4:]] == [True] * 3 + [False] * 2, views)  # the future's thread has one
+    expect([view() is None for view in views[:3] + views[4:]] == [True] * 3 + [False] * 2, views)  # a future's thread has one
 
 
 def kept_works_end_with_their_group(world):
-    """Works hold their group. Messages are not kept: Python alone posts them."""
+    """Works hold their group. Messages are not kept, because only Python posts them."""
     start()
     from shoal.torch import _python
     _python.KEPT_WORKS = 2
@@ -257,7 +257,7 @@ def kept_works_end_with_their_group(world):
 
 
 def a_block_that_an_exception_left_keeps_no_works(world):
-    """torch does not end it."""
+    """torch does not end such a block."""
     start()
     dist.group.WORLD._start_coalescing(torch.device("cpu"))
     views = []

@@ -25,7 +25,7 @@ def message_of(kind, function, *words):
 
 
 def gathered(world, samples):
-    """Of all ranks, in turns, as far as all have them."""
+    """Returns the samples of all ranks in turn, as long as all ranks have some."""
     every = [None] * world.size
     dist.all_gather_object(every, list(samples))
     return [sample for turn in zip(*every) for sample in turn], every
@@ -77,7 +77,7 @@ def epochs_differ(world):
 
 
 def resumes(world):
-    """With a loader whose workers load ahead: the state says what was trained on."""
+    """With a loader whose workers load ahead, the state counts only the samples that were trained on."""
     numbers = torch.arange(240)
     sampler = sampler_of(numbers, seed=5)
     sampler.set_epoch(2)
@@ -98,7 +98,7 @@ def resumes(world):
     order.set_epoch(2)
     expect(turns == list(order), "the order that it would have been")
     expect(len(list(other)) == 240 // world.size, "the next pass is a whole one")
-    another = [sampler_of(240, 5, rank, seed=0, tail="keep") for rank in range(5)]  # five ranks go on
+    another = [sampler_of(240, 5, rank, seed=0, tail="keep") for rank in range(5)]  # five ranks continue
     for each in another:
         each.load_state_dict(state)
     rests = [sample for each in another for sample in each]

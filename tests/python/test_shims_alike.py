@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Both shims against one table: which calls of a back-end are refused, with which exception and text, and how many tensors are
-copied for calls whose tensors do not lie as the library wants them. The calls go to the back-end itself, without what
-torch.distributed checks before."""
+"""Both shims against one table: which calls of a back-end are refused, with which exception and text, and how many tensors
+are copied for calls whose tensors lack the layout that the library needs. The calls go to the back-end directly, without
+the checks of torch.distributed."""
 import ranks
 import torch
 import torch.distributed as dist
@@ -22,13 +22,13 @@ def sparse():
 
 def set_to(options, **fields):
     for name, value in {"asyncOp": False, **fields}.items():
-        if name != "asyncOp" or hasattr(options, name):  # torch 2.4 has it in some
+        if name != "asyncOp" or hasattr(options, name):  # in torch 2.4 only some options have it
             setattr(options, name, value)
     return options
 
 
 def method(end, name):
-    """Some of a back-end's methods are known to Python through its group alone."""
+    """Python can reach some of a back-end's methods only through its group."""
     return getattr(end, name, None) or getattr(dist.group.WORLD, name)
 
 
@@ -62,7 +62,7 @@ def exchanged_lists(outputs, inputs):
     return lambda end: end.alltoall(outputs, inputs, set_to(c10d.AllToAllOptions()))
 
 
-# ---- What is refused: (call, exception, text) on each of two ranks ----
+# ---- Refused calls: (call, exception, text) on each of two ranks ----
 
 SUM, OR = dist.ReduceOp.SUM, dist.ReduceOp.BOR
 ON_CUDA = {  # neither this torch nor this machine has such devices
@@ -168,7 +168,7 @@ def refused_case(name, row):
 
 
 def refused_where_the_root_is_another(world):
-    """Lists that the root has and others have not; the other rank calls nothing."""
+    """Lists that only the root has. The other rank calls nothing."""
     lists, one = [[ones(3)] * SIZE], ones(3)
     if world.rank == 0:
         is_refused(rooted("gather", 0, [], [one]), ValueError, "shoal: the root needs one list of outputs, not 0")
@@ -181,7 +181,7 @@ def refused_where_the_root_is_another(world):
 
 
 def refused_by_the_library(world):
-    """What only it knows is told with the operation's name before its words."""
+    """An error that only the library can detect begins with the operation's name."""
     for call, start in ((lambda end: end.send([ones(3)], 2, 0), "shoal:send: "),
                         (lambda end: end.recv([ones(3)], -1, 0), "shoal:recv: ")):
         try:
@@ -193,7 +193,7 @@ def refused_by_the_library(world):
 
 
 def failed_alike(world):
-    """Ranks that disagree: the text begins with the operation's name on every shim."""
+    """If ranks disagree, the text begins with the operation's name in every shim."""
     group = dist.new_group()
     try:
         dist.all_reduce(ones(10 + world.rank), group=group)
@@ -204,11 +204,11 @@ def failed_alike(world):
     still_works(world)
 
 
-# ---- What is copied ----
+# ---- Copies ----
 
 
 def strided(*shape, dtype=torch.float32):
-    """Every second element of a row."""
+    """Returns every second element of a row."""
     return torch.ones(*shape[:-1], 2 * shape[-1], dtype=dtype)[..., ::2]
 
 
@@ -217,7 +217,7 @@ def row(count, length):
 
 
 def apart(count, length):
-    """As many tensors, with something between them."""
+    """Returns `count` tensors with gaps between them."""
     whole = torch.ones(count * (length + 1))
     return [whole[i * (length + 1):][:length] for i in range(count)]
 
@@ -227,7 +227,7 @@ def conjugated(length):
 
 
 def by_root(make):
-    """The list of the root, none for others."""
+    """Returns the root's list, and an empty one on other ranks."""
     return [make()] if dist.get_rank() == 0 else []
 
 

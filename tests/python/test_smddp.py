@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Scripts for SageMaker's data-parallel library over Shoal: as they are written since 1.4, as before, and what it tells."""
+"""Scripts for SageMaker's data-parallel library over Shoal: in the style since 1.4, in the earlier one, and messages."""
 import importlib.util
 import json
 import os
@@ -8,9 +8,9 @@ import shutil
 import sys
 import tempfile
 
-import ranks  # first: finds a python that has torch, and tells children where shoal is  # noqa: F401
+import ranks  # first: finds a Python with torch, and sets the path to shoal for children  # noqa: F401
 import torch  # noqa: F401
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import warm
 from tap import Skip, call, expect, run_cases
 
@@ -19,9 +19,9 @@ SMDDP = TOP / "python/smdistributed"
 SHOAL = os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")
 ENVIRONMENT = dict(os.environ)
 PYTHON = warm.start()
-SECONDS_MAX = 240  # importing torch takes long where other tests run beside
+SECONDS_MAX = 240  # importing torch takes long when other tests run
 
-# Both scripts train this: each of two workers has half of a batch, and gets the weights that the whole batch gives.
+# Both scripts train this: each of two workers has half of a batch and gets the weights that the whole batch gives.
 PROBLEM = """
 import torch
 torch.manual_seed(3)
@@ -141,7 +141,7 @@ def trains(text, launcher, env=ENVIRONMENT):
 
 
 def alone():
-    """An environment without a launcher."""
+    """Returns an environment without a launcher."""
     return {name: value for name, value in ENVIRONMENT.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
 
 
@@ -180,7 +180,7 @@ def outside_a_job_the_old_api_says_so():
 
 
 def smddprun(*words, **variables):
-    """The command that mpirun starts on each rank, as the module that it is."""
+    """Runs the command that mpirun starts on each rank, as a module."""
     env = {name: value for name, value in alone().items() if not name.startswith(("LOCAL_", "MASTER_"))}
     return call(sys.executable, "-m", "smdistributed.dataparallel._smddprun", *words, env={**env, **variables})
 
@@ -212,7 +212,7 @@ def smddprun_ends_as_the_script_does_or_says_why_it_cannot_start_it():
 
 
 def libraries_that_look_for_it_find_it():
-    # As transformers and accelerate do: the platform's flag, and whether the package could be imported.
+    # As transformers and accelerate do: the platform's flag, and whether the package can be imported.
     probe = ("import importlib.util, json, os\n"
              "assert json.loads(os.environ['SM_FRAMEWORK_PARAMS'])['sagemaker_distributed_dataparallel_enabled']\n"
              "assert importlib.util.find_spec('smdistributed') is not None\n"
@@ -238,7 +238,7 @@ def it_installs_alone():
         raise Skip("no pip and setuptools here")
     with tempfile.TemporaryDirectory() as folder:
         source, target = f"{folder}/source", f"{folder}/target"
-        shutil.copytree(SMDDP, source)  # pip leaves files behind where it builds
+        shutil.copytree(SMDDP, source)  # pip leaves files in the folder in which it builds
         code, out, err = call(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
                               "--no-build-isolation", "--target", target, source, timeout=SECONDS_MAX)
         expect(code == 0, out, err)

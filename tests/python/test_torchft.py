@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Shoal under torchft (build/trainers): its process group through changing worlds, and a training by its Manager in which a
-replica is killed: the others go on without it, and end with the same parameters. With none killed they train as one process does."""
+replica is killed. The others continue without it and end with the same parameters. If none is killed, they train as one
+process does."""
 import ast
 import datetime
 import functools
@@ -21,7 +22,7 @@ except ImportError as reason:
     print(f"1..0 # SKIP no torchft: {reason}")
     sys.exit(0)
 import torch
-import torch._dynamo  # noqa: F401: by each process's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each process's first optimizer imports it, in two seconds
 import torch.distributed as dist
 from torchft.coordination import LighthouseServer
 
@@ -32,7 +33,7 @@ DIES_AT = 4
 FEATURES = 6
 
 
-# ---- What a process of a test does ----
+# ---- Functions of a process ----
 
 
 def process_group():
@@ -41,7 +42,7 @@ def process_group():
 
 
 def reconfigure(port, rank):
-    """A group of three, of the first two, of three again; each sums what its ranks have."""
+    """A group of three, then of the first two, then of three again; each sums its ranks' values."""
     group = process_group()
     for quorum, size in enumerate((3, 2, 3)):
         if rank >= size:
@@ -55,7 +56,7 @@ def reconfigure(port, rank):
 
 
 def aborted(port, rank):
-    """A collective that the other rank does not come to ends when the group is aborted, and a new group works."""
+    """An abort ends a collective that the other rank never joins. A new group then works."""
     group = process_group()
     group.configure(f"127.0.0.1:{port}/first", f"replica {rank}", rank, 2, quorum_id=0)
     began_s = time.monotonic()
@@ -78,7 +79,7 @@ def aborted(port, rank):
 
 
 def watch_over(pipe, least=2):
-    """torchft's lighthouse, until it is told to end. least: replicas without which there is no step."""
+    """Runs torchft's lighthouse until it gets a message. There is no step with fewer than `least` replicas."""
     lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=least, join_timeout_ms=30000, quorum_tick_ms=50,
                                   heartbeat_timeout_ms=3000)
     pipe.send(lighthouse.address().replace("[::]", "127.0.0.1"))
@@ -87,7 +88,7 @@ def watch_over(pipe, least=2):
 
 
 def begun(seed):
-    """A model and its optimizer."""
+    """Returns a model and its optimizer."""
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
@@ -103,7 +104,7 @@ def tell_parameters(model):
 
 
 def train_alone():
-    """One process that has the batches of all replicas; tells the losses of each."""
+    """Trains in one process on the batches of all replicas; prints the losses of each."""
     model, optimizer = begun(0)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -115,7 +116,7 @@ def train_alone():
 
 
 def train(port, replica, seed, dies, lighthouse):
-    """A line for each step that was committed: replicas that took part, and the loss; at the end the parameters."""
+    """Prints a line for each committed step (its replicas and the loss), and the parameters at the end."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     model, optimizer = begun(seed)
     manager = torchft.Manager(pg=process_group(), min_replica_size=2, replica_id=f"replica {replica}",
@@ -137,7 +138,7 @@ def train(port, replica, seed, dies, lighthouse):
         step.step()
         print(f"step {manager.current_step()} of {manager.num_participants()} loss {loss.item():.4f}", flush=True)
     tell_parameters(model)
-    # Whoever ends first must not take its part of the last collective away from the others.
+    # The replica that ends first must not take its part of the last collective away from the others.
     manager.shutdown(wait=False)
 
 
@@ -145,7 +146,7 @@ def train(port, replica, seed, dies, lighthouse):
 
 
 def begin(shim, output, function, words):
-    """In a child, which is forked because importing torch takes seconds: what runs threads is made in children alone."""
+    """Runs a function in a child. It is forked because importing torch takes seconds; only children start threads."""
     file = os.open(output, os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -154,7 +155,7 @@ def begin(shim, output, function, words):
 
 
 class Processes:
-    """Processes that run functions of this file; each has its output in a file."""
+    """Processes that run functions of this file, each with its output in a file."""
 
     def __init__(self, shim):
         self.shim, self.folder, self.running = shim, tempfile.TemporaryDirectory(prefix="shoal-torchft-"), []
@@ -192,7 +193,7 @@ def serve_store(pipe):
 
 
 class Server:
-    """A child that serves: what it said first, until the end of a with statement."""
+    """A child that serves until the end of a with statement. Holds its first message."""
 
     def __init__(self, function):
         self.pipe, its_pipe = multiprocessing.Pipe()
@@ -221,7 +222,7 @@ def lines_of(text, word):
 
 
 def numbers_of(text, word):
-    """One list for each line that begins with the word."""
+    """Returns one list of numbers for each line that begins with the word."""
     return [ast.literal_eval(line[len(word):].strip()) for line in lines_of(text, word)]
 
 
@@ -245,7 +246,7 @@ def trained_as_one_process(shim):
 def trained_through_a_loss(shim):
     with Server(serve_store) as port, Server(watch_over) as lighthouse, Processes(shim) as processes:
         for replica in range(REPLICAS):
-            # Parameters differ at first: the manager brings a newcomer those of the others.
+            # Parameters differ at first: the manager sends a newcomer those of the others.
             processes.start(train, port, replica, replica, replica == 1, lighthouse)
         outputs = processes.expect_ends([0, -signal.SIGKILL, 0])
         expect(lines_of(outputs[0], "parameters") == lines_of(outputs[2], "parameters"), *outputs)

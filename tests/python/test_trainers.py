@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What stands above torch, switched to Shoal by one line (docs/python.md): Accelerate, Hugging Face Trainer, Lightning. Each trains
-on two ranks; losses and parameters are those of one process that trains in plain PyTorch on the whole batch."""
+"""Libraries on top of torch, switched to Shoal by one line (docs/python.md): Accelerate, Hugging Face Trainer, Lightning.
+Each trains on two ranks; losses and parameters equal those of one process that trains in plain PyTorch on the whole batch."""
 import os
 import tempfile
 import warnings
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ranks import Case, expect
 
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-# Before ranks are forked: an import costs seconds.
+# Before ranks are forked: an import takes seconds.
 import accelerate  # noqa: E402
 import lightning  # noqa: E402
 import transformers  # noqa: E402
@@ -33,7 +33,7 @@ def network():
 
 
 def alone(model, loss_of, whole):
-    """Losses of one process in plain PyTorch, each step on all samples; the model is trained."""
+    """Trains the model in one process in plain PyTorch, each step on all samples. Returns the losses."""
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=RATE), []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -92,7 +92,7 @@ def gpt():
 
 
 class Texts(torch.utils.data.Dataset):
-    """Rows of numbers as texts of one length."""
+    """Rows of numbers as texts of the same length."""
 
     def __init__(self):
         self.rows = torch.randint(32, (SAMPLES, 12), generator=torch.Generator().manual_seed(1))
@@ -105,7 +105,7 @@ class Texts(torch.utils.data.Dataset):
 
 
 def trained_by_trainer(world, model, texts, *callbacks):
-    """The Trainer, when it has trained the model."""
+    """Returns the Trainer after it has trained the model."""
     dist.init_process_group("shoal")
     with tempfile.TemporaryDirectory() as folder:
         arguments = transformers.TrainingArguments(
@@ -119,7 +119,7 @@ def trained_by_trainer(world, model, texts, *callbacks):
 
 
 def trainer_trains_as_one_process(world):
-    """Trainer divides by all tokens of a batch, also by the first of each text, which nothing predicts."""
+    """Trainer divides by all tokens of a batch, including the first of each text, which nothing predicts."""
     reference, texts = gpt(), Texts()
     expected = alone(reference, lambda model, rows: model(input_ids=rows, labels=rows, num_items_in_batch=rows.numel()).loss,
                      texts.rows)
@@ -128,7 +128,7 @@ def trainer_trains_as_one_process(world):
     trainer = trained_by_trainer(world, model, texts)
     expect(trainer.args.world_size == world.size, trainer.args.world_size)
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
-    same(losses, model, expected, reference, near=2e-4)  # which it rounds
+    same(losses, model, expected, reference, near=2e-4)  # Trainer rounds the losses
 
 
 class Module(lightning.LightningModule):
@@ -146,7 +146,7 @@ class Module(lightning.LightningModule):
 
 
 def trained_by_lightning(world, module, data):
-    """Lightning's Trainer, when it has trained the module."""
+    """Returns Lightning's Trainer after it has trained the module."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             accelerator="cpu", devices=world.size, strategy=DDPStrategy(process_group_backend="shoal"), max_epochs=STEPS,
@@ -172,7 +172,7 @@ LAST_STEP = 2
 def raises_of_rank_1(train):
     try:
         train()
-    except RuntimeError as error:  # of which torch's DistBackendError is one
+    except RuntimeError as error:  # includes torch's DistBackendError
         expect("rank 1" in str(error), error)
         return
     raise AssertionError("training came to its end without rank 1")
@@ -198,11 +198,11 @@ def dies_in_lightning(world):
     raises_of_rank_1(lambda: trained_by_lightning(world, MortalModule(), samples()))
 
 
-# ---- What Accelerate does not know ----
+# ---- Names unknown to Accelerate ----
 
 
 def accelerate_refuses_the_name(world):
-    """What docs/python.md warns of: the name of a back-end that Accelerate does not know."""
+    """docs/python.md warns of this: the name of a back-end that Accelerate does not know."""
     from accelerate.utils import InitProcessGroupKwargs
     try:
         accelerate.Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="shoal")])

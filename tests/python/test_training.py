@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Training: whatever splits the work gives the gradients of one process that does it all, to arithmetic's tolerance."""
+"""Training: every way to split the work has the gradients of one process that does it all, except for rounding."""
 import gc
 import os
 import shutil
@@ -8,7 +8,7 @@ import warnings
 
 import ranks
 import torch
-import torch._dynamo  # noqa: F401: by each rank's first optimizer else, in two seconds
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from ranks import Case, Skip, expect
@@ -27,12 +27,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 24  # divisible by every number of ranks and of micro-batches
 STEPS = 500
-WIDE = 300  # of the network of many steps, whose gradients are 0.4 MB
-KEPT_BYTES = 12 << 20  # by which a process may grow over the last 400 of these, of which torch itself needs some
+WIDE = 300  # of the network for many steps, whose gradients are 0.4 MB
+KEPT_BYTES = 12 << 20  # allowed growth of a process over the last 400 of these steps; torch itself needs some
 warnings.filterwarnings("ignore")
 
 
-# ---- The model, and what one process makes of it ----
+# ---- The model, and the results of one process ----
 
 
 def network():
@@ -46,7 +46,7 @@ def batch():
 
 
 def share(world, tensor):
-    """The part of a batch that is this rank's."""
+    """Returns this rank's part of a batch."""
     return tensor.chunk(world.size)[world.rank]
 
 
@@ -55,7 +55,7 @@ def loss_of(model, x, y):
 
 
 def trained_alone(steps=3, clip=None):
-    """The model after so many steps in one process, with the gradients of the last."""
+    """Returns the model after `steps` steps in one process, with the gradients of the last one."""
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(steps):
@@ -97,7 +97,7 @@ def sgd(model):
 
 
 def mapped_by_shoal():
-    """The pieces of shared memory for peers that this process has mapped, its own and theirs."""
+    """Returns the pieces of shared memory, its own and its peers', that this process has mapped."""
     with open("/proc/self/maps") as file:
         return sum("shoal-memory" in line for line in file)
 
@@ -126,7 +126,7 @@ def ddp_case(name, options, hook, tolerance):
 
 
 class Branches(nn.Module):
-    """One of two branches is used, which depends on the rank: the other has no gradient there."""
+    """Each rank uses one of two branches; the other has no gradient there."""
 
     def __init__(self):
         super().__init__()
@@ -151,7 +151,7 @@ def ddp_unused(world):
 
 
 def ddp_power_sgd(world):
-    """A lossy compression: the replicas stay equal and the loss goes down."""
+    """A lossy compression: the replicas stay equal and the loss decreases."""
     model = DistributedDataParallel(network())
     state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2, min_compression_rate=0.5)
     model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
@@ -171,7 +171,7 @@ def ddp_buffers(world):
     x, y = (share(world, tensor) for tensor in batch())
     for _ in range(3):
         loss_of(model, x, y).backward()
-    model(x)  # brings the buffers of rank 0 first, then adds this rank's batch to the means
+    model(x)  # first copies the buffers of rank 0, then adds this rank's batch to the means
     norm = model.module[1]
     expect(norm.num_batches_tracked.item() == 4, norm.num_batches_tracked)
     model.eval()
@@ -182,7 +182,7 @@ def ddp_buffers(world):
 
 
 def ddp_buckets_are_shared(world):
-    """DDP asks the group for the memory of its buckets, so that nothing is copied on the way to the other ranks."""
+    """DDP asks the group for the memory of its buckets, so that nothing is copied on the way to other ranks."""
     if ranks.BACKEND != "shoal":
         raise Skip("Gloo gives no memory")
     if world.shim == "python":
@@ -198,14 +198,14 @@ def complex_gradients(type_, group, **options):
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(5, 7, dtype=type_), nn.Linear(7, 3, dtype=type_))
     model = DistributedDataParallel(model, process_group=group, **options)
-    for step in range(2):  # DDP makes its buckets anew after the first
+    for step in range(2):  # DDP creates new buckets after the first step
         x = torch.randn(4, 5, dtype=type_) * (dist.get_rank() + 1)
         model(x).abs().sum().backward()
     return [parameter.grad for parameter in model.parameters()]
 
 
 def ddp_complex(world):
-    """The sums are those of Gloo. DDP sees complex gradients as real numbers, twice as many."""
+    """The sums equal those of Gloo. DDP treats complex gradients as twice as many real numbers."""
     gloo = dist.new_group(backend="gloo")
     for type_, tolerance in ((torch.complex64, 1e-5), (torch.complex128, 1e-12)):
         for options in ({}, {"gradient_as_bucket_view": True}, {"bucket_cap_mb": 0.0001}):
@@ -262,7 +262,7 @@ def fsdp2_float16_gradients(world):
 
 
 def fsdp2_divided_by(world):
-    """A factor of one's own: gradients are sums, scaled."""
+    """A custom factor: gradients are scaled sums."""
     model = sharded(network(), mesh=init_device_mesh("cpu", (world.size,)))
     setter = getattr(model, "set_gradient_divide_factor", None) or getattr(model, "set_reduce_scatter_divide_factor", None)
     if setter is None:
@@ -299,7 +299,7 @@ def fsdp2_memory_of_the_group(world):
 
 
 def fsdp2_complex_memory_of_the_group(world):
-    """Here memory of the group has the type that was asked for, unlike DDP's buckets."""
+    """Unlike DDP's buckets, memory of the group has the requested type here."""
     torch.manual_seed(5)
     alone = nn.Linear(6, 8, dtype=torch.complex64)
     x = torch.randn(4, 6, dtype=torch.complex64)
@@ -362,7 +362,7 @@ def fsdp1_two_dimensions(world):
 
 
 def fsdp1_state(world):
-    """State dictionaries, whole and in shards, of the model and of an optimizer with a state."""
+    """State dictionaries, whole and in shards, of the model and of an optimizer with state."""
     model = fsdp1_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     train(world, model, optimizer)
@@ -403,7 +403,7 @@ def zero_redundancy(world):
 
 
 def zero_step_in_a_hook(world):
-    """Each owner steps as soon as its bucket is there, and broadcasts, while the backward pass goes on."""
+    """Each owner steps as soon as its bucket is ready, and broadcasts, during the backward pass."""
     model = DistributedDataParallel(network(), bucket_cap_mb=0.0005)
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
     model.register_comm_hook(None, hook_with_zero_step(default_hooks.allreduce_hook, model, optimizer))
@@ -412,7 +412,7 @@ def zero_step_in_a_hook(world):
         model.zero_grad()
         loss_of(model, x, y).backward()
         optimizer.step()
-    alone = trained_alone(steps=3)  # the first two steps of an overlapped optimizer only learn the order of buckets
+    alone = trained_alone(steps=3)  # an overlapped optimizer spends the first two steps on learning the order of buckets
     for ours, theirs in zip(model.module.parameters(), alone.parameters()):
         close(ours.detach(), theirs.detach(), 1e-5)
 
@@ -458,7 +458,7 @@ def sequence_parallel(world):
 def dtensor_redistribute(world):
     mesh = init_device_mesh("cpu", (world.size,))
     placements = (Replicate(), Shard(0), Shard(1))
-    for shape in ((8, 12), (5, 7), (1, 3)):  # of which some do not divide
+    for shape in ((8, 12), (5, 7), (1, 3)):  # some of them do not divide evenly
         tensor = torch.arange(float(shape[0] * shape[1])).reshape(shape)
         for first in placements:
             for second in placements:
@@ -545,7 +545,7 @@ def distributed_checkpoint(world):
 
 
 def under_detail(world):
-    """TORCH_DISTRIBUTED_DEBUG=DETAIL: torch compares the calls of all ranks over a Gloo of its own, ahead of each."""
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: before each call, torch compares it on all ranks, over its own Gloo group."""
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     dist.init_process_group(ranks.BACKEND, timeout=ranks.GROUP_TIMEOUT)
     if world.shim == "python":
@@ -587,7 +587,7 @@ def losses_of(world, group):
 
 
 def many_steps(world):
-    """500 steps: the loss curve of Gloo's, and the memory stays."""
+    """500 steps: the loss curve equals Gloo's, and memory does not grow."""
     ours, grown = losses_of(world, None)
     theirs, _ = losses_of(world, dist.new_group(backend="gloo"))
     print(f"grown by {grown >> 10} KiB")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What `pip install .` gives: an sdist of the tracked files, the wheel built from it, installed without PyTorch and used as a
-user would. A machine without libfabric and libsodium is a chroot that holds the wheel and the C library."""
+"""The results of `pip install .`: an sdist of the tracked files, the wheel built from it, installed without PyTorch and
+used as a user would. A machine without libfabric and libsodium is a chroot with the wheel and the C library."""
 import os
 import pathlib
 import re
@@ -26,7 +26,7 @@ PACKAGE = {"bin/shoal", "lib/libshoal.so.0", "lib/libshoal_tensorflow.so",
              if path.suffix in SOURCES and path.parent.name != "operations")}
 BUNDLED = {"lib/libfabric.so.1", "lib/libfabric/libefa-fi.so", "lib/libfabric/libverbs-fi.so", "lib/libsodium.so",
            "licenses/libfabric.txt", "licenses/libsodium.txt"}
-MACHINES = ("x86_64", "aarch64")  # for which there are libraries to carry
+MACHINES = ("x86_64", "aarch64")  # there are libraries to bundle for these
 
 ALL_REDUCE = """
 import ctypes, shoal
@@ -44,7 +44,7 @@ library.shoal_context_destroy(context)
 """
 
 
-# Nothing of Shoal is imported: torch finds the back-end by its entry point.
+# Imports nothing of Shoal: torch finds the back-end by its entry point.
 TRAINING = """
 import sys, torch, torch.distributed as dist
 torch.manual_seed(1)
@@ -73,7 +73,7 @@ def pip(*words):
 
 
 def tracked_tree():
-    """A repository of what is tracked here, or would be with `git add .`: what is ignored is not needed."""
+    """Makes a repository of the tracked files, and of those that `git add .` would track. Ignored files are not needed."""
     code, out, err = call("git", "-C", TOP, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
     if code:
         raise Skip(f"this is no checkout: {err.strip()}")
@@ -123,7 +123,7 @@ def sdist_is_made_of_what_is_tracked():
 
 
 def wheel_is_built_from_the_sdist():
-    """In the quickest way, as this test looks at the contents of the wheel: compiling takes a fifth of the time."""
+    """Built without optimization, because this test looks at the wheel's contents; compiling then takes a fifth of the time."""
     quick = [f"--config-settings=setup-args={option}" for option in ("-Doptimization=0", "-Dkernels=baseline")]
     pip("wheel", "--no-deps", *quick, "-w", ROOT / "wheels", the_one("sdist", "shoal-*.tar.gz"))
     the_one("wheels", "shoal-*.whl")
@@ -190,7 +190,7 @@ def workers_in_python_sum():
 
 
 def add_torch():
-    """Lets the user's python see the PyTorch of `make test`, as if it were installed beside."""
+    """Makes the PyTorch of `make test` visible to the user's Python, as if it were installed there."""
     found = list((TOP / "build/torch").glob("lib/python*/site-packages/torch/__init__.py"))
     if not found:
         raise Skip("there is no PyTorch at build/torch: `make test-all` installs it")
@@ -198,8 +198,8 @@ def add_torch():
 
 
 def quick_compiler():
-    """A C++ compiler that leaves out what makes programs fast; "" where there is none. clang, where it is: it takes two thirds of the
-    time, and other tests compile the shim with the machine's own."""
+    """Returns a C++ compiler that does not optimize; "" if there is none. Prefers clang, which takes two thirds of the
+    time; other tests compile the shim with the machine's own compiler."""
     found = shutil.which("clang++") or shutil.which("c++")
     if not found:
         return ""
@@ -209,7 +209,7 @@ def quick_compiler():
 
 
 def torch_trains_over_what_is_installed():
-    """With two workers as with one, and over either shim; the one in C++ is compiled, which is told once."""
+    """Two workers train as one, over either shim. The C++ shim is compiled, which is logged once."""
     package()
     add_torch()
     results, compiler = {}, quick_compiler()
@@ -225,19 +225,19 @@ def torch_trains_over_what_is_installed():
 
 
 def libraries_of(program):
-    """The loader and the libraries that it finds for a program or a library."""
+    """Returns the loader and the libraries that it finds for a program or a library."""
     code, out, err = call("ldd", program)
     expect(code == 0, out, err)
     return {pathlib.Path(path) for path in re.findall(r"(/\S+) \(0x", out)}
 
 
 def bare_machine():
-    """A folder with the wheel's package, the C library, and nothing else."""
+    """Returns a folder with the wheel's package, the C library, and nothing else."""
     bare, here = ROOT / "bare", package()
     if bare.exists():
         return bare
     shutil.copytree(here, bare / "shoal")
-    (bare / "proc").mkdir()  # where the loader learns in which folder a program lies
+    (bare / "proc").mkdir()  # the loader finds a program's folder there
     for path in set().union(*(libraries_of(here / name) for name in ("bin/shoal", "lib/libfabric.so.1", "lib/libsodium.so"))):
         if not path.is_relative_to(here):
             (bare / path.relative_to("/")).parent.mkdir(parents=True, exist_ok=True)

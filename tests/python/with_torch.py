@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""with_torch.py [--in NAME] PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has PyTorch, that of build/torch
-or of build/NAME. Without one it says why, which counts as skipped."""
+"""with_torch.py [--in NAME] PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has PyTorch, that of
+build/torch or of build/NAME. If there is none, prints the reason as a skipped plan."""
 import os
 import pathlib
 import subprocess
@@ -20,7 +20,8 @@ def skip(reason):
 
 if not INTERPRETER.exists():
     skip(f"there is no {INTERPRETER}: `make test-all` makes it")
-# Found, not imported: that takes seconds, and a PyTorch that is there and cannot be imported is a failure.
+# Finds it without importing it: importing takes seconds, and an installed PyTorch that fails to import is a failure, not a
+# skip.
 found = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('torch'))"
 if subprocess.run([INTERPRETER, "-c", found]).returncode:
     skip(f"{INTERPRETER} has no PyTorch")

@@ -1,5 +1,5 @@
-"""Ranks for tests of shoal.tensorflow, forked from the test program once it has imported TensorFlow, which costs seconds.
-Nothing of TensorFlow or Shoal may have run before."""
+"""Ranks for tests of shoal.tensorflow, forked from the test program after it has imported TensorFlow, because importing
+takes seconds. Neither TensorFlow nor Shoal may have run before the fork."""
 import os
 import pathlib
 import random
@@ -12,11 +12,12 @@ import time
 import traceback
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
-TIMEOUT_S = 330  # of a job: generous, because other work shares the machine
+TIMEOUT_S = 330  # of a job; long, because other work shares the machine
 
 
 def free_port():
-    """Below those that the kernel gives to connections. Another job may take it at the same time: SHOAL_JOB_ID tells them apart."""
+    """Returns a free port below those that the kernel assigns to connections. If another job takes it meanwhile,
+    SHOAL_JOB_ID keeps the jobs apart."""
     lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(1000):
         port = random.randrange(lowest // 2, lowest)
@@ -30,7 +31,7 @@ def free_port():
 
 
 def become(rank, size, port, job, body, log):
-    """A rank, until it ends."""
+    """Runs a rank in this process until its end."""
     code = 1
     try:
         file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -51,7 +52,7 @@ def become(rank, size, port, job, body, log):
 
 
 class Ranks:
-    """What each rank of a job ended with, and what it printed."""
+    """Runs a job. Holds the exit code and the output of each rank."""
 
     def __init__(self, size, body, timeout_s=TIMEOUT_S):
         port, job = free_port(), secrets.token_hex(8)
@@ -88,8 +89,8 @@ class Ranks:
 
 
 class Cases:
-    """Functions of a rank that one job runs in order; report() gives a case for run_cases for each, which passes when every
-    rank came to its end. Words after the program's name choose those whose names contain one."""
+    """Functions that one job runs in order on each rank. report() returns a case for each, for run_cases; it passes if
+    every rank completed the function. Words after the program's name select the functions whose names contain one of them."""
 
     def __init__(self, size, functions, begin, end=lambda: None):
         words = sys.argv[1:]

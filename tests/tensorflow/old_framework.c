@@ -1,4 +1,4 @@
-/* The first of the functions that the operations look for, and no other. */
+/* The first function that the operations look up, and no other one. */
 void *TF_NewStatus(void);
 
 __attribute__((visibility("default"))) void *TF_NewStatus(void)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""TensorFlow's MultiWorkerMirroredStrategy beside Shoal: addresses from the job, both at work in one loop, and what is refused."""
+"""TensorFlow's MultiWorkerMirroredStrategy together with Shoal: addresses from the job, both in one loop, and refusals."""
 import json
 import os
 
@@ -20,7 +20,7 @@ def data():
 
 
 def alone():
-    """Losses and weights of one process on all samples."""
+    """Returns losses and weights of one process that trains on all samples."""
     x, y = data()
     weights, losses = np.zeros([4, 1], np.float32), []
     for _ in range(STEPS):

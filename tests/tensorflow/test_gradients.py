@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Gradients that are averaged over 2 ranks: a tape, dense and sparse, eagerly and inside tf.function; what ranks do wrong."""
+"""Gradients averaged over 2 ranks: with a tape, dense and sparse, eagerly and inside tf.function; and mistakes of ranks."""
 import copy
 import gc
 import os
@@ -19,7 +19,7 @@ STEPS = 5
 
 
 def problem():
-    """Weights, and samples with targets of all ranks."""
+    """Returns weights, and samples with targets for all ranks."""
     random = np.random.default_rng(7)
     shapes = [6, 500], [500], [500, 300], [300, 3]
     weights = [(random.normal(size=shape) / np.sqrt(shape[0])).astype(np.float32) for shape in shapes]
@@ -97,7 +97,8 @@ def compression_changes_nothing_inside_a_host(rank):
 
 
 def a_gradient_that_others_read_is_not_overwritten(rank):
-    """Averages come into the gradient's own memory where nobody else has it. Here a variable has it, and another gradient."""
+    """Averages replace a gradient in its own memory if nothing else uses that memory. Here a variable and another gradient
+    use it."""
     mask = tf.Variable(np.arange(1000.0) * (rank + 1), trainable=False)
     kernel, twin = tf.Variable(np.ones(1000)), tf.Variable(np.ones(1000))
 
@@ -168,7 +169,7 @@ def a_tape_is_copied(rank):
 
 
 def averagers_end_with_their_variables(rank):
-    """Those of models that are gone do when the next one begins. Their numbers do not come again."""
+    """An averager whose model is gone ends when the next one begins. Numbers are not reused."""
     def train_one():
         kernel, twin = tf.Variable([1.0 + rank]), tf.Variable(2.0)
         with shoal.DistributedGradientTape(tf.GradientTape()) as tape:
@@ -253,7 +254,7 @@ def data_sets_are_divided(rank):
         raise AssertionError("a data set of unknown length")
 
 
-# ---- Two hosts: a job of its own ----
+# ---- Two hosts: a separate job ----
 
 
 def compresses_between_hosts(rank):
@@ -274,16 +275,16 @@ def gradients_are_compressed_between_hosts():
     expect(told.codes == [0, 0], told.told())
 
 
-# ---- What ends a job: one of its own each ----
+# ---- What ends a job: a separate job each ----
 
 
 def fails(body, *words, ranks=(0, 1)):
-    """That these ranks end with an error that has these words."""
+    """Expects that these ranks end with an error that contains these words."""
     fails_each(body, *[words if rank in ranks else None for rank in range(2)])
 
 
 def fails_each(body, *words, timeout_s=forked.TIMEOUT_S):
-    """That each rank ends with an error that has the words for it; None: it may end as it likes."""
+    """Expects that each rank ends with an error that contains its words; None accepts any end."""
     told = forked.Ranks(len(words), body, timeout_s)
     for rank, wanted in enumerate(words):
         if wanted is not None:
@@ -326,8 +327,8 @@ def gradients_that_are_all_none_on_one_rank_are_named():
 
 
 class BrokenSteps:
-    """step() averages two gradients inside tf.function. After a first good step an error comes on some ranks after the first
-    gradient and before the second one."""
+    """step() averages two gradients inside tf.function. After a first good step, some ranks raise an error after the first
+    gradient and before the second."""
 
     def __init__(self, rank, failing):
         self.rank, self.fails_next, self.failing = rank, False, failing
@@ -338,7 +339,7 @@ class BrokenSteps:
 
     def _look(self, gradient):
         if self.fails_next and self.rank in self.failing:
-            time.sleep(0.3)  # in which the other gradient is averaged, as far as this is not mended
+            time.sleep(0.3)  # meanwhile the other gradient is averaged, unless this case is handled
             raise ValueError(f"the batch of rank {self.rank} is broken")
         return gradient
 
@@ -352,7 +353,7 @@ class BrokenSteps:
         return tape.gradient(loss, [self.kernel, self.bias])
 
     def break_down(self):
-        """The error is this rank's own."""
+        """Fails unless this rank gets its own error."""
         try:
             self.step()
         except tf.errors.InvalidArgumentError:
@@ -379,10 +380,10 @@ def an_error_within_a_step_ends_the_other_rank():
 
 
 def broken_and_then(function):
-    """Rank 0 catches its error and does something else; rank 1 is in the step."""
+    """Rank 0 catches its error and then calls `function`; rank 1 is in the step."""
     def body(rank):
         shoal.init(timeout_s=150)
-        world = _world.current()  # gradients may take 4 s from one to the next, all else as long as before
+        world = _world.current()  # allows 4 s between gradients; other limits are unchanged
         _operations.load().library.shoal_tensorflow_set_world(0, world.context, world.comm, 4000)
         steps = BrokenSteps(rank, [0])
         if rank == 0:
@@ -425,7 +426,7 @@ def a_gradient_of_another_length_than_its_variable_is_named():
 
 def waits_for_a_gradient(rank):
     shoal.init(timeout_s=150)
-    shoal.barrier()  # so that ranks make the averager at one time
+    shoal.barrier()  # so that ranks create the averager at the same time
     _world.current().limit_ms = 5000
     kernel = tf.Variable([1.0, 2.0], name="kernel")
     for number in range(2):

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Horovod's names for TensorFlow and Keras on 3 ranks: results, gradients, process sets, and training as one process does."""
+"""Horovod's names for TensorFlow and Keras on 3 ranks: results, gradients, process sets, and training that equals one
+process."""
 import functools
 import os
 import tempfile
@@ -17,7 +18,7 @@ import shoal.horovod.tensorflow.keras as hvd_keras
 from tap import run_cases
 
 tf.get_logger().setLevel("ERROR")
-SAMPLES, BATCH = 48, 12  # BATCH: of all ranks
+SAMPLES, BATCH = 48, 12  # BATCH: of all ranks together
 
 
 def same(got, wanted, tolerance=0.0):
@@ -54,8 +55,8 @@ def allreduce_takes_horovods_arguments(rank):
             hvd.allreduce(x, op=hvd.Sum, compression=hvd.Compression.fp16)]):
         for one, wanted in zip(got, (total / hvd.size(), total, total / 2, total * 2, [3.0, 6.0], total)):
             same(one, wanted, 1e-6)
-    same(hvd.allreduce(tf.constant(1 + 2.0**-12), compression=hvd.Compression.fp16), 1.0)  # which float16 has no digits for
-    same(hvd.allreduce(tf.constant([7, -7], tf.int32) * (1 if rank else 2)), [9, -9])  # 28 / 3, cut off
+    same(hvd.allreduce(tf.constant(1 + 2.0**-12), compression=hvd.Compression.fp16), 1.0)  # float16 lacks the digits
+    same(hvd.allreduce(tf.constant([7, -7], tf.int32) * (1 if rank else 2)), [9, -9])  # 28 / 3, truncated
     same(hvd.allreduce(tf.constant([5], tf.int64), op=hvd.Sum, prescale_factor=0.5), [6])  # 2 of each rank
     refuses(ValueError, ["supersedes"], lambda: hvd.allreduce(x, average=True, op=hvd.Sum))
     refuses(NotImplementedError, ["Adasum"], lambda: hvd.allreduce(x, op=hvd.Adasum))
@@ -94,7 +95,8 @@ def gradient_of(function, x):
 
 
 def gradients_are_horovods(rank):
-    """Averages for all-gather and broadcast; of a reduce-scatter of sums the gathered one times the number of ranks."""
+    """Averages for all-gather and broadcast. A reduce-scatter of sums gathers the gradient and multiplies it by the number
+    of ranks."""
     x, size = tf.ones([hvd.size(), 2]), hvd.size()
     for function, wanted in ((lambda t: hvd.allreduce(t, op=hvd.Sum), size), (hvd.allreduce, 1), (hvd.allgather, 1),
                              (lambda t: hvd.broadcast(t, 1), 1 if rank == 1 else 0), (hvd.alltoall, 1),
@@ -104,7 +106,7 @@ def gradients_are_horovods(rank):
 
 
 def mismatches_are_told(rank):
-    """And work goes on."""
+    """Later calls work."""
     failed = tf.errors.FailedPreconditionError
     refuses(failed, ["allreduce tensor shapes", "ranks 0 and 1"], lambda: hvd.allreduce(tf.ones([3 + rank])))
     refuses(failed, ["data types"], lambda: hvd.allreduce(tf.ones([3], tf.int32 if rank else tf.float32)))
@@ -135,7 +137,7 @@ def process_sets_are_apart(rank):
         variable = tf.Variable([float(rank)])
         loss = variable * variable
     got = hvd.DistributedGradientTape(tape, process_set=pair).gradient(loss, [variable])[0]
-    same(got, [2.0])  # 0 and 4 on average; rank 1's own
+    same(got, [2.0])  # the average of 0 and 4; rank 1 keeps its own
     refuses(ValueError, ["already exists"], lambda: hvd.add_process_set([0, 2]))
     refuses(ValueError, ["ranks of 0 to"], lambda: hvd.add_process_set([0, 9]))
     refuses(hvd.HorovodInternalError, ["wants to add"], lambda: hvd.add_process_set([0, 1] if rank else [0]))
@@ -158,7 +160,7 @@ def objects_and_state_are_shared(rank):
 
 
 def variables_of_a_session_are_shared(rank):
-    """In a graph of TensorFlow 1, which orders nothing by itself."""
+    """In a graph of TensorFlow 1, which does not order operations by itself."""
     types = tf.float32, tf.int64, tf.float32, tf.float64, tf.int32, tf.float16
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         for i, dtype in enumerate(types):
@@ -170,7 +172,7 @@ def variables_of_a_session_are_shared(rank):
 
 
 def groups_of_a_session_are_in_order(rank):
-    """Each rank has evaluated some of what comes later first, as a session may."""
+    """Each rank first evaluates different later operations, as a session may."""
     size = hvd.size()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         made = [tf.fill([size * (i + 1)], float(i)) for i in range(6)]
@@ -192,12 +194,12 @@ def groups_of_a_session_are_in_order(rank):
 
 
 def gradients_of_groups_are_in_order(rank):
-    """In a session, too; and a gradient that asks for no collective of the forward pass is there beside one that does."""
+    """Also in a session. One gradient needs no collective of the forward pass, another one does."""
     size = hvd.size()
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         slow = tf.py_function(lambda: (time.sleep(0.2 * rank), 1.0)[1], [], tf.float32)
 
-        def late(tensor, i):  # on each rank others
+        def late(tensor, i):  # different ones on each rank
             return tf.ensure_shape(tensor * slow if (i + rank) % 2 else tensor, tensor.shape)
         given = [late(tf.ones([size * (i + 1)]), i) for i in range(6)]
         for operation, rows, factor in ((functools.partial(hvd.grouped_reducescatter, op=hvd.Sum), 1, size),
@@ -210,7 +212,8 @@ def gradients_of_groups_are_in_order(rank):
 
 
 def a_gradient_starts_after_its_call(rank):
-    """In a session, too, where both are ready in another order on each rank, and could be summed with each other."""
+    """Also in a session, in which both become ready in a different order on each rank and must not be summed with each
+    other."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         slow = tf.py_function(lambda: (time.sleep(0.2), 1.0)[1], [], tf.float32)
         x, weight = (tf.ensure_shape(tf.constant([value, value]) * slow if rank % 2 == late else tf.constant([value, value]), [2])
@@ -245,7 +248,7 @@ def data():
 
 
 def share(array):
-    """A rank's samples, so that the ranks' n-th batches together are the n-th of one process."""
+    """Returns this rank's samples, chosen so that the ranks' n-th batches together are the n-th batch of one process."""
     blocks = array.reshape([-1, hvd.size(), BATCH // hvd.size(), *array.shape[1:]])
     return blocks[:, hvd.rank()].reshape([-1, *array.shape[1:]])
 
@@ -308,7 +311,7 @@ def callbacks_and_saved_models(rank):
         hvd.barrier()
         model = hvd_keras.load_model(path)
         refuses(ValueError, ["twice"], lambda: hvd_keras.DistributedOptimizer(model.optimizer))
-        hvd.barrier()  # before rank 0's folder goes
+        hvd.barrier()  # before rank 0 removes its folder
     assert hvd_of_keras.size() == hvd.size() and hvd_of_keras.DistributedOptimizer is hvd_keras.DistributedOptimizer
     same(hvd_keras.allreduce([float(rank)], op=hvd.Sum), [sum(ranks())])
 
@@ -325,7 +328,7 @@ def local_variables_are_not_broadcast(rank):
 
 
 def a_state_goes_on_after_a_restart(rank):
-    """The second run stands for what a launcher starts after the first one failed."""
+    """The second run represents the one that a launcher starts after a failure."""
     def begin():
         model = model_of(seed=rank)
         return model, hvd_keras.elastic.KerasState(model, keras.optimizers.Adam(0.01), epoch=5 * rank)
@@ -335,7 +338,7 @@ def a_state_goes_on_after_a_restart(rank):
         state.model.variables[0].assign_add(tf.ones_like(state.model.variables[0]))
         state.epoch += 1
         state.commit()
-        state.epoch = 99  # lost
+        state.epoch = 99  # lost, because it is not committed
         if fails:
             raise RuntimeError("died")
 
@@ -348,7 +351,7 @@ def a_state_goes_on_after_a_restart(rank):
         assert [epoch for epoch, _ in begun] == [0, 1], begun
         same(begun[1][1], begun[0][1] + 1)
         hvd.barrier()
-        assert not os.path.exists(path)  # it came to its end
+        assert not os.path.exists(path)  # the run that completed removed it
         variable = tf.Variable([float(rank)])
         other = hvd.elastic.TensorFlowState([variable], batch=rank)
         other.sync()
@@ -374,7 +377,7 @@ def wrong_options_are_refused(rank):
 
 
 class Halved(hvd.Compression.none):
-    """A compressor of a program's own."""
+    """A compressor of the program's own."""
 
     @staticmethod
     def decompress(tensor, ctx):
@@ -382,7 +385,7 @@ class Halved(hvd.Compression.none):
 
 
 def a_gradient_that_one_rank_lacks_is_named(rank):
-    """And work goes on."""
+    """Later steps work."""
     pair = hvd.add_process_set([0, 2])
     kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
 
@@ -400,7 +403,7 @@ def a_gradient_that_one_rank_lacks_is_named(rank):
 
 
 def a_gradient_that_no_rank_has_stays_none(rank):
-    """Keras numbers its layers in each process: ranks have other names for one variable."""
+    """Keras numbers its layers in each process, so ranks have different names for the same variable."""
     kernel, bias = tf.Variable([1.0, 2.0], name=f"dense_{rank + 1}/kernel"), tf.Variable(0.5, name=f"dense_{rank + 1}/bias")
     for options in ({"compression": Halved}, {"gradient_predivide_factor": 4.0}, {}):
         with tf.GradientTape() as tape:
@@ -410,11 +413,11 @@ def a_gradient_that_no_rank_has_stays_none(rank):
         assert gradients[1] is None
 
 
-# ---- What ends a job: one of its own ----
+# ---- What ends a job: a separate job each ----
 
 
 def lonely_none(rank):
-    """Rank 2's loss does not know the bias in the end. Inside tf.function rank 0 hears of it in the next step."""
+    """Rank 2's loss does not depend on the bias. Inside tf.function rank 0 gets the error in the next step."""
     hvd.init()
     pair = hvd.add_process_set([0, 2])
     kernel, bias = tf.Variable([1.0, 2.0], name="kernel"), tf.Variable(0.5, name="bias")
@@ -436,7 +439,7 @@ def a_gradient_that_is_none_on_one_rank_is_named():
 
 
 def without_gradients(rank):
-    """On rank 1, while the others reduce theirs."""
+    """Rank 1 reduces no gradients while the others reduce theirs."""
     hvd.init()
     kernel = tf.Variable([1.0, 2.0], name="kernel")
 

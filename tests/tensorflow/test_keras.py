@@ -9,7 +9,7 @@ import tempfile
 import tensorflow as tf
 import warm
 
-PYTHON = warm.start()  # it has not imported Keras: one script takes Keras 2
+PYTHON = warm.start()  # it has not imported Keras, because one script uses Keras 2
 
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
@@ -19,13 +19,13 @@ import shoal.tensorflow as plain_shoal  # noqa: E402
 import shoal.tensorflow.keras as shoal  # noqa: E402
 from tap import Skip, call, expect, run_cases  # noqa: E402
 
-# smdistributed/ is that package; a checkout's has its parent in the path.
+# The vendor's package is smdistributed/, which a checkout has in python/.
 sys.path.insert(0, str(forked.TOP / "python"))
 import smdistributed.dataparallel.tensorflow as sdp  # noqa: E402
 import smdistributed.dataparallel.tensorflow.keras as sdp_keras  # noqa: E402
 
 tf.get_logger().setLevel("ERROR")
-SAMPLES, BATCH, EPOCHS = 64, 16, 3  # BATCH: of all ranks
+SAMPLES, BATCH, EPOCHS = 64, 16, 3  # BATCH: of all ranks together
 
 
 def data():
@@ -41,7 +41,7 @@ def model_of(seed=5, dtype=None):
 
 
 def share(array):
-    """A rank's samples, so that the ranks' n-th batches together are the n-th of one process."""
+    """Returns this rank's samples, chosen so that the ranks' n-th batches together are the n-th batch of one process."""
     per_rank = BATCH // shoal.size()
     blocks = array.reshape([-1, shoal.size(), per_rank, *array.shape[1:]])
     return blocks[:, shoal.rank()].reshape([-1, *array.shape[1:]])
@@ -62,7 +62,7 @@ def close(got, wanted, tolerance=1e-4):
 
 
 def alone(make_model, optimizer, x, y):
-    """The weights that one process would come to."""
+    """Returns the weights of one process that trains alone."""
     weights = None
     if shoal.rank() == 0:
         model = make_model()
@@ -129,7 +129,7 @@ def the_learning_rate_warms_up(rank):
 
 
 def mixed_precision_scales_outside(rank):
-    """A gradient that is not finite on one rank makes all ranks leave out the step."""
+    """A gradient that is not finite on one rank makes all ranks skip the step."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         x, y = data()
@@ -175,7 +175,7 @@ def wrong_optimizers_are_told(rank):
 
 
 def a_script_of_the_vendors_trains(rank):
-    """As its examples would be written for Keras 3: a custom loop with a tape, and broadcast after the first batch."""
+    """Like the vendor's examples, but for Keras 3: a custom loop with a tape, and a broadcast after the first batch."""
     x, y = data()
     wanted, ours = alone(model_of, keras.optimizers.Adam(0.01), x, y), model_of(seed=rank)
     loss, optimizer = keras.losses.BinaryCrossentropy(from_logits=True), keras.optimizers.Adam(0.01)
@@ -205,7 +205,7 @@ def the_vendors_names_do_what_they_say(rank):
     for op, wanted in ((sdp.ReduceOp.AVERAGE, 0.5), (sdp.ReduceOp.SUM, 1.0), (sdp.ReduceOp.MIN, 0.0), (sdp.ReduceOp.MAX, 1.0)):
         got = sdp.allreduce(tf.constant([float(rank)]), param_index=0, num_params=1, compression=sdp.Compression.fp16, op=op)
         assert got.numpy().tolist() == [wanted] and got.dtype == tf.float32
-    for compression, wanted in ((sdp.Compression.none, 1 + 2.0**-12), (sdp.Compression.fp16, 1.0)):  # which float16 has no digits for
+    for compression, wanted in ((sdp.Compression.none, 1 + 2.0**-12), (sdp.Compression.fp16, 1.0)):  # float16 lacks the digits
         assert sdp.allreduce(tf.constant(1 + 2.0**-12), 0, 1, compression).numpy() == wanted
     assert sdp.broadcast(tf.constant(rank), root_rank=1).numpy() == 1
     assert sdp.DistributedOptimizer is sdp_keras.DistributedOptimizer
@@ -228,7 +228,7 @@ def the_vendors_names_do_what_they_say(rank):
 
 
 def a_session_begins_with_the_variables_of_one_rank(rank):
-    """In a graph of TensorFlow 1, which orders nothing by itself."""
+    """In a graph of TensorFlow 1, which does not order operations by itself."""
     types = tf.float32, tf.int64, tf.float32, tf.float64, tf.int32, tf.bool, tf.float16
     with tf.Graph().as_default():
         variables = [tf.compat.v1.get_variable(f"of_a_session_{i}", initializer=tf.cast(tf.fill([i + 1], i * rank), dtype))
@@ -264,7 +264,7 @@ def a_worker_that_dies_in_fit_is_named():
            told.told())
 
 
-# ---- Programs of their own ----
+# ---- Separate programs ----
 
 PRELUDE = """
 import tensorflow as tf
@@ -280,7 +280,7 @@ print("trained", number + 1, "steps")
 
 
 def the_manuals_loop_trains_under_shoal_run():
-    """It ends as programs do, without shutdown()."""
+    """It ends as programs usually do, without shutdown()."""
     loop = (forked.TOP / "docs/tensorflow.md").read_text().split("```python\n")[1].split("```")[0]
     with tempfile.TemporaryDirectory() as folder:
         script = os.path.join(folder, "train.py")
@@ -291,7 +291,7 @@ def the_manuals_loop_trains_under_shoal_run():
 
 
 def a_script_as_the_vendor_writes_it_trains():
-    """For Keras 2, unchanged."""
+    """An unchanged script for Keras 2."""
     if not importlib.util.find_spec("tf_keras"):
         raise Skip("this Python has no tf_keras: `make test-all` installs it")
     with tempfile.TemporaryDirectory() as folder:

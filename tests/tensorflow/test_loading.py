@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What libshoal_tensorflow.so says where it finds no TensorFlow, or one that lacks functions. Needs no TensorFlow."""
+"""Messages of libshoal_tensorflow.so if TensorFlow is not loaded or lacks functions. Needs no TensorFlow."""
 import os
 import pathlib
 import shutil
@@ -20,7 +20,7 @@ print(library.shoal_tensorflow_problem().decode())
 
 
 def problem(*before):
-    """What the library says after these were loaded."""
+    """Returns the library's message after these libraries were loaded."""
     code, out, err = call(sys.executable, "-c", LOAD, *before, LIBRARY, LIBRARY.with_name("libshoal_tensorflow.so"))
     expect(code == 0, code, out, err)
     return out.strip()
@@ -44,7 +44,7 @@ def it_needs_no_tensorflow_to_be_linked():
     expect(code == 0 and "libshoal.so.0" in needed and not foreign, needed, err)
 
 
-# Compiled by a C++ compiler, whose std::function done.c takes to have the layout of struct done.
+# Checks with a C++ compiler that its std::function has the layout of struct done, as done.c assumes.
 FUNCTIONS = r"""
 #include <cstdio>
 #include <functional>

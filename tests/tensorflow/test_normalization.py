@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""SyncBatchNormalization on 2 ranks: each rank against one process on the whole batch."""
+"""SyncBatchNormalization on 2 ranks, compared with one process on the whole batch."""
 import os
 import tempfile
 
@@ -26,7 +26,7 @@ def halves(shape, dtype):
 
 
 def passed(layer, x, pattern, **options):
-    """Output, and gradients of the input and of the weights, of the sum of all ranks' losses."""
+    """Returns the output, and the gradients of the sum of all ranks' losses for the input and the weights."""
     x = tf.constant(x)
     with tf.GradientTape() as tape:
         tape.watch(x)

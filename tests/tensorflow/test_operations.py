@@ -14,7 +14,7 @@ import shoal.tensorflow as shoal
 from shoal.tensorflow import ReduceOp
 from tap import expect, run_cases
 
-tf.get_logger().setLevel("ERROR")  # functions are traced anew for each type
+tf.get_logger().setLevel("ERROR")  # tracing a function anew for each type logs a warning
 
 REDUCED = [tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.uint8, tf.int32, tf.int64]
 MOVED = [*REDUCED, tf.int16, tf.uint16, tf.uint32, tf.uint64, tf.bool, tf.complex64, tf.complex128]
@@ -26,7 +26,7 @@ def same(got, wanted):
 
 
 def numbers(rank, shape, dtype=tf.float32):
-    """Of a rank: small whole numbers, whose sums are exact in every type."""
+    """Returns small whole numbers that depend on the rank. Their sums are exact in every type."""
     count = int(np.prod(shape))
     return tf.cast(tf.reshape(tf.range(count) % 5 + rank, shape), dtype)
 
@@ -36,13 +36,13 @@ def ranks():
 
 
 def eager_and_graph(function):
-    """Calls it both ways."""
+    """Yields the function's result from an eager call, then from a tf.function."""
     yield function()
     yield tf.function(function)()
 
 
 def refuses(error, words, function):
-    """That it raises, and what is said."""
+    """Fails unless the function raises this error with these words."""
     try:
         function()
     except error as told:
@@ -81,7 +81,7 @@ def allreduce_casts_where_asked(rank):
         got = shoal.allreduce(numbers(rank, [9]), ReduceOp.SUM, compression)
         assert got.dtype == tf.float32
         same(got, sum(numbers(r, [9]) for r in ranks()))
-        same(shoal.allreduce(tf.constant([1 + 2.0**-12]), ReduceOp.MAX, compression), [1.0])  # neither type has so many digits
+        same(shoal.allreduce(tf.constant([1 + 2.0**-12]), ReduceOp.MAX, compression), [1.0])  # neither type has enough digits
     same(shoal.oob_allreduce(tf.constant([4.0 * rank])), [4.0 * sum(ranks()) / shoal.size()])
     refuses(ValueError, ["int8"], lambda: shoal.allreduce(tf.ones([1]), compression="int8"))
 
@@ -151,7 +151,7 @@ def alltoall_exchanges_rows(rank):
         same(received, [rank] * size)
     refuses(ValueError, ["divided evenly"], lambda: shoal.alltoall(tf.range(size + 1)))
     refuses(tf.errors.InvalidArgumentError, ["splits add up to"], lambda: shoal.alltoall(tf.range(size), splits=[0] * size))
-    most = 2**63 - 1  # twice that and 5 are 3 in 64 bits
+    most = 2**63 - 1  # the sum of twice that and 5 is 3 in 64 bits
     refuses(tf.errors.InvalidArgumentError, [f"rank 0 is given {most} rows of 4 elements"],
             lambda: shoal.alltoall(tf.ones([3, 4]), splits=[most, most, 5]))
 
@@ -184,7 +184,7 @@ def many_operations_run_in_one_function(rank):
     @tf.function
     def step(x):
         sums = [shoal.allreduce(x + float(i), ReduceOp.SUM) for i in range(40)]
-        shoal.allreduce(x, ReduceOp.SUM)  # pruned: its start runs all the same
+        shoal.allreduce(x, ReduceOp.SUM)  # TensorFlow prunes it, but its start still runs
         return tf.add_n(sums)
     for _ in range(20):
         x = numbers(rank, [50_000])
@@ -202,7 +202,7 @@ def loops_run_in_order(rank):
 
 
 def results_are_not_written_again(rank):
-    """What one step returned stays, whatever the next ones do."""
+    """The result of one step remains, whatever later steps do."""
     step = tf.function(lambda x: shoal.allreduce(x, ReduceOp.SUM))
     kept = [step(tf.fill([1000], float(i))) for i in range(20)]
     for i, one in enumerate(kept):
@@ -265,7 +265,7 @@ def old_versions_are_refused(rank):
 
 
 def new_versions_are_told(rank):
-    """One that was not tried is warned of, and goes on; another major version is refused."""
+    """An untested newer version causes a warning and is accepted; another major version is refused."""
     from shoal.tensorflow import _operations
     major, minor = _operations.NEWEST
     with warnings.catch_warnings():
@@ -290,10 +290,10 @@ def it_can_begin_again(rank):
     same(shoal.allreduce(tf.ones([1]), ReduceOp.SUM), [shoal.size()])
 
 
-# ---- Overlap: a job of its own ----
+# ---- Overlap: a separate job ----
 
-LARGE = 100_000  # elements: small operations are complete when their start returns
-LATE_S = 150  # so long a rank waits for the other's mark
+LARGE = 100_000  # elements; small operations complete before their start returns
+LATE_S = 150  # how long a rank waits for the other's mark
 
 
 def wait_for(mark):
@@ -320,8 +320,9 @@ def gradients_of_four():
 
 
 def marks_before_its_peer_comes(folder):
-    """Rank 1 runs each function when rank 0 has written a mark in its own, behind the starts: TensorFlow runs what is stateful in
-    the program's order. Rank 0 has one thread to run operations, which no operation that waits may hold."""
+    """Rank 1 runs each function only after rank 0 has written a mark, which rank 0's function does after the starts:
+    TensorFlow runs stateful operations in program order. Rank 0 has a single thread for operations, so no operation that
+    waits may block it."""
     def body(rank):
         tf.config.threading.set_inter_op_parallelism_threads(1)
         shoal.init(timeout_s=2 * LATE_S)
@@ -333,7 +334,7 @@ def marks_before_its_peer_comes(folder):
                 result = compute()
                 tf.numpy_function(mark.touch, [], [])
                 return result
-            step = step.get_concrete_function()  # the ranks make a reducer together
+            step = step.get_concrete_function()  # the ranks create a reducer together
             if rank == 1:
                 wait_for(mark)
             same(step(), np.full([LARGE], wanted))

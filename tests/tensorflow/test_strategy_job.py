@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A job on two hosts whose `distribution` key starts TensorFlow's MultiWorkerMirroredStrategy: Shoal works beside it in one loop."""
+"""A job on two hosts whose `distribution` key starts TensorFlow's MultiWorkerMirroredStrategy. Shoal works in the same loop."""
 import pathlib
 import re
 import sys
@@ -15,7 +15,7 @@ from tap import expect, run_cases  # noqa: E402
 PYTHON = warm.start()
 MIRRORED = {"multi_worker_mirrored_strategy": {"enabled": True}}
 STEPS, RATE = 4, 0.1
-# Both know the whole batch; a worker trains on its half. The losses are Shoal's averages, the gradients the strategy's.
+# Both workers know the whole batch and train on one half each. Shoal averages the losses, the strategy the gradients.
 SCRIPT = f"""
     import json, os
     given = os.environ["TF_CONFIG"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""TensorFlow and PyTorch in one process, each over Shoal: in either order, at one time, and after one has ended or a
-rank has died."""
+"""TensorFlow and PyTorch in one process, each over Shoal: in either order, at the same time, after one has ended, and after
+a rank has died."""
 import contextlib
 import os
 import sys
@@ -10,7 +10,7 @@ import tensorflow as tf
 import forked
 from tap import Skip, expect, run_cases
 
-# Behind TensorFlow's own packages, so that numpy is TensorFlow's.
+# After TensorFlow's own packages, so that numpy is TensorFlow's.
 sys.path += [str(folder) for folder in forked.TOP.glob("build/torch/lib/python3*/site-packages")]
 with contextlib.suppress(ModuleNotFoundError):
     import torch
@@ -45,14 +45,14 @@ def begun(*order):
         expect(shoal.tensorflow.rank() == dist.get_rank() == rank and shoal.tensorflow.size() == dist.get_world_size())
         shoal.tensorflow.shutdown()
         of_torch = torch.ones(10)
-        dist.all_reduce(of_torch)  # has a context of its own
+        dist.all_reduce(of_torch)  # PyTorch has its own context
         expect(of_torch[0].item() == 2, of_torch)
         dist.destroy_process_group()
     return body
 
 
 def begun_twice(rank):
-    """Each says it in its own words, and goes on."""
+    """Each framework raises its usual error, and both continue to work."""
     begin_tensorflow()
     begin_torch()
     for begin, kind, words in ((begin_tensorflow, RuntimeError, "already initialized"), (begin_torch, ValueError, "twice")):
@@ -65,7 +65,7 @@ def begun_twice(rank):
 
 
 def fails_in_one(rank):
-    """Ranks that disagree in TensorFlow leave PyTorch's groups alone."""
+    """A mismatch between ranks in TensorFlow leaves PyTorch's groups intact."""
     begin_tensorflow()
     begin_torch()
     try:
@@ -79,7 +79,7 @@ def fails_in_one(rank):
 
 
 def dies(rank):
-    """Each framework tells it in its own class."""
+    """Each framework raises its own class of error."""
     begin_tensorflow()
     begin_torch()
     both_work()

@@ -1,5 +1,5 @@
-"""One rank of a training with the calls that the vendor's example for TensorFlow makes, which are those of Keras 2: run it with tf_keras and
-TF_USE_LEGACY_KERAS=1. SM_MODEL_DIR is the folder for the model."""
+"""One rank of a training with the calls of the vendor's example for TensorFlow. The example uses Keras 2: run it with
+tf_keras and TF_USE_LEGACY_KERAS=1. SM_MODEL_DIR is the folder for the model."""
 import os
 
 import numpy as np
@@ -11,7 +11,7 @@ STEPS, BATCH, CLASSES = 25, 16, 10
 
 
 def load_data(path):
-    """In place of what would be fetched: pictures with a bright row, whose number is their class."""
+    """Replaces the download: pictures in which the number of a bright row is the class."""
     labels = np.arange(20 * CLASSES) % CLASSES
     images = np.random.default_rng(0).integers(0, 50, [len(labels), 28, 28]).astype(np.uint8)
     images[np.arange(len(labels)), 2 * labels + 4] = 255
@@ -21,11 +21,11 @@ def load_data(path):
 tf.keras.datasets.mnist.load_data = load_data
 
 sdp.init()
-tf.random.set_seed(sdp.rank())  # ranks begin apart
+tf.random.set_seed(sdp.rank())  # ranks start with different weights
 (images, labels), _ = tf.keras.datasets.mnist.load_data(path="mnist-%d.npz" % sdp.rank())
 samples = tf.data.Dataset.from_tensor_slices((tf.cast(images[..., tf.newaxis] / 255.0, tf.float32), tf.cast(labels, tf.int64)))
 layers = tf.keras.layers
-model = tf.keras.Sequential([  # which the first batch builds
+model = tf.keras.Sequential([  # the first batch builds it
     layers.Conv2D(4, [3, 3], activation="relu"), layers.MaxPooling2D(pool_size=(2, 2)), layers.Flatten(), layers.Dropout(0.25),
     layers.Dense(CLASSES, activation="softmax")])
 loss_of, optimizer = tf.losses.SparseCategoricalCrossentropy(), tf.optimizers.Adam(0.005 * sdp.size())

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""with_tensorflow.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has TensorFlow. Without one it says
-why, which counts as skipped."""
+"""with_tensorflow.py PROGRAM [ARGUMENT ...]: runs a test program with the interpreter that has TensorFlow. If there is
+none, prints the reason as a skipped plan."""
 import os
 import pathlib
 import subprocess
@@ -16,7 +16,8 @@ def skip(reason):
 
 if not INTERPRETER.exists():
     skip(f"there is no {INTERPRETER}: `make test-all` makes it")
-# Found, not imported: that takes seconds, and a TensorFlow that is there and cannot be imported is a failure.
+# Finds it without importing it: importing takes seconds, and an installed TensorFlow that fails to import is a failure, not
+# a skip.
 found = "import importlib.util, sys; sys.exit(not importlib.util.find_spec('tensorflow'))"
 if subprocess.run([INTERPRETER, "-c", found]).returncode:
     skip(f"{INTERPRETER} has no TensorFlow")

@@ -1,10 +1,10 @@
-"""Serves test_device.py as stand_in.py does, but with the GPUs of this machine and a torch that was built for CUDA. A device stands
-still while its current stream sleeps."""
+"""Like stand_in.py, serves test_device.py, but with this machine's GPUs and a torch built for CUDA. hold() puts the current
+stream to sleep."""
 import torch
 from tap import Skip
 
 NAME = "cuda"
-ASLEEP_CYCLES = 1 << 30  # half a second of a GPU of 2 GHz
+ASLEEP_CYCLES = 1 << 30  # half a second on a GPU of 2 GHz
 
 
 def start():

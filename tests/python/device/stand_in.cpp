@@ -1,11 +1,11 @@
-// A device of torch whose memory, streams and events are those of the stand-in driver, tests/mock/cuda. So torch, the back-end,
-// the library and the driver run together where there is no GPU. stand_in.py compiles and registers it: as PrivateUse1, or with
-// STAND_IN_NAME=cuda as CUDA, whose place in torch's tables is free in a torch that was built for CPUs.
+// A torch device with the memory, streams and events of the stand-in driver, tests/mock/cuda. With it torch, the back-end, the
+// library and the driver run together on machines without a GPU. stand_in.py compiles and registers it: as PrivateUse1, or with
+// STAND_IN_NAME=cuda as CUDA, whose entries in torch's tables are unused in a torch built for CPUs.
 //
-// Copies inside the device, of any strides, go on the current stream and return at once, as on a GPU. Everything else is done by
-// the CPU: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits for the
-// current stream each time. Memory is allocated and freed in the order of the stream that it was allocated on, and given out
-// again at once. So memory that is freed while another stream uses it, as without record_stream, is a fault.
+// Copies inside the device, of any strides, are put on the current stream and return at once, as on a GPU. The CPU does
+// everything else: torch copies operands to the host, computes, and copies back (CPU fallback), and the calling thread waits
+// for the current stream each time. Memory is allocated and freed in the order of its stream, and reused at once. So it is a
+// fault to free memory that another stream still uses, as happens without record_stream.
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
@@ -32,11 +32,11 @@ namespace {
 using at::Tensor;
 using c10::DeviceIndex;
 
-// Which place the device has is asked when the module is loaded, so that it is compiled once.
+// Read when the module is loaded, so that one compiled module serves both names.
 const bool kIsCuda = std::getenv("STAND_IN_NAME") && std::string(std::getenv("STAND_IN_NAME")) == "cuda";
 const c10::DeviceType kType = kIsCuda ? c10::DeviceType::CUDA : c10::DeviceType::PrivateUse1;
 const c10::DispatchKey kKey = kIsCuda ? c10::DispatchKey::CUDA : c10::DispatchKey::PrivateUse1;
-constexpr int kStreams = 8; // of each device's pool: few, so that many of a program's streams are one
+constexpr int kStreams = 8; // in each device's pool: few, so that many of a program's streams are the same one
 constexpr int kDims = 8;
 
 // ---- Driver ----
@@ -61,7 +61,7 @@ std::vector<DeviceState> devices;
 std::mutex devices_lock; // of DeviceState::next
 
 thread_local DeviceIndex current_index = 0;
-thread_local std::vector<c10::StreamId> current_ids; // by device; 0, the default stream, where there is none
+thread_local std::vector<c10::StreamId> current_ids; // by device; 0, the default stream, if there is none
 
 DeviceState &use(DeviceIndex index)
 {
@@ -101,11 +101,11 @@ void wait_for(const c10::Stream &stream)
 
 struct Block {
     shoal_cu_address at;
-    c10::Stream stream;             // that it was allocated on
-    std::vector<c10::Stream> users; // other streams that it was recorded on
+    c10::Stream stream;             // on which it was allocated
+    std::vector<c10::Stream> users; // other streams that were recorded for it
 };
 
-// stream waits for what is on other now.
+// Makes `stream` wait for the work that is on `other` now.
 void join(const c10::Stream &stream, const c10::Stream &other)
 {
     shoal_cu_event event;
@@ -148,7 +148,7 @@ Memory memory;
 
 void record_on(const c10::DataPtr &data, const c10::Stream &stream)
 {
-    Block *block = data.get_deleter() == &release ? static_cast<Block *>(data.get_context()) : nullptr; // else not its memory
+    Block *block = data.get_deleter() == &release ? static_cast<Block *>(data.get_context()) : nullptr; // else foreign memory
     if (block && stream != block->stream)
         block->users.push_back(stream);
 }
@@ -209,7 +209,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
     void *getStreamNativeHandle(const c10::Stream stream) const override
     {
-        return stream.id() ? handle(stream) : nullptr; // as CUDA's
+        return stream.id() ? handle(stream) : nullptr; // as CUDA does
     }
     bool queryStream(const c10::Stream &stream) const override
     {
@@ -403,7 +403,7 @@ void upload(const Tensor &host, const Tensor &to)
     const Tensor plain = to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
     const c10::Stream stream = current(to.device().index());
     CU(copy_to_device(address(plain), from.data_ptr(), from.nbytes(), handle(stream)));
-    wait_for(stream); // for `from`
+    wait_for(stream); // until `from` has been read
     if (!to.is_contiguous())
         copy_inside(plain, to);
 }
@@ -463,7 +463,7 @@ Tensor copy_from_and_resize(const Tensor &from, const Tensor &to)
     return copy_from(from, to, false);
 }
 
-// For devices that torch itself knows it does not ask _copy_from.
+// torch does not call _copy_from for devices that it knows itself.
 Tensor &copy(Tensor &to, const Tensor &from, bool is_async)
 {
     copy_from(from, to, is_async);
@@ -511,7 +511,7 @@ void define_operators(torch::Library &m)
     m.impl("set_.source_Storage_storage_offset", set_storage);
 }
 
-// As TORCH_LIBRARY_IMPL, which would have to know the key when it is compiled.
+// Like TORCH_LIBRARY_IMPL, which needs the key at compile time.
 void register_operators()
 {
     static torch::Library operators(torch::Library::IMPL, "aten", kKey, __FILE__, __LINE__);
@@ -535,7 +535,7 @@ void open_device(DeviceState &state, int ordinal)
     CU(module_function(&state.strided, module, "strided"));
 }
 
-// Loads the driver in this process, in the modes of $MOCK_CUDA. Communicators that are made from now on find it.
+// Loads the driver in this process, with the modes of $MOCK_CUDA. Communicators created later find it.
 void open(const std::string &path)
 {
     int count;
@@ -577,7 +577,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module)
     module.def(
         "step", [](unsigned parts) { return control.step_of(parts); }, pybind11::call_guard<pybind11::gil_scoped_release>());
     module.def("fail", [](const std::string &name, int nth, int result) {
-        control.fail_of((new std::string(name))->c_str(), nth, result); // the text must stay
+        control.fail_of((new std::string(name))->c_str(), nth, result); // the driver keeps the pointer
     });
     module.def("capture", [](const c10::Stream &stream, bool is_on) {
         control.capture_of(handle(stream), is_on ? SHOAL_CU_CAPTURE_ACTIVE : SHOAL_CU_CAPTURE_NONE);

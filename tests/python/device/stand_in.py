@@ -1,10 +1,10 @@
-"""The device "standin" of torch, over the stand-in driver of tests/mock/cuda: compiled at the first use and kept, as the back-end
-is.
+"""The device "standin" of torch, over the stand-in driver of tests/mock/cuda. It is compiled at first use and cached, like
+the back-end.
 
-start() makes it known to torch in this process, with what FSDP2 and torch's own device modules have. The driver has threads, so
-the process must not fork afterwards. MOCK_CUDA in the environment sets the driver's modes (mock_cuda.h). STAND_IN_NAME=cuda calls
-the device "cuda", in a torch that was built for CPUs: then the names of a program for GPUs are used, and torch's own ways for
-CUDA as far as such a torch has them."""
+start() registers it with torch in this process, with everything that FSDP2 and torch's own device modules use. The driver
+has threads, so the process must not fork afterwards. MOCK_CUDA in the environment sets the driver's modes (mock_cuda.h).
+STAND_IN_NAME=cuda names the device "cuda", in a torch built for CPUs. Tests then use the names of a program for GPUs, and
+as much of torch's code for CUDA as such a torch has."""
 import contextlib
 import hashlib
 import importlib.util
@@ -26,7 +26,7 @@ driver = None  # the module in C++, once started
 
 
 def compiled():
-    """The path of the module, which is compiled where that has not been done."""
+    """Returns the path of the module. Compiles it if necessary."""
     from shoal.torch import _compile
     digest = hashlib.sha256(torch.__version__.encode() + b"".join(path.read_bytes() for path in USED)).hexdigest()[:16]
     folder = _compile.cache_folder()
@@ -48,7 +48,7 @@ def start():
     if driver:
         return
     if NAME != "cuda":
-        torch.utils.rename_privateuse1_backend(NAME)  # before shoal.torch is imported, which asks for that name
+        torch.utils.rename_privateuse1_backend(NAME)  # before shoal.torch is imported, which uses that name
     spec = importlib.util.spec_from_file_location("stand_in", compiled())
     driver = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(driver)
@@ -57,7 +57,8 @@ def start():
 
 
 def publish(names):
-    """torch.cuda is there, but has nothing to call in a torch that was built for CPUs."""
+    """Registers the device's functions. In a torch built for CPUs torch.cuda exists, but its functions do not work, so they
+    are replaced."""
     if NAME != "cuda":
         torch._register_device_module(NAME, names)
         return
@@ -68,7 +69,7 @@ def publish(names):
 
 
 def api():
-    """torch.cuda, or what is like it."""
+    """Returns torch.cuda, or the module that replaces it."""
     return getattr(torch, NAME)
 
 
@@ -77,7 +78,7 @@ def device(index=0):
 
 
 def module():
-    """What torch.cuda is to CUDA, as far as something asks for it."""
+    """Returns a module with the part of torch.cuda's interface that is used."""
     made = types.ModuleType(f"torch.{NAME}")
     made.Stream = lambda device=None, priority=0: torch.Stream(_device(device), priority=priority)
     made.Event = lambda **_: torch.Event(NAME)
