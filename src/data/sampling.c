@@ -36,7 +36,7 @@ static uint64_t draw(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* Below `bound`, all values as likely but for one part in 2^64 / bound: the upper half of a product. */
+/* A value below `bound`: the upper half of a product. All are equally likely, except for one part in 2^64 / bound. */
 static uint64_t draw_below(uint64_t *state, uint64_t bound)
 {
     const uint64_t x = draw(state), low = UINT32_MAX;
