@@ -60,6 +60,8 @@ def a_page_tells_all_of_a_job():
     told = page.text
     expect("Failed" in told["head"] and "algo-2: rank 3 killed by signal 9 (SIGKILL) <&>" in told["head"] and "exit code 1" in told["head"], told["head"])
     expect("2 hosts, 4 workers" in told["head"] and "2 min 5 s" in told["head"], told["head"])
+    expect("Rank 3 on algo-2 came last in 70 % of the operations; ranks were blocked in communication for 15 % of the time." in told["head"], told["head"])
+    expect("Exposed communication shoal/exposed" in told["curves"] and "2 min 5 s" in told["curves"], told["curves"])  # the axis is the job's
     expect("3algo-2" in told["ranks"] and "70 %" in told["ranks"] and "4.1 ms" in told["ranks"] and "600 MiB" in told["ranks"], told["ranks"])
     expect(told["curves"].index("train:loss") < told["curves"].index("shoal/steps_per_s") < told["curves"].index("host/cpu"), told["curves"])
     expect("0.117" in told["curves"], told["curves"])  # the newest loss

@@ -157,17 +157,27 @@ def legend(lines: Sequence[Line], unit: str) -> str:
     return f'<div class="legend">{"".join(keys)}</div>'
 
 
-def curves(reader: Reader) -> str:
+# Words for the plots; names of metrics are for programs.
+TITLES = {"shoal/steps_per_s": "Steps", "shoal/operations_per_s": "Operations", "shoal/bytes_per_s": "Bytes of operations",
+          "shoal/network_bytes_per_s": "Bytes to the network", "shoal/exposed": "Exposed communication", "shoal/waiting_s": "Waiting now",
+          "shoal/came_last": "Came last", "shoal/late_s": "Late by", "shoal/cpu": "Cores", "shoal/memory_bytes": "Memory",
+          "host/cpu": "Busy cores of the host", "host/memory_available_bytes": "Free memory of the host",
+          "host/received_bytes_per_s": "Bytes received by the host", "host/sent_bytes_per_s": "Bytes sent by the host"}
+
+
+def curves(reader: Reader, status: Status) -> str:
+    """Draws all plots over the time of the job, so that they line up with each other and with what happened."""
     moments = [point[0] for series in reader.series.values() for point in (series.points[:1] + series.points[-1:])]
     if not moments:
         return "<p class=soft>No numbers yet: none of the metric definitions has matched, and no rank has been looked at.</p>"
-    begin, end, cards = min(moments), max(moments), []
+    begin, end, cards = min(status.started or math.inf, *moments), max(status.ended or 0, *moments), []
     for name in reader.names():
         meaning, unit = SHOAL_METRICS.get(name, ("", ""))
         lines = lines_of(reader.of(name))
         if lines:
             about = f"<p class=soft>{text(meaning)}</p>" if meaning else ""
-            cards.append(f'<div class="card"><h3>{text(name)}</h3>{about}{plot(lines, unit, begin, end)}{legend(lines, unit)}</div>')
+            title = f"{text(TITLES[name])} <code>{text(name)}</code>" if name in TITLES else text(name)
+            cards.append(f'<div class="card"><h3>{title}</h3>{about}{plot(lines, unit, begin, end)}{legend(lines, unit)}</div>')
     return f'<div class="cards">{"".join(cards)}</div>'
 
 
@@ -330,7 +340,21 @@ def stall_of(folder: JobFolder, status: Status) -> Optional[str]:
     return stall_text(stall) if stall else None
 
 
-def head(status: Status, stall: Optional[Stall] = None) -> str:
+def verdict(reader: Reader) -> str:
+    """One line about the whole job: whether one rank holds the others up, and how much of the time is communication. Empty if the job
+    has no ranks of Shoal's, or one."""
+    ranks = [rank for rank in ranks_of(reader) if math.isfinite(rank.mean.get("shoal/exposed", math.nan))]
+    if len(ranks) < 2:
+        return ""
+    exposed = statistics.mean(rank.mean["shoal/exposed"] for rank in ranks)
+    last = max(ranks, key=lambda rank: rank.mean.get("shoal/came_last", 0.0))
+    share = last.mean.get("shoal/came_last", 0.0)
+    who = (f"Rank {last.rank} on {last.host} came last in {100 * share:.0f} % of the operations" if share > 1.5 / len(ranks)
+           else "No rank holds the others up")
+    return f"{who}; ranks were blocked in communication for {100 * exposed:.0f} % of the time."
+
+
+def head(status: Status, stall: Optional[Stall] = None, judged: str = "") -> str:
     spans = [f"created {time_text(status.created)}"]
     if status.started:
         spans.append(f"trained for {span_text((status.ended or time.time()) - status.started)}")
@@ -346,8 +370,9 @@ def head(status: Status, stall: Optional[Stall] = None) -> str:
         failed += (f'<div class="failure"><b>The job stands still</b><br>{text(stall_text(stall))}. <code>shoal top</code> on that host names '
                    "the process and the command that shows where it is.</div>")
     model = f"<p>model: <code>{text(status.model)}</code></p>" if status.model else ""
+    judged = f"<p>{text(judged)}</p>" if judged else ""
     return (f'<h1>{text(status.name)}</h1><p><span class="status {text(status.status)}">{text(status.status)}</span> '
-            f'<span class=soft>{text("; ".join(spans))}</span></p>{failed}{model}')
+            f'<span class=soft>{text("; ".join(spans))}</span></p>{judged}{failed}{model}')
 
 
 def events(folder: JobFolder) -> str:
@@ -419,11 +444,11 @@ def sections(folder: JobFolder, reader: Reader, trace: Optional[str] = None) -> 
     it was made before."""
     status = engines.job_status(folder)
     hosts = ", ".join(status.hosts) + (f" on {status.machine}" if status.machine else "")
-    return [("head", head(status, reader.stall(time.time()))),
+    return [("head", head(status, reader.stall(time.time()), verdict(reader))),
             ("ranks", f"<h2>Ranks, and who was late</h2>{lateness(reader)}"),
             ("events", f"<h2>What happened</h2>{events(folder)}"),
             ("logs", f"<h2>The log's end</h2>{logs(folder, status)}"),
-            ("curves", f"<h2>Metrics</h2>{curves(reader)}"),
+            ("curves", f"<h2>Metrics</h2>{curves(reader, status)}"),
             ("timeline", f"<h2>One step</h2>{timeline(folder) if trace is None else trace}"),
             ("settings", f"<h2>Settings</h2>{settings(folder)}<p class=soft>Hosts: {text(hosts)}</p>")]
 
