@@ -46,6 +46,7 @@ import sagemaker  # noqa: E402
 import sagemaker.deserializers  # noqa: E402
 import sagemaker.estimator  # noqa: E402
 import sagemaker.inputs  # noqa: E402
+import sagemaker.huggingface  # noqa: E402
 import sagemaker.pytorch  # noqa: E402
 import sagemaker.serializers  # noqa: E402
 import sagemaker.session  # noqa: E402
@@ -322,7 +323,7 @@ def plain(default):
 
 def arguments_are_the_same():
     pairs = [(getattr(ours, name), theirs) for name, theirs in list(VENDOR.items())[:3]]
-    pairs += [(ours.TrainingInput, sagemaker.inputs.TrainingInput), (ours.FileSystemInput, sagemaker.inputs.FileSystemInput),
+    pairs += [(ours.HuggingFace, sagemaker.huggingface.HuggingFace), (ours.TrainingInput, sagemaker.inputs.TrainingInput), (ours.FileSystemInput, sagemaker.inputs.FileSystemInput),
               (ours.Predictor, sagemaker.predictor.Predictor), (ours.PyTorchPredictor, sagemaker.pytorch.PyTorchPredictor),
               (ours.TensorFlowPredictor, sagemaker.tensorflow.TensorFlowPredictor)]
     for name in ("fit", "attach", "deploy", "hyperparameters", "set_hyperparameters", "logs", "training_image_uri"):
@@ -338,6 +339,29 @@ def arguments_are_the_same():
             expect(plain(mine_found[name]) == plain(their_found[name]), mine, name, mine_found[name], their_found[name])
         positional = min(len(mine_order), len(their_order), 4)
         expect(mine_order[:positional] == their_order[:positional], mine, mine_order, their_order)
+
+
+def versions_of_transformers_are_checked_alike():
+    """The same exceptions and texts as the SDK's, and a framework by the version that is given."""
+    common = {"entry_point": "train.py", "py_version": "py310", "source_dir": str(CODE), "instance_count": 1, "instance_type": "ml.p4d.24xlarge"}
+    wrong = [{}, {"transformers_version": "4.28.1"}, {"transformers_version": "4.28.1", "pytorch_version": "2.0.0", "tensorflow_version": "2.6.3"},
+             {"transformers_version": "4.28", "pytorch_version": "2.0.0"}]
+    for versions in wrong:
+        told = []
+        for estimator, more in ((sagemaker.huggingface.HuggingFace, {"role": "r", "sagemaker_session": SESSION}), (ours.HuggingFace, {})):
+            try:
+                estimator(**common, **versions, **more)
+                raise AssertionError(f"no error: {versions}")
+            except ValueError as error:
+                told.append(str(error))
+        expect(told[0] == told[1], versions, told)
+    for name, framework in (("pytorch_version", "pytorch"), ("tensorflow_version", "tensorflow")):
+        estimator = ours.HuggingFace(**common, transformers_version="4.28.1", **{name: "2.0.0"}, hyperparameters={"epochs": 3},
+                                     distribution={"smdistributed": {"dataparallel": {"enabled": True}}})
+        job = estimator.as_job()
+        expect(job.framework == framework and job.distribution and job.entry_point == "train.py", job)
+        attached = ours.HuggingFace._of_job(job, "model")
+        expect(attached.as_job() == job or attached.framework == framework, attached.as_job(), job)
 
 
 def unknown_arguments_are_refused():
@@ -449,7 +473,7 @@ try:
                hyperparameters_that_are_set_later_are_the_same, errors_of_strategies_are_the_same,
                errors_of_versions_and_instances_are_the_same, errors_of_modelparallel_are_the_same,
                what_the_sdk_lets_pass_is_an_error,
-               a_failed_job_is_told_in_the_same_words, arguments_are_the_same, unknown_arguments_are_refused,
+               a_failed_job_is_told_in_the_same_words, arguments_are_the_same, versions_of_transformers_are_checked_alike, unknown_arguments_are_refused,
                inputs_have_the_same_configuration, serializers_write_the_same, deserializers_read_the_same,
                predictors_have_the_same_serializers])
 finally:

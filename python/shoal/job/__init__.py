@@ -14,7 +14,7 @@ from typing import Any
 _MODULES = {
     "document": ("Channel", "Checkpoints", "Job", "JobError", "Metric", "Where"),
     "reading": ("job_read",),
-    "estimator": ("Estimator", "Framework", "PyTorch", "TensorFlow", "TrainingJobAnalytics", "UnexpectedStatusException"),
+    "estimator": ("Estimator", "Framework", "HuggingFace", "PyTorch", "TensorFlow", "TrainingJobAnalytics", "UnexpectedStatusException"),
     "inputs": ("FileSystemInput", "ShuffleConfig", "TrainingInput"),
     "predictor": ("ModelError", "Predictor", "PyTorchModel", "PyTorchPredictor", "TensorFlowModel", "TensorFlowPredictor"),
     "serializers": (

@@ -184,6 +184,7 @@ class EstimatorBase:
 
     framework: Optional[str] = None
     model_cls: Type[Model] = Model
+    attached: Dict[str, Any] = {}  # arguments of the constructor that attach() adds
     framework_version: Optional[str] = None
     py_version: Optional[str] = None
     image_uri: Optional[str] = None
@@ -365,7 +366,7 @@ class EstimatorBase:
             where=job.where, workers_per_host=job.workers_per_host, requirements=job.requirements)
         if cls.framework:
             fields["distribution"] = job.distribution or None
-        return cls(**fields)
+        return cls(**fields, **cls.attached)
 
     def logs(self) -> None:
         """Follows the logs of the latest job until it has ended."""
@@ -522,6 +523,45 @@ class TensorFlow(Framework):
         estimator = super()._of_job(job, model_channel_name)
         estimator.model_dir = model_dir
         return estimator
+
+
+class HuggingFace(Framework):
+    """Trains a script of Transformers, over PyTorch or TensorFlow. The packages come from the script's requirements.txt or from the
+    Python that starts the job; the versions choose the framework."""
+
+    attached = {"py_version": None}
+
+    def __init__(self, py_version: Optional[str], entry_point: str, transformers_version: Optional[str] = None,
+                 tensorflow_version: Optional[str] = None, pytorch_version: Optional[str] = None, source_dir: Optional[str] = None,
+                 hyperparameters: Optional[Dict[str, Any]] = None, image_uri: Optional[str] = None,
+                 distribution: Optional[Dict[str, Any]] = None, compiler_config: Any = None, **kwargs: Any):
+        if image_uri is None:
+            _check_transformers(transformers_version, tensorflow_version, pytorch_version)
+        self.framework = "tensorflow" if tensorflow_version else "pytorch"
+        self.model_cls = TensorFlowModel if tensorflow_version else PyTorchModel
+        self.tensorflow_version, self.pytorch_version = tensorflow_version, pytorch_version
+        super().__init__(entry_point, source_dir, hyperparameters, image_uri=image_uri or "huggingface", **kwargs)
+        _note_compiler(self, compiler_config)
+        self._distribute(distribution, transformers_version, py_version)
+        self.image_uri = image_uri
+
+    @classmethod
+    def _of_job(cls, job: Job, model_channel_name: str) -> "EstimatorBase":
+        estimator = super()._of_job(job, model_channel_name)
+        estimator.framework, estimator.distribution = job.framework, copy.deepcopy(job.distribution)
+        return estimator
+
+
+def _check_transformers(transformers: Optional[str], tensorflow: Optional[str], pytorch: Optional[str]) -> None:
+    """Raises ValueError in the SDK's words."""
+    if transformers is None:
+        raise ValueError("transformers_version, and image_uri are both None. Specify either transformers_version or image_uri")
+    if (tensorflow is None) == (pytorch is None):
+        which = "both None. Specify either" if tensorflow is None else "both not None. Specify only"
+        raise ValueError(f"tensorflow_version and pytorch_version are {which} tensorflow_version or pytorch_version.")
+    if len(transformers.split(".")) != len((tensorflow or pytorch or "").split(".")):
+        raise ValueError("Please use either full version or shortened version for both transformers_version, tensorflow_version and "
+                         "pytorch_version.")
 
 
 def _note_compiler(estimator: Framework, compiler_config: Any) -> None:
