@@ -2,6 +2,7 @@
 #include "top.h"
 
 #include <ctype.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -102,7 +103,7 @@ static void look_print(const struct top_look *look, const struct request *reques
     else if (request->format == LINES)
         top_print_lines(look, out);
     else
-        top_print_table(look, out);
+        top_print_table(look, INT_MAX, out);
 }
 
 static void pause_for(uint64_t ms)
@@ -131,12 +132,17 @@ static bool is_screen(const struct request *request)
     return !request->is_once && request->format == TABLE && isatty(STDOUT_FILENO);
 }
 
-/* Prints the lines that fit the terminal, from its top. */
-static void screen_print(const char *text)
+static struct winsize screen_size(void)
 {
     struct winsize size;
     if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || !size.ws_row || !size.ws_col)
         size = (struct winsize){.ws_row = 24, .ws_col = 80};
+    return size;
+}
+
+/* Prints the lines that fit the terminal, from its top. */
+static void screen_print(const char *text, struct winsize size)
+{
     fputs("\033[H\033[2J", stdout); /* home, clear */
     for (int row = 1; *text && row < size.ws_row; row++) {
         const int length = (int)strcspn(text, "\n");
@@ -150,10 +156,11 @@ static void screen_show(const struct top_look *look)
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
+    const struct winsize size = screen_size();
     if (out)
-        top_print_table(look, out);
+        top_print_table(look, size.ws_col, out);
     if (out && fclose(out) == 0)
-        screen_print(text);
+        screen_print(text, size);
     free(text);
 }
 

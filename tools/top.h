@@ -107,7 +107,8 @@ uint64_t top_rejected(const struct top_look *look, const struct top_process *pro
 /* Returns the name of a state, such as "stopped". */
 const char *top_state_name(char state);
 
-void top_print_table(const struct top_look *look, FILE *out);
+/* On fewer than 130 columns each rank has two lines, so that what it does is on the screen. */
+void top_print_table(const struct top_look *look, int columns, FILE *out);
 void top_print_json(const struct top_look *look, FILE *out);
 void top_print_prometheus(const struct top_look *look, FILE *out);
 void top_print_lines(const struct top_look *look, FILE *out);

@@ -113,23 +113,24 @@ static void wait_ranks_print(const struct top_wait *wait, FILE *out)
         fprintf(out, " and %d more", wait->count - TOP_WAITS_SHOWN);
 }
 
-static void wait_print(const struct top_look *look, size_t comm_at, FILE *out)
+static void wait_print(const struct top_look *look, size_t comm_at, const char *before, const char *after, FILE *out)
 {
     const struct top_wait wait = top_wait_of(look, comm_at);
     char text[24];
     if (wait.is_elsewhere)
-        fputs("; waits for ranks on other hosts", out);
+        fprintf(out, "%swaits for ranks on other hosts%s", before, after);
     if (!wait.count)
         return;
-    fputs("; waits for ", out);
+    fprintf(out, "%swaits for ", before);
     if (wait.is_for_device)
         fputs("its own device", out);
     else
         wait_ranks_print(&wait, out);
-    fprintf(out, " for %s", span_name(wait.us, text));
+    fprintf(out, " for %s%s", span_name(wait.us, text), after);
 }
 
-static void doing_print(const struct top_look *look, const struct row *row, FILE *out)
+/* A narrow screen cuts lines, so what the rank waits for comes first there. */
+static void doing_print(const struct top_look *look, const struct row *row, bool is_narrow, FILE *out)
 {
     char text[24], name[TRACE_NAME_BYTES];
     if (row->broken)
@@ -140,21 +141,30 @@ static void doing_print(const struct top_look *look, const struct row *row, FILE
         return;
     }
     const struct top_comm *comm = &look->comms[row->busy_at];
-    fprintf(out, "%s%s, %s number %" PRIu64 ", for %s", row->broken ? "; " : "", operation_name(comm, name), comm->name,
-            comm->at.sequence, span_name(comm->at.posted_us, text));
-    wait_print(look, row->busy_at, out);
+    if (row->broken)
+        fputs("; ", out);
+    if (is_narrow)
+        wait_print(look, row->busy_at, "", "; ", out);
+    fprintf(out, "%s, %s number %" PRIu64 ", for %s", operation_name(comm, name), comm->name, comm->at.sequence,
+            span_name(comm->at.posted_us, text));
+    if (!is_narrow)
+        wait_print(look, row->busy_at, "; ", "", out);
 }
 
-static void row_print(const struct top_look *look, const struct row *row, FILE *out)
+static void row_print(const struct top_look *look, const struct row *row, bool is_narrow, FILE *out)
 {
     char rate[24], memory[24], shared[24], late[24] = "-";
     if (row->came_last)
         span_name(row->late_us / (double)row->came_last, late);
-    fprintf(out, "  %5d %-12.12s %8d %-9s %9.1f %10s %5.0f%% %9s %9s %9s  ", row->world_rank, row->process->host,
+    fprintf(out, "  %5d %-12.12s %8d %-9s %9.1f %10s %5.0f%% %9s", row->world_rank, row->process->host,
             row->process->pid, top_state_name(row->process->state), row->operations_per_s, bytes_name(row->bytes_per_s, rate),
-            row->operations ? 100 * (double)row->came_last / (double)row->operations : 0, late,
-            bytes_name((double)row->process->memory_bytes, memory), bytes_name((double)row->process->shared_bytes, shared));
-    doing_print(look, row, out);
+            row->operations ? 100 * (double)row->came_last / (double)row->operations : 0, late);
+    if (is_narrow)
+        fputs("\n        ", out);
+    else
+        fprintf(out, " %9s %9s  ", bytes_name((double)row->process->memory_bytes, memory),
+                bytes_name((double)row->process->shared_bytes, shared));
+    doing_print(look, row, is_narrow, out);
     if (row->rejected)
         fprintf(out, "; %" PRIu64 " message%s rejected", row->rejected, plural((long)row->rejected));
     fputc('\n', out);
@@ -168,7 +178,7 @@ static bool is_seen(const struct top_look *look, const struct top_process *proce
     return false;
 }
 
-static void process_print(const struct top_look *look, const struct top_process *process, FILE *out)
+static void process_print(const struct top_look *look, const struct top_process *process, bool is_narrow, FILE *out)
 {
     for (size_t first = process->first; first < process->first + process->count; first++) {
         if (is_seen(look, process, first))
@@ -178,7 +188,7 @@ static void process_print(const struct top_look *look, const struct top_process 
         for (size_t i = first; i < process->first + process->count; i++)
             if (look->comms[i].at.world_rank == row.world_rank)
                 row_add(look, &row, i);
-        row_print(look, &row, out);
+        row_print(look, &row, is_narrow, out);
     }
 }
 
@@ -203,7 +213,7 @@ static int world_size(const struct top_look *look, uint64_t job)
     return size;
 }
 
-static void job_head_print(const struct top_look *look, size_t first, size_t count, FILE *out)
+static void job_head_print(const struct top_look *look, size_t first, size_t count, bool is_narrow, FILE *out)
 {
     const struct top_process *process = &look->processes[first];
     const int hosts = hosts_count(look, first, count), size = world_size(look, process->job);
@@ -213,8 +223,11 @@ static void job_head_print(const struct top_look *look, size_t first, size_t cou
     else
         fputs(process->host, out);
     fprintf(out, ", of a world of %d rank%s\n", size, plural(size));
-    fprintf(out, "  %5s %-12s %8s %-9s %9s %10s %6s %9s %9s %9s  %s\n", "rank", "host", "pid", "state", "ops/s", "bytes/s",
-            "last", "late by", "memory", "shared", "doing");
+    fprintf(out, "  %5s %-12s %8s %-9s %9s %10s %6s %9s", "rank", "host", "pid", "state", "ops/s", "bytes/s", "last", "late by");
+    if (is_narrow)
+        fputs("\n        doing\n", out);
+    else
+        fprintf(out, " %9s %9s  %s\n", "memory", "shared", "doing");
 }
 
 static bool waits_for_device(const struct top_look *look, const struct top_process *process)
@@ -242,16 +255,19 @@ static void blame_print(const struct top_look *look, FILE *out)
         fprintf(out, "py-spy dump --pid %d, or gdb -p %d, shows where it is\n", process->pid, process->pid);
 }
 
-void top_print_table(const struct top_look *look, FILE *out)
+/* Below that many columns a rank has two lines, so that what it does is on the screen. */
+#define WIDE_COLUMNS 130
+
+void top_print_table(const struct top_look *look, int columns, FILE *out)
 {
     for (size_t first = 0, end; first < look->process_count; first = end) {
         for (end = first; end < look->process_count && look->processes[end].job == look->processes[first].job; end++)
             ;
         if (first)
             fputc('\n', out);
-        job_head_print(look, first, end - first, out);
+        job_head_print(look, first, end - first, columns < WIDE_COLUMNS, out);
         for (size_t i = first; i < end; i++)
-            process_print(look, &look->processes[i], out);
+            process_print(look, &look->processes[i], columns < WIDE_COLUMNS, out);
     }
     blame_print(look, out);
     if (look->note[0])

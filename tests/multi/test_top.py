@@ -218,21 +218,37 @@ def the_table_is_repeated_until_the_job_ends():
         expect("\033" not in out and err.startswith("shoal top: no process that may be looked at belongs to a job "), out, err)
 
 
+def screen_of(job, rows, columns):
+    """Returns the lines of the second look on a terminal of that size."""
+    mine, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    top = subprocess.Popen([SHOAL, "top", "--interval", "0.05", str(job.run.pid)], stdin=subprocess.DEVNULL, stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    while shown.count(b"\033[H\033[2J") < 3:
+        shown += os.read(mine, 4096)
+    top.kill()
+    top.wait()
+    os.close(mine)
+    page = shown.split(b"\033[H\033[2J")[1].decode().split("\r\n")
+    expect(page[0].startswith("job ") and len(page) <= rows and page[-1] == "" and max(map(len, page)) <= columns, page)
+    return page
+
+
 def a_terminal_gets_what_it_has_room_for():
+    """On a narrow one each rank has two lines, and the rank that it waits for is on the screen."""
     with Job("late", 4) as job:
-        mine, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 6, 50, 0, 0))
-        top = subprocess.Popen([SHOAL, "top", "--interval", "0.05", str(job.run.pid)], stdin=subprocess.DEVNULL, stdout=theirs)
-        os.close(theirs)
-        shown = b""
-        while shown.count(b"\033[H\033[2J") < 3:
-            shown += os.read(mine, 4096)
-        top.kill()
-        top.wait()
-        os.close(mine)
-        page = shown.split(b"\033[H\033[2J")[1].decode().split("\r\n")
-        expect(page[0].startswith("job ") and len(page) == 6 and page[-1] == "" and max(map(len, page)) <= 50, page)
-        expect([line.split()[0] for line in page[2:5]] == ["0", "1", "2"], page)
+        page = screen_of(job, 6, 50)
+        expect(len(page) == 6 and page[3].split()[0] == "0", page)
+        for _ in range(100):
+            page = screen_of(job, 24, 80)
+            if any(re.match(r"        waits for rank 1 for ", line) for line in page):
+                break
+        else:
+            raise AssertionError("\n".join(page))
+        expect([line.split()[0] for line in page[3:11:2]] == ["0", "1", "2", "3"], page)
+        wide = screen_of(job, 24, 200)
+        expect(wide[1].split()[-1] == "doing" and [line.split()[0] for line in wide[2:6]] == ["0", "1", "2", "3"], wide)
 
 
 def refused(*words, about, code=1, before=()):
