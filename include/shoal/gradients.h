@@ -264,8 +264,9 @@ struct shoal_step_result {
  * ERR_MISMATCH, ERR_MEMORY. If on_buffer failed, its status.
  *
  * After an error gradients are undefined: do not step the optimizer. Parameters are then as the last step that returned OK left
- * them (with on_buffer, those of buffers completed before the failure have been stepped once more). Whatever finish returns, no
- * thread of the reducer is afterwards in on_buffer, or reads or writes a gradient outside the views. */
+ * them (with on_buffer, those of buffers completed before the failure have been stepped once more). After finish, no thread
+ * of the reducer is in on_buffer, or reads or writes a gradient outside the views, whatever finish returned. The exception is
+ * ERR_ARGUMENT for result_out, which leaves the step open. */
 SHOAL_CALL shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out);
 
 /* With is_uneven: a rank that has no further batch calls this instead of begin, until *more_out is 0. Each call takes part in

@@ -116,8 +116,8 @@ struct shoal_context_options {
 SHOAL_CALL shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out);
 
 /* Frees the context with all communicators and memory that it still holds. NULL is allowed. Requests that were not freed become
- * done; the caller still frees them. No other thread may be inside a call on the context. Waits at most a second for peers that
- * may still write to this rank's memory. Inside a callback the function frees nothing and logs an error (ERR_STATE, also for
+ * done; the caller still frees them. No other thread may be inside a call on the context. Waits as shoal_comm_free
+ * does, for each communicator. Inside a callback the function frees nothing and logs an error (ERR_STATE, also for
  * shoal_last_failure), because the thread that runs the callback is itself inside a call. */
 SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
@@ -141,7 +141,7 @@ struct shoal_comm_options {
     }
 
 /* Makes the communicator of all workers of the job. Every rank must call it. A context may make several such communicators, one
- * after another or at the same time. Each has its own connections and, on several hosts, a thread. They end when the
+ * after another; several may be in use at once. Threads must not make communicators of the same ranks at one time. Each has its own connections and, on several hosts, a thread. They end when the
  * communicator and all communicators split from it are freed. shoal_comm_split makes more communicators at a lower cost.
  *
  * The environment defines the ranks. Shoal reads the variables of `shoal run` and torchrun (RANK, WORLD_SIZE, MASTER_ADDR,
@@ -216,7 +216,8 @@ SHOAL_CALL shoal_comm_finalize(struct shoal_comm *comm);
 /* Frees the communicator; a local call. NULL is allowed. Operations that are not done fail here, and on the other ranks with
  * ERR_PEER_LOST. No other thread may be inside a call on the communicator. Requests become done and stay valid until they are
  * freed. Communicators that were split from each other share their connections, which end when the last of them is freed. On
- * several hosts that last call waits until other ranks know that this one leaves, at most two seconds.
+ * several hosts that last call waits until other ranks know that this one leaves, at most two seconds. Inside a callback it
+ * does not wait: the connections then end with the next communicator that is made or freed, or with the context.
  *
  * After a failure the call waits for peers on this host that may still write to memory from shoal_mem_alloc, at most a second.
  * A peer that is stopped at that moment may write later. So Shoal copies each allocation that this peer could write to into

@@ -178,12 +178,17 @@ static void warn_without_secret(const struct shoal_tcp_point *point, const struc
                    getenv("SLURM_JOB_ID") ? " (in Slurm's job, before srun: export SHOAL_SECRET=$(openssl rand -hex 32))" : "");
 }
 
+static bool is_meant_for_one_host(const char *host)
+{
+    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 || strcmp(host, "::1") == 0;
+}
+
 /* As when /etc/hosts has this host's own name at 127.0.1.1. */
 static void note_loopback(const struct shoal_tcp_point *point, const struct shoal_address *bound,
                           struct shoal_bootstrap *bootstrap)
 {
     char text[SHOAL_ADDRESS_TEXT_MAX];
-    if (point->is_one_host || !shoal_address_is_loopback(bound))
+    if (point->is_one_host || is_meant_for_one_host(point->host) || !shoal_address_is_loopback(bound))
         return;
     shoal_address_print(bound, text);
     snprintf(

@@ -43,7 +43,7 @@ struct shoal_comm {
     int rank;
     int size;
     uint64_t number;              /* the same on all its ranks, and unique among communicators of these ranks */
-    uint64_t job;                 /* the number of its world */
+    uint64_t job;                 /* the same for all communicators of a context */
     struct shoal_member *members; /* [size] */
     struct shoal_world *world;    /* the world in which they met; counts as a use */
     unsigned splits;

@@ -190,19 +190,24 @@ static double ns_per_tick(const struct shoal_engine *engine)
     return engine->anchor ? engine->anchor->ns_per_tick : 1;
 }
 
-/* On each host the lowest rank that was not lost logs where the recorders are. It does so once for each job, even when several
- * communicators break. */
+/* On each host the lowest rank that was not lost logs where the recorders are. It does so once when several communicators of a
+ * job break at one time, and again for those that the program makes afterwards. */
+#define TOLD_TOGETHER_NS (UINT64_C(5) * 1000 * 1000 * 1000)
+
 static bool is_teller(const struct shoal_engine *engine)
 {
-    static _Atomic uint64_t told; /* the job that this process last logged this for */
+    static _Atomic uint64_t told, told_ns; /* the job that this process last logged this for, and when */
+    const uint64_t now_ns = shoal_clock_ns();
     int teller = engine->leader;
     if (engine->blame->failure.status == SHOAL_ERR_PEER_LOST && engine->blame->failure.rank == teller)
         teller++;
     while (teller < engine->size && !shoal_engine_is_local(engine, teller))
         teller++;
     /* relaxed: no other memory depends on this number */
-    return engine->rank == teller &&
-           atomic_exchange_explicit(&told, engine->recorder.job, memory_order_relaxed) != engine->recorder.job;
+    if (engine->rank != teller)
+        return false;
+    const bool is_late = now_ns - atomic_exchange_explicit(&told_ns, now_ns, memory_order_relaxed) > TOLD_TOGETHER_NS;
+    return atomic_exchange_explicit(&told, engine->recorder.job, memory_order_relaxed) != engine->recorder.job || is_late;
 }
 
 /* Writes to the temporary folder, because the user has named no file. */
@@ -543,14 +548,15 @@ static int failure_find_missing(struct shoal_engine *engine, struct shoal_reques
 }
 
 /* "rank 3 (process 17 on h2, alive; rank 2 waits for it)" */
-static void failure_append_rank(struct shoal_engine *engine, int rank, int nearest, char *text, size_t bytes)
+static void failure_append_rank(struct shoal_engine *engine, int rank, int nearest, bool is_for_device, char *text,
+                                size_t bytes)
 {
     struct shoal_transport_peer name;
     char state[96];
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
     shoal_engine_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
-    if (rank == engine->rank && !engine->awaits_device)
+    if (rank == engine->rank && !is_for_device)
         shoal_engine_append(text, bytes, "; it has not called the other side of its message to itself");
     else if (rank == engine->rank || waited_for_by(engine, rank) == rank)
         shoal_engine_append(text, bytes, "; its own operand is not ready on its device");
@@ -564,13 +570,14 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
 {
     uint16_t *const nearest = engine->blame->nearest;
     const int first = failure_find_missing(engine, request, nearest);
+    const bool is_for_device = shoal_engine_look(engine, request).is_for_device;
     int named = 0;
     snprintf(text, bytes, "%s", shoal_runner_is_leaving(engine, request) ? "its data to leave for " : "");
     for (int r = 0; r < engine->size; r++) {
         if (!nearest[r] || ++named > 8)
             continue;
         shoal_engine_append(text, bytes, "%s", named > 1 ? ", " : "");
-        failure_append_rank(engine, r, nearest[r] - 1, text, bytes);
+        failure_append_rank(engine, r, nearest[r] - 1, is_for_device, text, bytes);
     }
     if (named > 8)
         shoal_engine_append(text, bytes, " and %d more", named - 8);

@@ -356,8 +356,8 @@ static bool any_collide(const struct shoal_engine *engine, const struct shoal_st
 }
 
 /* Returns true if the source of a reduce is a rank's input or an unmodified copy of it; any other source was stored by a pass.
- * Over several hosts, a reduce that reads another rank's staging buffer reads only such stored results (the plan checker proves
- * this). */
+ * Over several hosts, a reduce that reads another rank's staging buffer reads only unmodified copies of inputs there (the plan
+ * checker proves this). */
 static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
 {
     return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);

@@ -157,7 +157,9 @@ struct squares {
 /* Squares of float64 may overflow although the values are finite. */
 static bool is_finite(enum shoal_type type, const void *values, size_t count, double squared)
 {
+    SHOAL_DEFAULT_FLOATS; /* the program may have unmasked exceptions: infinity minus infinity is invalid */
     const double *each = values;
+    SHOAL_FLOATS_PIN(squared);
     bool is_all = squared - squared == 0;
     if (is_all || type != SHOAL_FLOAT64)
         return is_all;

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/floats.h"
 #include "device/gpu_packer.h"
 #include "fusion/marks.h"
 #include "fusion/out.h"
@@ -157,6 +158,7 @@ static struct chunk add_chunks(const struct shoal_reducer *reducer, enum which w
 
 static void measure_hand_over(struct shoal_reducer *reducer)
 {
+    SHOAL_DEFAULT_FLOATS; /* all ranks add alike */
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         if (asks_for(reducer, OWN) && has_own(reducer, i)) {
             const struct chunk own = add_chunks(reducer, OWN, i);

@@ -25,7 +25,7 @@ bool fusion_measure_holds_tail(const struct shoal_reducer *reducer);
 SHOAL_MUST_USE enum shoal_status fusion_measure_own(struct shoal_reducer *reducer, size_t buffer);
 SHOAL_MUST_USE enum shoal_status fusion_measure_averages(struct shoal_reducer *reducer, size_t buffer, double factor);
 
-/* Call at the end of a step, when all buffers are posted: waits for the lanes. factor applies to averages that are divided
+/* Call at the end of a step, when all buffers are posted: waits for the lanes. factor applies to averages that are scaled
  * late. On an error the reducer has failed. */
 SHOAL_MUST_USE enum shoal_status fusion_measure_take(struct shoal_reducer *reducer, double factor);
 

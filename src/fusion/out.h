@@ -9,7 +9,7 @@
 SHOAL_MUST_USE enum shoal_status fusion_out_create(struct shoal_reducer *reducer);
 void fusion_out_destroy(struct shoal_reducer *reducer);
 
-/* Starts the thread if has_thread is set. It also reports failures to other ranks that a completion could not report. */
+/* Starts the thread if has_thread is set. */
 SHOAL_MUST_USE enum shoal_status fusion_out_start_thread(struct shoal_reducer *reducer);
 void fusion_out_stop_thread(struct shoal_reducer *reducer);
 

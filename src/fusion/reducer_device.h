@@ -58,7 +58,7 @@ SHOAL_MUST_USE enum shoal_status fusion_device_collect(struct shoal_reducer *red
 /* Zeroes the average of a parameter. Call before the join of its buffer, in the same thread. */
 SHOAL_MUST_USE enum shoal_status fusion_device_clear(struct shoal_reducer *reducer, size_t parameter);
 
-/* Work that is put on the caller's stream from now on sees the averages of a buffer. Averages that are divided late, or
+/* Work that is put on the caller's stream from now on sees the averages of a buffer. Averages that are scaled late, or
  * clipped, are first multiplied by factor and then copied back. */
 SHOAL_MUST_USE enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer, double factor);
 

@@ -24,6 +24,15 @@ static inline bool shoal_cause_board_is_written(const struct shoal_cause_board *
     return atomic_load_explicit(&board->cause, memory_order_relaxed) != 0;
 }
 
+/* Returns true if a rank has begun to write a cause, which may never become one. relaxed: the caller orders these loads. */
+static inline bool shoal_cause_board_is_drafted(const struct shoal_cause_board *board)
+{
+    bool is_drafted = false;
+    for (int i = 0; i < SHOAL_CAUSE_DRAFTS; i++)
+        is_drafted |= atomic_load_explicit(&board->drafts[i].is_taken, memory_order_relaxed) != 0;
+    return is_drafted;
+}
+
 /* Returns true if there is a cause, and stores it in *failure_out. Cheap while there is none. */
 static inline bool shoal_cause_board_read(const struct shoal_cause_board *board, struct shoal_failure *failure_out)
 {

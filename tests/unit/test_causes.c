@@ -251,6 +251,7 @@ static void a_rank_that_dies_while_it_writes_costs_no_cause(void **state)
     (void)state;
     atomic_store(&board.drafts[0].is_taken, 1);
     assert_false(shoal_cause_board_is_written(&board) || shoal_cause_board_read(&board, &told));
+    assert_true(shoal_cause_board_is_drafted(&board));
     shoal_cause_board_write(&board, &lost);
     assert_true(shoal_cause_board_is_written(&board) && shoal_cause_board_read(&board, &told));
     assert_true(told.status == SHOAL_ERR_PEER_LOST && told.reporter == 3);

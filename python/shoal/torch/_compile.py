@@ -193,6 +193,7 @@ def _compile(command: list, compiled: pathlib.Path, log: pathlib.Path) -> None:
             result = subprocess.run([*command, "-o", str(made)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                     timeout=COMPILED_S)
         except subprocess.TimeoutExpired:
+            log.write_text(" ".join(command) + f"\nnot done after {COMPILED_S} s\n")  # for the processes that wait for this one
             raise Unavailable(f"{command[0]} had not compiled the C++ shim after {COMPILED_S} s") from None
         print(f" ... {'failed' if result.returncode else 'done'} after {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
         if result.returncode:

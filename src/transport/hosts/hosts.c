@@ -1052,12 +1052,17 @@ static bool is_writing(const struct hosts *hosts)
  * communicator ends. If an adapter writes there, the pages must stay, otherwise only the addresses. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
+    int rank;
+    /* A rank of this host that entered before the failure may still read the pages, and own puts may still be sent from them.
+     * The cause is on the board, so a rank that enters later reads none. */
+    const bool is_free = !shoal_network_sends_cheaply(hosts->network) && !is_writing(hosts) && hosts->local &&
+                         hosts->local->ops->is_quiet(hosts->local, &rank);
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
     if (is_broken && hosts->has_staging)
         leftover = (struct shoal_network_leftover){
             .memory = hosts->staging,
             .release = put_segment,
-            .arg = shoal_shm_leave_segment(hosts->local, !shoal_network_sends_cheaply(hosts->network))};
+            .arg = shoal_shm_leave_segment(hosts->local, is_free)};
     else if (hosts->has_staging)
         shoal_network_unregister(hosts->network, &hosts->staging);
     if (is_writing(hosts)) {

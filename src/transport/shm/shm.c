@@ -388,7 +388,8 @@ static bool shm_is_failing(struct shoal_transport *transport)
 {
     /* acquire: the look comes after the caller saw what a failed rank may have done since it published. */
     atomic_thread_fence(memory_order_acquire);
-    return shoal_cause_board_is_written(shm_of(transport)->part.board);
+    const struct shoal_cause_board *board = shm_of(transport)->part.board;
+    return shoal_cause_board_is_written(board) || shoal_cause_board_is_drafted(board);
 }
 
 static bool shm_is_quiet(struct shoal_transport *transport, int *rank_out)

@@ -303,7 +303,7 @@ static struct shoal_shm_peer *shm_endpoint_find_peer(struct shoal_shm_endpoint *
 {
     for (size_t i = 0; i < endpoint->peer_count; i++) {
         struct shoal_shm_peer *peer = endpoint->peers[i];
-        if (peer && memcmp(peer->id, id, SHOAL_SHM_ID_BYTES) == 0 && shm_endpoint_is_up(peer))
+        if (peer && peer->doorbell && memcmp(peer->id, id, SHOAL_SHM_ID_BYTES) == 0 && shm_endpoint_is_up(peer))
             return peer;
     }
     return NULL;

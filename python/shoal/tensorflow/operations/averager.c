@@ -74,8 +74,8 @@ static enum shoal_status failure_text(const struct averager *averager, enum shoa
     return is_known ? failure.status : status;
 }
 
-/* Fails the reducer on every rank, and wakes the thread that ends steps. Call it without the lock, as it waits until messages
- * are sent. Returns the status. */
+/* Fails the reducer on every rank, and wakes the thread that ends steps. Call it without the lock, as it may wait until
+ * the hosts agree on the cause. Returns the status. */
 __attribute__((format(printf, 3, 4))) static enum shoal_status fail_reducer(struct averager *averager, enum shoal_status status,
                                                                             const char *format, ...)
 {
