@@ -141,8 +141,9 @@ struct shoal_comm_options {
     }
 
 /* Makes the communicator of all workers of the job. Every rank must call it. A context may make several such communicators, one
- * after another; several may be in use at once. Threads must not make communicators of the same ranks at one time. Each has its own connections and, on several hosts, a thread. They end when the
- * communicator and all communicators split from it are freed. shoal_comm_split makes more communicators at a lower cost.
+ * after another; several may be in use at once. Threads must not make communicators of the same ranks at one time. Each has its
+ * own connections and, on several hosts, a thread. They end when the communicator and all communicators split from it are
+ * freed. shoal_comm_split makes more communicators at a lower cost.
  *
  * The environment defines the ranks. Shoal reads the variables of `shoal run` and torchrun (RANK, WORLD_SIZE, MASTER_ADDR,
  * MASTER_PORT), PMIx (Open MPI, Slurm), PMI-1 (MPICH, Slurm) or Slurm's own. Without any of these the communicator has size 1.

@@ -190,10 +190,10 @@ static double ns_per_tick(const struct shoal_engine *engine)
     return engine->anchor ? engine->anchor->ns_per_tick : 1;
 }
 
-/* On each host the lowest rank that was not lost logs where the recorders are. It does so once when several communicators of a
- * job break at one time, and again for those that the program makes afterwards. */
 #define TOLD_TOGETHER_NS (UINT64_C(5) * 1000 * 1000 * 1000)
 
+/* On each host the lowest rank that was not lost logs where the recorders are. It does so once when several communicators of a
+ * job break at one time, and again for those that the program makes afterwards. */
 static bool is_teller(const struct shoal_engine *engine)
 {
     static _Atomic uint64_t told, told_ns; /* the job that this process last logged this for, and when */
