@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest.mock
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
@@ -502,6 +503,40 @@ def the_agent_hears_who_was_killed():
     expect(heard == killed, heard)
 
 
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("begun", flush=True)
+while True:
+    open("last", "w").write("half")
+    time.sleep(0.01)
+"""
+
+
+def the_end_of_a_program_behind_a_shell_is_noted():
+    """The shell ends at SIGTERM. Its program writes until it is killed."""
+    notes, lines = [], []
+    with tempfile.TemporaryDirectory() as name, unittest.mock.patch.object(agent, "KILL_AFTER_S", 0.5), \
+            open(os.path.join(name, "log"), "wb") as log:
+        (pathlib.Path(name) / "deaf.py").write_text(DEAF)
+        reading, writing = os.pipe()
+        wake, wake_writing = os.pipe2(os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            with open(reading, "rb", buffering=0) as events:
+                training = agent.Training(["/bin/sh", "-c", f"{sys.executable} deaf.py; exit 3"], pathlib.Path(name), os.environ,
+                                          agent.Lines(log, [lines.append], lines.append), Job("train.py", stop_grace=0), (),
+                                          lambda: notes.append(time.time()))
+                os.close(writing)
+                training.run(lambda: bool(lines), wake, events, lambda data: None)
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+        written = (pathlib.Path(name) / "last").stat().st_mtime
+        expect(notes and notes[-1] >= written, notes, written)
+
+
 def a_deadline_is_kept_and_the_set_before_is_named():
     run = Run("s3://data/late")
     run.write("model", b"first")
@@ -653,6 +688,7 @@ run_cases([
     one_write_of_many_seconds_is_torn_too,
     what_others_save_after_a_kill_is_safe,
     the_agent_hears_who_was_killed,
+    the_end_of_a_program_behind_a_shell_is_noted,
     a_deadline_is_kept_and_the_set_before_is_named,
     a_store_that_fails_is_said_once_and_tried_again,
     a_store_that_refuses_for_some_seconds_at_the_end_gets_all,

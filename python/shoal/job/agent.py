@@ -691,11 +691,18 @@ class Training:
             processes.group_signal(self.process.pid, signal.SIGTERM)
             self.kill_at = now + self.job.stop_grace + KILL_AFTER_S
         if self.kill_at is not None and now >= self.kill_at:
-            processes.group_signal(self.process.pid, signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kills everything left in the runner's process group. A program behind a shell that has ended may be writing."""
+        is_alive = processes.group_is_alive(self.process.pid)
+        processes.group_signal(self.process.pid, signal.SIGKILL)
+        if is_alive:
+            self.kill_note()
 
     def _clean(self) -> None:
         """Kills and reaps everything left in the runner's process group."""
-        processes.group_signal(self.process.pid, signal.SIGKILL)
+        self._kill()
         self.process.wait()
         self.lines.end()
         if self.process.stdout:
