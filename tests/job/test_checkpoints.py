@@ -2,6 +2,7 @@
 """Checkpoints at a URI while a job trains: complete sets however the writer ends, restored at the start; and a job's
 results at its output_path."""
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -360,6 +361,42 @@ def a_manifest_is_replaced_by_one_writer_at_a_time():
         expect(files_below(name) == {"below/manifest": b"fourth"}, files_below(name))
 
 
+def a_swap_that_fails_leaves_no_name_behind():
+    """Also a swap whose writer read an old version, as a file server's cache may show it."""
+    with tempfile.TemporaryDirectory() as name:
+        store, key = storage.LocalStore(), f"{name}/manifest"
+        first = store.swap(b"first!", key, None)
+        with unittest.mock.patch.object(storage, "_file_place", side_effect=OSError(errno.EIO, "Input/output error")):
+            expect("Input/output error" in message(store.swap, b"second", key, first))
+        expect(files_below(name) == {"manifest": b"first!"}, files_below(name))
+        store.swap(b"second", key, first)
+        with unittest.mock.patch.object(storage.LocalStore, "info", lambda self, key: first):
+            expect("has changed since" in message(store.swap, b"third!", key, first))
+        expect(files_below(name) == {"manifest": b"second"}, files_below(name))
+
+
+def a_folder_without_hard_links_keeps_checkpoints():
+    with tempfile.TemporaryDirectory() as there, \
+            unittest.mock.patch("os.link", side_effect=OSError(errno.EPERM, "Operation not permitted")):
+        run = Run(there)
+        run.write("a", b"a")
+        run.finish()
+        expect(brought(there) == {"a": b"a"}, run.said)
+
+
+def a_start_waits_for_a_writer_that_may_have_been_killed():
+    """It was killed after it took the name .next. The file is removed when it is old enough."""
+    with tempfile.TemporaryDirectory() as there:
+        run = Run(there)
+        run.write("a", b"a")
+        run.finish()
+        left = pathlib.Path(there) / ".shoal/algo-1.json.next"
+        left.write_bytes(b"half")
+        at = time.time() - storage.SWAP_STALE_S + 2
+        os.utime(left, (at, at))
+        expect(brought(there) == {"a": b"a"} and not left.exists(), files_below(there))
+
+
 def an_answer_that_is_lost_is_no_other_writer():
     """The store has written the manifest but answers with an error, so the retry finds the first attempt's manifest."""
     original, lost = storage.S3Store.swap, []
@@ -682,6 +719,9 @@ run_cases([
     a_set_waits_for_a_file_that_is_always_being_written,
     the_older_of_two_writers_stops,
     a_manifest_is_replaced_by_one_writer_at_a_time,
+    a_swap_that_fails_leaves_no_name_behind,
+    a_folder_without_hard_links_keeps_checkpoints,
+    a_start_waits_for_a_writer_that_may_have_been_killed,
     an_answer_that_is_lost_is_no_other_writer,
     a_writer_that_is_killed_leaves_a_whole_set,
     a_file_that_a_killed_script_left_torn_stays_at_home,
