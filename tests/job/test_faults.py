@@ -4,6 +4,7 @@ partial file behind."""
 import json
 import os
 import pathlib
+import platform
 import re
 import signal
 import socket
@@ -13,7 +14,7 @@ import tempfile
 import zipfile
 
 from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
-from shoal.job import agent
+from shoal.job import agent, processes
 from shoal.job.document import Job
 from tap import Skip, call, expect, run_cases
 
@@ -173,6 +174,22 @@ def pid_of_another_process_is_no_runner():
                                     "process": status["process"].replace(f" {status['pid']} ", f" {os.getpid()} ")}))
         told = jobs.status()
         expect(told["status"] == "Failed" and "is gone" in told["failure_reason"], told)
+
+
+def a_job_of_the_version_before_is_followed():
+    """Its records have pid_start and no `process`, and nobody touches them. On this machine the kernel knows the process; on
+    another one nobody can say that it is lost."""
+    with Jobs() as jobs:
+        jobs.run("pass")
+        path = jobs.folder() / "status.json"
+        status = json.loads(path.read_text())
+        started = int(processes.identity(os.getpid()).split()[-1])
+        for pid_start, machine, seen in ((started, platform.node(), "Training"), (started - 1, platform.node(), "Failed"), (started - 1, "elsewhere", "Training")):
+            path.write_text(json.dumps({**{name: value for name, value in status.items() if name != "process"}, "status": "Training", "ended": None,
+                                        "pid": os.getpid(), "pid_start": pid_start, "machine": machine}))
+            os.utime(path, (1, 1))
+            told = jobs.status()
+            expect(told["status"] == seen and (seen == "Training" or "is gone" in told["failure_reason"]), told)
 
 
 def one_job_that_cannot_be_asked_about_leaves_the_list_whole():
@@ -406,6 +423,7 @@ run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_n
            script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
            script_without_a_model_is_told, stop_gives_the_script_its_time,
            stop_gives_the_program_behind_a_shell_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
+           a_job_of_the_version_before_is_followed,
            one_job_that_cannot_be_asked_about_leaves_the_list_whole, the_group_of_an_ended_runner_is_no_other,
            a_user_without_a_home_is_told_what_to_set, a_log_that_the_terminal_cannot_show_ends_nobody,
            jobs_below_the_source_are_not_copied_with_it,

@@ -154,7 +154,7 @@ def refresh(folder: JobFolder, status: Status) -> Status:
         return status
     if status.status in ENDED:
         return status if (folder.path / OVER).exists() else _after_end(folder, status)
-    if status.pid and liveness.failed_if_lost(folder, status, QUIET_S).status != "Failed":
+    if status.process and liveness.failed_if_lost(folder, status, QUIET_S).status != "Failed":
         return status
     told = state_of(status.engine_id)
     if told is None:
