@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import unittest.mock
 import zipfile
 
 from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
@@ -338,6 +339,32 @@ def requirements_are_installed_for_the_job_alone():
         expect(subprocess.run([sys.executable, "-c", "import shoal_test_extra"], capture_output=True).returncode, "it stays there")
 
 
+def requirements_are_built_as_they_ask():
+    """The option for the package of setup.py does not hold for the requirements."""
+    with tempfile.TemporaryDirectory() as place:
+        code, folder, calls = pathlib.Path(place), pathlib.Path(place) / "environment", []
+        (code / "setup.py").write_text("")
+        (code / "requirements.txt").write_text("six\n")
+        with unittest.mock.patch.object(agent, "_isolation", lambda code: ["--no-build-isolation"]):
+            packages = agent.packages_of(Job(entry_point="train.py", source_dir=place), code)
+        failing = []
+
+        def run(command, cwd):
+            (folder / "lib/python3.0/site-packages").mkdir(parents=True, exist_ok=True)
+            calls.append(" ".join(command))
+            return int(any(word in command for word in failing)), "ERROR: none"
+
+        agent.packages_install(packages, code, folder, run)
+        expect(["--requirement" in one for one in calls] == [False, True, False], calls)
+        expect(["--no-build-isolation" in one for one in calls] == [False, False, True], calls)
+        failing.append("--requirement")
+        try:
+            agent.packages_install(packages, code, folder, run)
+            raise AssertionError("no error")
+        except agent.AgentError as error:
+            expect(str(error).startswith("cannot install requirements.txt: -m pip") and not folder.exists(), error)
+
+
 def requirements_that_cannot_be_installed_are_told():
     with Jobs() as jobs:
         if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
@@ -429,5 +456,6 @@ run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_n
            jobs_below_the_source_are_not_copied_with_it,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
-           requirements_are_installed_for_the_job_alone, requirements_are_read_as_pip_reads_them, shell_script_of_windows_is_told,
+           requirements_are_installed_for_the_job_alone, requirements_are_built_as_they_ask,
+           requirements_are_read_as_pip_reads_them, shell_script_of_windows_is_told,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])
