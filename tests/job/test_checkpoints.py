@@ -664,6 +664,12 @@ def a_set_that_is_not_whole_is_one_error():
         expect("is no manifest of checkpoints" in text, text)
 
 
+def a_bucket_that_is_not_there_is_one_error():
+    with tempfile.TemporaryDirectory() as name:
+        text = message(Synchronizer(pathlib.Path(name), "s3://no-such-bucket/run", Said()).start)
+        expect(text.startswith("s3://no-such-bucket/run/.shoal/algo-1.json") and text.endswith("there is no such bucket"), text)
+
+
 def archive_send(archive, output_path):
     """Sends an archive as a job does at its end. A failure is one line."""
     try:
@@ -733,6 +739,7 @@ run_cases([
     a_store_that_fails_is_said_once_and_tried_again,
     a_store_that_refuses_for_some_seconds_at_the_end_gets_all,
     a_set_that_is_not_whole_is_one_error,
+    a_bucket_that_is_not_there_is_one_error,
     what_a_job_leaves_is_copied,
     a_large_archive_goes_in_parts,
 ])

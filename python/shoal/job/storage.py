@@ -373,7 +373,8 @@ class RemoteStore(Store):
             raise StorageError(f"{self.scheme}:// needs a package that is not installed ({error}): "
                                "pip install 'shoal[job]'") from error
         except Exception as error:  # each package has its own exceptions
-            if item and _code(error)[1] in (404, 409, 410, 412):
+            code, status = _code(error)
+            if item and code != "NoSuchBucket" and status in (404, 409, 410, 412):
                 raise self.changed(item) from error
             raise StorageError(f"{self.uri(key)}: {self._reason(error)}") from error
 
