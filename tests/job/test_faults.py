@@ -179,7 +179,7 @@ def pid_of_another_process_is_no_runner():
 
 def a_job_of_the_version_before_is_followed():
     """Its records have pid_start and no `process`, and nobody touches them. On this machine the kernel knows the process; on
-    another one nobody can say that it is lost."""
+    another one it never counts as lost."""
     with Jobs() as jobs:
         jobs.run("pass")
         path = jobs.folder() / "status.json"

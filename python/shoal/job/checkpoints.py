@@ -35,7 +35,7 @@ TORN_S = INTERVAL_S + SETTLE_S  # a file that changed within this time before a 
 TIMEOUT_S = 600.0  # to copy the last set
 SAY_EVERY_S = 60.0  # interval of reporting that no set can be made because a file is always being written
 LOOKS = 3  # attempts to read the sets of other hosts, which may be moving files to their plain names
-CLAIM_S = SWAP_STALE_S + 1.0  # time to take over a manifest that others replace meanwhile, one of whom may have been killed
+CLAIM_S = SWAP_STALE_S + 1.0  # time to take over a manifest that others replace; a killed writer blocks it for SWAP_STALE_S
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
 
 
