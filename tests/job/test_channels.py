@@ -2,6 +2,7 @@
 """Input channels: the names and bytes that boto3 lists in S3, over HTTP; shards, manifests, a shared cache. Each fault is
 one clear error."""
 import contextlib
+import errno
 import functools
 import http.server
 import io
@@ -334,6 +335,9 @@ def what_a_script_changes_in_place_stays_its_own():
                 unittest.mock.patch.object(channels, "_clone", lambda source, place: False):
             files, said = bring("s3://data/inplace/", job, 1, 2)
         expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
+        with unittest.mock.patch.object(channels, "_copy", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+            files, said = bring("s3://data/inplace/", job, 1, 2)  # others have used the room meanwhile
+        expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
 
 
 def who_may_not_write_to_the_cache_gets_links():
@@ -352,6 +356,18 @@ def a_file_of_the_cache_that_was_written_to_comes_again():
         os.chmod(path, 0o644)
         path.write_bytes(b"from a program")  # the same length
         expect(bring("s3://data/written/", job)[0] == {"blob": body} and path.read_bytes() == body)
+
+
+def a_file_that_comes_again_needs_no_room_of_its_own():
+    body = s3.put("again/blob", os.urandom(100 * KiB))
+    with shared_cache() as cache:
+        with job_folder() as job:
+            bring("s3://data/again/", job)
+        path, = (path for path in cache.rglob("*") if path.is_file())
+        os.utime(path, (1, 1))  # as after a write
+        blocks = (fetching.SPARE_BYTES + 50 * KiB) // 4096
+        with job_folder() as job, unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=blocks, f_frsize=4096)):
+            expect(bring("s3://data/again/", job)[0] == {"blob": body}, "")
 
 
 # ---- interruptions and faults ----
@@ -760,7 +776,7 @@ run_cases([
     the_cache_may_be_elsewhere,
     what_a_script_changes_in_place_stays_its_own,
     who_may_not_write_to_the_cache_gets_links,
-    a_file_of_the_cache_that_was_written_to_comes_again,
+    a_file_of_the_cache_that_was_written_to_comes_again, a_file_that_comes_again_needs_no_room_of_its_own,
     a_journal_without_its_file_counts_for_nothing,
     a_killed_download_goes_on_where_it_was,
     a_connection_that_is_cut_costs_one_more_request,

@@ -2,6 +2,7 @@
 """Checkpoints at a URI while a job trains: complete sets however the writer ends, restored at the start; and a job's
 results at its output_path."""
 import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest.mock
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
@@ -359,6 +361,42 @@ def a_manifest_is_replaced_by_one_writer_at_a_time():
         expect(files_below(name) == {"below/manifest": b"fourth"}, files_below(name))
 
 
+def a_swap_that_fails_leaves_no_name_behind():
+    """Also a swap whose writer read an old version, as a file server's cache may show it."""
+    with tempfile.TemporaryDirectory() as name:
+        store, key = storage.LocalStore(), f"{name}/manifest"
+        first = store.swap(b"first!", key, None)
+        with unittest.mock.patch.object(storage, "_file_place", side_effect=OSError(errno.EIO, "Input/output error")):
+            expect("Input/output error" in message(store.swap, b"second", key, first))
+        expect(files_below(name) == {"manifest": b"first!"}, files_below(name))
+        store.swap(b"second", key, first)
+        with unittest.mock.patch.object(storage.LocalStore, "info", lambda self, key: first):
+            expect("has changed since" in message(store.swap, b"third!", key, first))
+        expect(files_below(name) == {"manifest": b"second"}, files_below(name))
+
+
+def a_folder_without_hard_links_keeps_checkpoints():
+    with tempfile.TemporaryDirectory() as there, \
+            unittest.mock.patch("os.link", side_effect=OSError(errno.EPERM, "Operation not permitted")):
+        run = Run(there)
+        run.write("a", b"a")
+        run.finish()
+        expect(brought(there) == {"a": b"a"}, run.said)
+
+
+def a_start_waits_for_a_writer_that_may_have_been_killed():
+    """It was killed after it took the name .next. The file is removed when it is old enough."""
+    with tempfile.TemporaryDirectory() as there:
+        run = Run(there)
+        run.write("a", b"a")
+        run.finish()
+        left = pathlib.Path(there) / ".shoal/algo-1.json.next"
+        left.write_bytes(b"half")
+        at = time.time() - storage.SWAP_STALE_S + 2
+        os.utime(left, (at, at))
+        expect(brought(there) == {"a": b"a"} and not left.exists(), files_below(there))
+
+
 def an_answer_that_is_lost_is_no_other_writer():
     """The store has written the manifest but answers with an error, so the retry finds the first attempt's manifest."""
     original, lost = storage.S3Store.swap, []
@@ -502,6 +540,40 @@ def the_agent_hears_who_was_killed():
     expect(heard == killed, heard)
 
 
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("begun", flush=True)
+while True:
+    open("last", "w").write("half")
+    time.sleep(0.01)
+"""
+
+
+def the_end_of_a_program_behind_a_shell_is_noted():
+    """The shell ends at SIGTERM. Its program writes until it is killed."""
+    notes, lines = [], []
+    with tempfile.TemporaryDirectory() as name, unittest.mock.patch.object(agent, "KILL_AFTER_S", 0.5), \
+            open(os.path.join(name, "log"), "wb") as log:
+        (pathlib.Path(name) / "deaf.py").write_text(DEAF)
+        reading, writing = os.pipe()
+        wake, wake_writing = os.pipe2(os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_writing, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        try:
+            with open(reading, "rb", buffering=0) as events:
+                training = agent.Training(["/bin/sh", "-c", f"{sys.executable} deaf.py; exit 3"], pathlib.Path(name), os.environ,
+                                          agent.Lines(log, [lines.append], lines.append), Job("train.py", stop_grace=0), (),
+                                          lambda: notes.append(time.time()))
+                os.close(writing)
+                training.run(lambda: bool(lines), wake, events, lambda data: None)
+        finally:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+        written = (pathlib.Path(name) / "last").stat().st_mtime
+        expect(notes and notes[-1] >= written, notes, written)
+
+
 def a_deadline_is_kept_and_the_set_before_is_named():
     run = Run("s3://data/late")
     run.write("model", b"first")
@@ -592,6 +664,12 @@ def a_set_that_is_not_whole_is_one_error():
         expect("is no manifest of checkpoints" in text, text)
 
 
+def a_bucket_that_is_not_there_is_one_error():
+    with tempfile.TemporaryDirectory() as name:
+        text = message(Synchronizer(pathlib.Path(name), "s3://no-such-bucket/run", Said()).start)
+        expect(text.startswith("s3://no-such-bucket/run/.shoal/algo-1.json") and text.endswith("there is no such bucket"), text)
+
+
 def archive_send(archive, output_path):
     """Sends an archive as a job does at its end. A failure is one line."""
     try:
@@ -647,16 +725,21 @@ run_cases([
     a_set_waits_for_a_file_that_is_always_being_written,
     the_older_of_two_writers_stops,
     a_manifest_is_replaced_by_one_writer_at_a_time,
+    a_swap_that_fails_leaves_no_name_behind,
+    a_folder_without_hard_links_keeps_checkpoints,
+    a_start_waits_for_a_writer_that_may_have_been_killed,
     an_answer_that_is_lost_is_no_other_writer,
     a_writer_that_is_killed_leaves_a_whole_set,
     a_file_that_a_killed_script_left_torn_stays_at_home,
     one_write_of_many_seconds_is_torn_too,
     what_others_save_after_a_kill_is_safe,
     the_agent_hears_who_was_killed,
+    the_end_of_a_program_behind_a_shell_is_noted,
     a_deadline_is_kept_and_the_set_before_is_named,
     a_store_that_fails_is_said_once_and_tried_again,
     a_store_that_refuses_for_some_seconds_at_the_end_gets_all,
     a_set_that_is_not_whole_is_one_error,
+    a_bucket_that_is_not_there_is_one_error,
     what_a_job_leaves_is_copied,
     a_large_archive_goes_in_parts,
 ])

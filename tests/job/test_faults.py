@@ -4,16 +4,18 @@ partial file behind."""
 import json
 import os
 import pathlib
+import platform
 import re
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import unittest.mock
 import zipfile
 
 from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
-from shoal.job import agent
+from shoal.job import agent, processes
 from shoal.job.document import Job
 from tap import Skip, call, expect, run_cases
 
@@ -175,6 +177,22 @@ def pid_of_another_process_is_no_runner():
         expect(told["status"] == "Failed" and "is gone" in told["failure_reason"], told)
 
 
+def a_job_of_the_version_before_is_followed():
+    """Its records have pid_start and no `process`, and nobody touches them. On this machine the kernel knows the process; on
+    another one it never counts as lost."""
+    with Jobs() as jobs:
+        jobs.run("pass")
+        path = jobs.folder() / "status.json"
+        status = json.loads(path.read_text())
+        started = int(processes.identity(os.getpid()).split()[-1])
+        for pid_start, machine, seen in ((started, platform.node(), "Training"), (started - 1, platform.node(), "Failed"), (started - 1, "elsewhere", "Training")):
+            path.write_text(json.dumps({**{name: value for name, value in status.items() if name != "process"}, "status": "Training", "ended": None,
+                                        "pid": os.getpid(), "pid_start": pid_start, "machine": machine}))
+            os.utime(path, (1, 1))
+            told = jobs.status()
+            expect(told["status"] == seen and (seen == "Training" or "is gone" in told["failure_reason"]), told)
+
+
 def one_job_that_cannot_be_asked_about_leaves_the_list_whole():
     with Jobs() as jobs:
         jobs.run("pass")
@@ -321,6 +339,32 @@ def requirements_are_installed_for_the_job_alone():
         expect(subprocess.run([sys.executable, "-c", "import shoal_test_extra"], capture_output=True).returncode, "it stays there")
 
 
+def requirements_are_built_as_they_ask():
+    """The option for the package of setup.py does not hold for the requirements."""
+    with tempfile.TemporaryDirectory() as place:
+        code, folder, calls = pathlib.Path(place), pathlib.Path(place) / "environment", []
+        (code / "setup.py").write_text("")
+        (code / "requirements.txt").write_text("six\n")
+        with unittest.mock.patch.object(agent, "_isolation", lambda code: ["--no-build-isolation"]):
+            packages = agent.packages_of(Job(entry_point="train.py", source_dir=place), code)
+        failing = []
+
+        def run(command, cwd):
+            (folder / "lib/python3.0/site-packages").mkdir(parents=True, exist_ok=True)
+            calls.append(" ".join(command))
+            return int(any(word in command for word in failing)), "ERROR: none"
+
+        agent.packages_install(packages, code, folder, run)
+        expect(["--requirement" in one for one in calls] == [False, True, False], calls)
+        expect(["--no-build-isolation" in one for one in calls] == [False, False, True], calls)
+        failing.append("--requirement")
+        try:
+            agent.packages_install(packages, code, folder, run)
+            raise AssertionError("no error")
+        except agent.AgentError as error:
+            expect(str(error).startswith("cannot install requirements.txt: -m pip") and not folder.exists(), error)
+
+
 def requirements_that_cannot_be_installed_are_told():
     with Jobs() as jobs:
         if subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True).returncode:
@@ -406,10 +450,12 @@ run_cases([script_that_raises_is_named_with_its_rank, script_that_is_killed_is_n
            script_that_hangs_is_ended_at_the_time_limit, script_that_ignores_the_end_is_killed,
            script_without_a_model_is_told, stop_gives_the_script_its_time,
            stop_gives_the_program_behind_a_shell_its_time, interrupted_command_stops_the_job, killed_runner_is_found_out,
+           a_job_of_the_version_before_is_followed,
            one_job_that_cannot_be_asked_about_leaves_the_list_whole, the_group_of_an_ended_runner_is_no_other,
            a_user_without_a_home_is_told_what_to_set, a_log_that_the_terminal_cannot_show_ends_nobody,
            jobs_below_the_source_are_not_copied_with_it,
            pid_of_another_process_is_no_runner, host_lost_in_the_middle_ends_the_job, host_that_cannot_begin_ends_the_job,
            name_is_used_once, port_in_use_is_told_and_leaves_nothing, missing_data_is_told,
-           requirements_are_installed_for_the_job_alone, requirements_are_read_as_pip_reads_them, shell_script_of_windows_is_told,
+           requirements_are_installed_for_the_job_alone, requirements_are_built_as_they_ask,
+           requirements_are_read_as_pip_reads_them, shell_script_of_windows_is_told,
            requirements_that_cannot_be_installed_are_told, full_disk_while_packing_is_told, full_disk_at_the_start_is_told])

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import time
 
-from shoal.job import hosts, processes
+from shoal.job import hosts, liveness, processes
 from shoal.job.document import Job, Where
+from shoal.job.folder import HostState
 from shoal.job.places import folder_create
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, Machines, names_in, where
 from tap import expect, run_cases
@@ -146,15 +147,16 @@ def an_unreadable_state_ends_no_job():
             print("begun", flush=True)
             while not pathlib.Path("../../../go").exists():
                 time.sleep(0.05)
-        """, instance_count=2, where=where(silence=5))
+        """, instance_count=2, where=where(silence=20))
         machines = Machines(jobs, document, 2)
         for host in ("algo-1", "algo-2"):
             jobs.wait_for_line("begun", host=host)
         path = jobs.folder() / "hosts/algo-2.json"
         jobs.wait_for(lambda: json.loads(path.read_text())["status"] == "Training", "the state of a host that trains")
         path.write_text("")
-        emptied = time.monotonic()
-        jobs.wait_for(lambda: time.monotonic() > emptied + 7, "silence is over")
+        for touch in ("first", "second"):
+            before = path.stat().st_mtime_ns
+            jobs.wait_for(lambda: path.stat().st_mtime_ns > before, f"the {touch} touch")
         status = (jobs.folder() / "status.json").read_text()
         (jobs.folder() / "status.json").write_text("")
         code, out, err = jobs.call("status", "job")
@@ -163,6 +165,24 @@ def an_unreadable_state_ends_no_job():
         (jobs.folder() / "go").touch()
         done = machines.wait()
         expect([code for code, _, _ in done] == [0, 0] and all("Traceback" not in err for _, _, err in done), done, jobs.told())
+
+
+def a_touch_of_an_unreadable_state_is_a_sign_of_life():
+    with Jobs() as jobs:
+        folder = folder_create(Job("train.py", name="touched", instance_count=2, where=Where("hosts")), jobs.jobs)
+        member = hosts.Member(folder, 0)
+        other, = member.others
+        path = folder.host_state(other.name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(dataclasses.asdict(HostState(other.name, status="Training"))))
+        member._other_look(other)
+        path.write_text("")
+        for number, is_touched in enumerate((True, True, False)):
+            other.heard_at = time.monotonic() - 2 * liveness.SILENCE_S
+            if is_touched:
+                os.utime(path, (number + 1, number + 1))
+            member._other_look(other)
+            expect(other.is_lost != is_touched and (other.ending is None) == is_touched, number, other)
 
 
 def failure_of_one_machine_ends_all():
@@ -311,7 +331,8 @@ def name_is_used_once_on_all_machines():
 run_cases([machines_are_joined_in_a_shared_folder, machines_find_their_place_in_variables,
            a_machine_finds_its_name_in_the_document, machines_without_a_shared_folder_keep_their_own,
            a_machine_with_a_folder_of_its_own_is_not_lost_for_want_of_others, readers_report_a_loss_and_write_nothing,
-           a_host_gives_signs_of_life_while_it_packs, an_unreadable_state_ends_no_job, failure_of_one_machine_ends_all,
+           a_host_gives_signs_of_life_while_it_packs, an_unreadable_state_ends_no_job,
+           a_touch_of_an_unreadable_state_is_a_sign_of_life, failure_of_one_machine_ends_all,
            host_missing_at_the_start_is_named, host_lost_in_the_middle_is_named, first_host_lost_is_found_out,
            workers_of_all_machines_start_again, a_plain_script_starts_again_on_its_machine,
            a_lost_host_is_not_waited_for_by_restarts, signal_on_one_machine_stops_all,

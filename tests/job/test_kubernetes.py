@@ -26,6 +26,7 @@ echo "$*" >> "$KUBECTL_FOLDER/calls"
 case "$*" in
 *create*) cat > "$KUBECTL_FOLDER/created"; cat "$KUBECTL_FOLDER/refusal" >&2 2>/dev/null && exit 1; exit 0 ;;
 *jsonpath*) echo uid-7 ;;
+*patch\ secret*) cat "$KUBECTL_FOLDER/forbidden" >&2 2>/dev/null && exit 1; exit 0 ;;
 *get\ pods*) cat "$KUBECTL_FOLDER/pods" ;;
 *logs*since-time*) since=${*##*since-time=}; awk -v since="${since%%.*}" 'substr($1, 1, 19) >= since' "$KUBECTL_FOLDER/logs" ;;
 *logs*) cat "$KUBECTL_FOLDER/logs" 2>/dev/null ;;
@@ -162,7 +163,21 @@ def status_and_logs_come_from_the_cluster():
         cluster.says(None)
         jobs.start("pass", name="stopped", where=where(), output_path="s3://bucket/out")
         expect(jobs.call("stop", "stopped")[0] == 0 and jobs.status("stopped")["status"] == "Stopped", jobs.told("stopped"))
-        expect("delete trainjob stopped" in (cluster.folder / "calls").read_text())
+        drawn = json.loads((jobs.folder("stopped") / "kubernetes.yaml").read_text())["items"][0]["metadata"]["labels"]["shoal/start"]
+        calls = (cluster.folder / "calls").read_text()
+        expect("delete trainjob stopped" in calls and f"delete configmap,secret,trainingruntime --selector=shoal/start={drawn} " in calls, calls)
+
+
+def objects_that_the_trainjob_does_not_own_are_told():
+    """Its maker may be forbidden to change secrets. The job runs, and a stop deletes all."""
+    with Jobs() as jobs:
+        cluster = Cluster(jobs)
+        cluster.says(None)
+        (cluster.folder / "forbidden").write_text("Error from server (Forbidden): you cannot patch secrets\n")
+        code, out, err = jobs.call("run", jobs.document("pass", where=where(), output_path="s3://bucket/out"), "--detach")
+        said = "the TrainJob job does not own all of its other objects (kubectl: Error from server (Forbidden): you cannot patch secrets): `shoal job stop job`"
+        expect((code, out) == (0, "job\n") and said in err and len(err.splitlines()) == 1, code, out, err)
+        expect((cluster.folder / "calls").read_text().count("patch ") == 3, "the others are owned")
 
 
 def refusals_are_told_and_leave_nothing():
@@ -220,4 +235,4 @@ if __name__ == "__main__":
         manifests(sys.argv[2])
     else:
         run_cases([manifests_are_what_kubeflow_understands, pods_run_the_job, status_and_logs_come_from_the_cluster,
-                   refusals_are_told_and_leave_nothing])
+                   objects_that_the_trainjob_does_not_own_are_told, refusals_are_told_and_leave_nothing])

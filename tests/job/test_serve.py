@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """The endpoint: /ping, /invocations and the functions of the vendor's containers. Its answers equal those of the vendor's
 server for the same archive. Errors tell a client what failed, but no path of this machine."""
+import asyncio
 import http.client
 import io
 import json
@@ -15,6 +16,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import unittest.mock
 import urllib.error
 import urllib.request
 import zipfile
@@ -231,6 +233,37 @@ def bodies_that_wait_have_a_limit():
     with held.one() as add:
         add(100)
     expect(held.bytes == 0, held.bytes)
+
+
+def a_body_that_does_not_arrive_makes_room():
+    """Four clients announce the largest bodies, send nearly all of them, and stop."""
+    async def talk():
+        app = serving.application(handler, body_bytes_max=100)
+
+        async def client(body, is_whole):
+            pieces, sent = [{"type": "http.request", "body": body, "more_body": not is_whole}], []
+
+            async def receive():
+                return pieces.pop(0) if pieces else await asyncio.Event().wait()
+
+            async def send(message):
+                sent.append(message)
+
+            scope = {"type": "http", "method": "POST", "path": "/invocations", "query_string": b"", "headers": [(b"content-type", JSON.encode())]}
+            await app(scope, receive, send)
+            return sent[0]["status"], b"".join(one.get("body", b"") for one in sent)
+
+        slow = [asyncio.ensure_future(client(b"[" + b" " * 97, False)) for _ in range(4)]
+        await asyncio.sleep(0)
+        busy = await client(b"[[1, 2, 3]]", True)
+        told = await asyncio.gather(*slow)
+        return busy, told, await client(b"[[1, 2, 3]]", True)
+
+    with tempfile.TemporaryDirectory() as folder, unittest.mock.patch.object(serving, "BODY_S", 0.3):
+        handler = handler_of("def model_fn(d): return 0\ndef transform_fn(m, d, c, a): return d\n", folder)
+        busy, told, last = asyncio.run(asyncio.wait_for(talk(), 60))
+    expect(busy[0] == 503 and all(status == 408 and b"has not arrived within 0.3 s" in body for status, body in told), busy, told)
+    expect(last == (200, b"[[1, 2, 3]]"), last)
 
 
 def an_error_of_the_script_tells_where_and_no_path():
@@ -619,7 +652,7 @@ run_cases([
     what_a_client_does_wrong_is_told_apart,
     arrays_that_unpack_to_gigabytes_are_refused,
     a_name_of_somebody_elses_page_is_refused,
-    bodies_that_wait_have_a_limit,
+    bodies_that_wait_have_a_limit, a_body_that_does_not_arrive_makes_room,
     an_error_of_the_script_tells_where_and_no_path,
     the_vendors_client_asks_this_endpoint,
     ping_is_answered_while_a_prediction_runs,

@@ -1,9 +1,11 @@
 """The engine "slurm": real daemons over two emulated hosts (tests/hosts). Prints TAP."""
 import dataclasses
+import os
 import pathlib
 import re
 import subprocess
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "hosts"))
 
@@ -175,13 +177,32 @@ def a_failure_is_final_once_slurm_has_ended_the_job():
         commands(jobs, sbatch="echo 42")
         jobs.start("pass", where={"engine": "slurm"})
         folder = JobFolder("job", jobs.jobs)
-        folder.status_write(dataclasses.replace(folder.status(), status="Failed", failure_reason="algo-2 is lost", exit_code=1, ended=1.0))
+        folder.status_write(dataclasses.replace(folder.status(), status="Failed", failure_reason="algo-2 is lost", exit_code=1, ended=time.time()))
         for state, seen in (("RUNNING|None", "Stopping"), ("COMPLETING|None", "Stopping"), ("PENDING|BeginTime", "Requeued"), ("NODE_FAIL|None", "Failed")):
             commands(jobs, squeue=f"echo '{state}'")
             status = jobs.status()
             expect(status["status"] == seen and (status["failure_reason"] == "algo-2 is lost") == (seen != "Requeued"), state, status)
         commands(jobs, squeue="exit 1")
         expect(jobs.status()["status"] == "Failed", "Slurm is asked no more")
+
+
+def a_host_that_does_not_answer_does_not_hold_a_job_for_ever():
+    """Slurm calls its job COMPLETING until an operator mends the host. A job that ended long ago costs no question."""
+    with Jobs() as jobs:
+        commands(jobs, sbatch="echo 42", squeue=f"echo asked >> {jobs.root}/asked; echo 'COMPLETING|None'")
+        jobs.start("pass", where={"engine": "slurm"})
+        folder = JobFolder("job", jobs.jobs)
+        started = dataclasses.replace(folder.status(), status="Training", pid=1, process="boot pid:[1] time:[1] 1 7", machine="elsewhere")
+        failed = dataclasses.replace(started, status="Failed", failure_reason="algo-2 is lost", exit_code=1)
+        for ago, seen, is_asked in ((1, "Stopping", True), (600, "Failed", True), (90000, "Failed", False)):
+            folder.status_write(dataclasses.replace(failed, ended=time.time() - ago))
+            (jobs.root / "asked").unlink(missing_ok=True)
+            expect(jobs.status()["status"] == seen and (jobs.root / "asked").exists() == is_asked, ago, jobs.told())
+        for ago, seen in ((60, "Training"), (600, "Failed")):
+            folder.status_write(started)
+            os.utime(folder.path / "status.json", (time.time() - ago, time.time() - ago))
+            expect(jobs.status()["status"] == seen, ago, jobs.told())
+        expect(folder.status().status == "Training" and not (folder.path / slurm.OVER).exists(), "Slurm may start it again")
 
 
 def commands(jobs, **texts):
@@ -211,5 +232,5 @@ if __name__ == "__main__":
         sys.exit(0)
     run_cases([jobs_on_slurm_end_as_they_should, a_job_that_slurm_begins_anew_is_followed_and_a_time_limit_is_named,
                the_script_says_what_the_document_means, a_member_may_begin_before_sbatch_has_returned,
-               a_failure_is_final_once_slurm_has_ended_the_job,
+               a_failure_is_final_once_slurm_has_ended_the_job, a_host_that_does_not_answer_does_not_hold_a_job_for_ever,
                machine_without_slurm_is_told])

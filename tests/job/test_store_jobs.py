@@ -29,7 +29,10 @@ def objects(prefix):
 def wait_for_set(prefix, name, body):
     """Waits until the first host's set has this content. The manifest comes after the object."""
     def has():
-        there = objects(prefix)
+        try:
+            there = objects(prefix)
+        except s3.client.exceptions.NoSuchKey:  # it got its plain name after the listing
+            return False
         return there.get(name) == body and ".shoal/algo-1.json" in there
     wait_for(has, f"{name} at s3://data/{prefix}", every_s=0.2)
 

@@ -246,22 +246,21 @@ def _isolation(code: pathlib.Path) -> List[str]:
 
 
 def packages_install(packages: List[Tuple[str, List[str]]], place: pathlib.Path, folder: pathlib.Path, run: Callable[..., Tuple[int, str]]) -> str:
-    """Installs into an environment of the job's own, which also sees our packages. Relative paths in requirements start at
-    `place`. Returns the environment's interpreter."""
+    """Installs into an environment of the job's own, which also sees our packages. Each entry is a call of pip, as its options
+    hold for all that it installs. Relative paths in requirements start at `place`. Returns the environment's interpreter."""
     shutil.rmtree(folder, ignore_errors=True)
     python = str(folder / "bin/python3")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check", "--quiet"]
     names = " and ".join(name for name, _ in packages)
-    steps = [[sys.executable, "-m", "venv", "--without-pip", str(folder)],
-             [sys.executable, "-m", "pip", "--python", python, "install", "--disable-pip-version-check", "--quiet",
-              *(word for _, words in packages for word in words)]]
-    for step in steps:
+    steps = [(names, [sys.executable, "-m", "venv", "--without-pip", str(folder)]), *((name, [*pip, *words]) for name, words in packages)]
+    for name, step in steps:
         code, output = run(step, place)
         if code:
             shutil.rmtree(folder, ignore_errors=True)
             lines = [line for line in output.splitlines() if line.strip()]
             errors = [line for line in lines if line.startswith("ERROR:")] or lines[-1:] or ["no output"]
-            raise AgentError(f"cannot install {names}: {' '.join(step[1:4])} {processes.ending_text(code)}: {errors[0]}")
-        if step is steps[0]:
+            raise AgentError(f"cannot install {name}: {' '.join(step[1:4])} {processes.ending_text(code)}: {errors[0]}")
+        if step is steps[0][1]:
             site = next((folder / "lib").glob("python3*/site-packages"))
             (site / "outer.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith(("-packages", "site-packages"))))
     return python
@@ -691,11 +690,18 @@ class Training:
             processes.group_signal(self.process.pid, signal.SIGTERM)
             self.kill_at = now + self.job.stop_grace + KILL_AFTER_S
         if self.kill_at is not None and now >= self.kill_at:
-            processes.group_signal(self.process.pid, signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kills everything left in the runner's process group. A program behind a shell that has ended may be writing."""
+        is_alive = processes.group_is_alive(self.process.pid)
+        processes.group_signal(self.process.pid, signal.SIGKILL)
+        if is_alive:
+            self.kill_note()
 
     def _clean(self) -> None:
         """Kills and reaps everything left in the runner's process group."""
-        processes.group_signal(self.process.pid, signal.SIGKILL)
+        self._kill()
         self.process.wait()
         self.lines.end()
         if self.process.stdout:

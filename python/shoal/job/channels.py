@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from shoal.job.document import Channel, local_path
 from shoal.job.fetching import SPARE_BYTES, Cache, Progress, Report, Say, bytes_text, cache_folder, local_errors
-from shoal.job.storage import Item, LocalStore, StorageError, Store, store_open
+from shoal.job.storage import FullError, Item, LocalStore, StorageError, Store, store_open
 
 FICLONE = 0x40049409
 
@@ -201,7 +201,13 @@ def _bring(folder: pathlib.Path, store: Store, named: List[Named], offset: float
     cache = Cache(cache_folder(folder), store)
     cache.bring_all(items, progress)
     place_at = _way_to_place(cache.path(items[0]), folder, progress.size, say) if items else link
-    _assemble(folder, named, lambda name, item, place: place_at(cache.path(item), place))
+    try:
+        _assemble(folder, named, lambda name, item, place: place_at(cache.path(item), place))
+    except FullError:
+        if place_at is not _copy:
+            raise
+        _no_room_say(folder, progress.size, say)
+        _assemble(folder, named, lambda name, item, place: link(cache.path(item), place))
     progress.end()
 
 
@@ -221,9 +227,13 @@ def _way_to_place(first: pathlib.Path, folder: pathlib.Path, size: int, say: Say
         room = os.statvfs(folder.parent)
     if is_cheap or size + SPARE_BYTES <= room.f_bavail * room.f_frsize:
         return _copy
+    _no_room_say(folder, size, say)
+    return link
+
+
+def _no_room_say(folder: pathlib.Path, size: int, say: Say) -> None:
     say(f"channel {folder.name}: there is no room for {bytes_text(size)} once more, so its files are those of the cache: a script that "
         "writes to them changes them for all hosts of this machine")
-    return link
 
 
 def _clone(source: pathlib.Path, place: pathlib.Path) -> bool:

@@ -26,7 +26,7 @@ from typing import Any, Dict, List, Optional, Set, Tuple
 
 from shoal.job.document import Job, local_path
 from shoal.job.fetching import Progress, Report, Say, bring_at_once, local_errors
-from shoal.job.storage import ChangedError, Item, Stopped, StorageError, Store, join, store_open
+from shoal.job.storage import SWAP_STALE_S, ChangedError, Item, Stopped, StorageError, Store, join, store_open
 
 OWN = ".shoal"
 INTERVAL_S = 2.0
@@ -35,7 +35,7 @@ TORN_S = INTERVAL_S + SETTLE_S  # a file that changed within this time before a 
 TIMEOUT_S = 600.0  # to copy the last set
 SAY_EVERY_S = 60.0  # interval of reporting that no set can be made because a file is always being written
 LOOKS = 3  # attempts to read the sets of other hosts, which may be moving files to their plain names
-CLAIMS = 5  # attempts to take over a manifest that others replace meanwhile
+CLAIM_S = SWAP_STALE_S + 1.0  # time to take over a manifest that others replace; a killed writer blocks it for SWAP_STALE_S
 UNFINISHED = (".tmp", ".part", ".partial", ".incomplete")
 
 
@@ -183,14 +183,16 @@ class Synchronizer:
 
     def _claim(self) -> None:
         """Makes this run the manifest's writer. Removes what lost writers began."""
-        for left in reversed(range(CLAIMS)):
-            self.manifest.read()
+        until = time.monotonic() + CLAIM_S
+        while True:
             try:
+                self.manifest.read()
                 self.manifest.write(self.manifest.entries, self.writer, self.manifest.time)
                 break
-            except TakenError:
-                if not left:
+            except (TakenError, ChangedError):
+                if time.monotonic() >= until:
                     raise
+                time.sleep(SETTLE_S)
         kept = {join(self.top, entry.key) for entry in self.manifest.entries.values()}
         for item in self.store.list(join(self.top, f"{OWN}/{self.host}/")):
             if item.key not in kept:

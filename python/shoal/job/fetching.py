@@ -142,12 +142,19 @@ class Cache:
         if not missing:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        needed = sum(item.size - _blocks_bytes(self.path(item).with_suffix(".part")) for item in missing)
+        needed = sum(max(item.size - self._there_bytes(item), 0) for item in missing)
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
         if needed + SPARE_BYTES > free:
             raise FullError(f"{bytes_text(needed)} have to come to {self.folder}, where {bytes_text(free)} are free: "
                             "make room there, or name another folder with SHOAL_CACHE")
+
+    def _there_bytes(self, item: Item) -> int:
+        """Returns the bytes of the disk that the object uses already: its part, and the old file that it replaces."""
+        final, old = self.path(item), 0
+        with contextlib.suppress(OSError):
+            old = _blocks_bytes(final) if final.stat().st_nlink == 1 else 0  # the bytes of a file with a second name stay
+        return _blocks_bytes(final.with_suffix(".part")) + old
 
     def bring(self, item: Item, progress: Optional[Progress] = None) -> pathlib.Path:
         """Downloads one object, or waits for another process that does."""

@@ -29,10 +29,12 @@ import dataclasses
 import json
 import os
 import pathlib
+import platform
 import tempfile
 import time
 from typing import Any, Dict, List, Optional, Type, TypeVar
 
+from shoal.job import processes
 from shoal.job.document import JobError
 
 STATUSES = ("Starting", "Pending", "Requeued", "Downloading", "Training", "Uploading", "Stopping", "Completed", "Failed", "Stopped")
@@ -54,6 +56,7 @@ class Status:
     workers_per_host: int = 1
     pid: Optional[int] = None  # the process that runs the job, on `machine`
     process: Optional[str] = None  # its unique name: processes.identity()
+    pid_start: Optional[int] = None  # only in records of earlier versions, which have no `process`: its start time
     machine: Optional[str] = None
     engine: str = "local"  # what runs the job (Where.engine)
     engine_id: Optional[str] = None  # the engine's name for the job: a Slurm job's number, a TrainJob's name
@@ -74,6 +77,7 @@ class HostState:
     run: int = 0  # as in Status; what an earlier run left does not count
     pid: Optional[int] = None
     process: Optional[str] = None
+    pid_start: Optional[int] = None  # as in Status
     exit_code: Optional[int] = None
     failure_reason: Optional[str] = None
     is_secondary: bool = False  # it failed because of another host
@@ -195,11 +199,14 @@ def append_line(path: pathlib.Path, record: Dict[str, Any]) -> None:
 
 
 def record_read(kind: Type[Record], path: pathlib.Path) -> Record:
-    """Reads a record from a file. Leaves out fields that only newer versions know. Raises OSError, ValueError, TypeError."""
+    """Reads a record from a file. Leaves out fields that only newer versions know, and names the process of a record of an
+    earlier version if it runs on this machine. Raises OSError, ValueError, TypeError."""
     data = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(data, dict):
         raise ValueError("it is not an object of JSON")
     known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    if data.get("pid_start") and not data.get("process") and data.get("machine") == platform.node():
+        data["process"] = processes.name_of(data.get("pid"), data["pid_start"])
     return kind(**{name: value for name, value in data.items() if name in known})
 
 

@@ -4,7 +4,7 @@ run` with the engine "hosts" and finds its index in Kubeflow's PET_* variables.
     ConfigMap NAME-source    source.tar.gz
     Secret NAME-secret       job.json, which may hold passwords, and the secret that proves that a rank belongs to the job
     TrainingRuntime NAME     one container on each node, with these two mounted at /shoal/job, and the volume of jobs
-    TrainJob NAME            how many nodes, how many workers on each, which image; it owns the others, so all are deleted with it
+    TrainJob NAME            how many nodes, how many workers on each, which image; owns the others, if `shoal job run` has made it
 
 where.options: image (with this package and what the script imports), namespace, context, claim (a PersistentVolumeClaim of mode
 ReadWriteMany for the folder of jobs, shared by all pods), service_account, resources (of each node: {"limits":
@@ -24,6 +24,7 @@ import re
 import secrets
 import shutil
 import subprocess
+import sys
 import tarfile
 import time
 from typing import Any, Dict, List, Optional, Tuple
@@ -34,6 +35,7 @@ from shoal.job.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.places import EngineError, end_seconds, source_files
 
 LABEL = "shoal/start"  # its value is random for each start, and marks the objects that this start made
+MADE = "kubernetes.yaml"  # in the job's folder: the objects, as text_of() writes them
 API = "trainer.kubeflow.org/v1alpha1"
 OPTIONS = ("image", "namespace", "context", "claim", "service_account", "resources", "python", "pod")
 MOUNT, JOBS_MOUNT = "/shoal/job", "/shoal/jobs"
@@ -214,7 +216,7 @@ def start(job: Job, folder: JobFolder) -> None:
     """Makes all objects or none: after a refusal it deletes only what this start has made."""
     made = manifests(job)
     text, options, name = text_of(made), job.where.options, resource_name(job)
-    file_replace(folder.path / "kubernetes.yaml", text)
+    file_replace(folder.path / MADE, text)
     code, _, err = _kubectl(options, "create", "--filename=-", told=text)
     if code:
         for kinds in ("trainjob,trainingruntime", "configmap,secret"):
@@ -225,17 +227,29 @@ def start(job: Job, folder: JobFolder) -> None:
                               f"delete that one (kubectl: {said[-1]})")
         raise EngineError(f"kubectl create exited with code {code}: {said[-1]}")
     file_replace(folder.engine_id, name)
-    _own(options, name, made)
+    _own(folder, options, name, made)
 
 
-def _own(options: Dict[str, Any], name: str, made: List[Dict[str, Any]]) -> None:
+def _own(folder: JobFolder, options: Dict[str, Any], name: str, made: List[Dict[str, Any]]) -> None:
     """Makes the TrainJob the owner of the other objects, so that they are deleted with it by anyone who deletes it."""
-    code, uid, _ = _kubectl(options, "get", "trainjob", name, "--output=jsonpath={.metadata.uid}")
-    if code == 0 and uid:
-        owner = {"apiVersion": API, "kind": "TrainJob", "name": name, "uid": uid.strip()}
-        patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
-        for one in made[:-1]:
-            _kubectl(options, "patch", one["kind"].lower(), one["metadata"]["name"], "--type=merge", f"--patch={patch}")
+    code, uid, err = _kubectl(options, "get", "trainjob", name, "--output=jsonpath={.metadata.uid}")
+    refused = [] if code == 0 and uid else [err]
+    owner = {"apiVersion": API, "kind": "TrainJob", "name": name, "uid": uid.strip()}
+    patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+    for one in [] if refused else made[:-1]:
+        code, _, err = _kubectl(options, "patch", one["kind"].lower(), one["metadata"]["name"], "--type=merge", f"--patch={patch}")
+        refused += [err] if code else []
+    if refused:
+        _say(f"the TrainJob {name} does not own all of its other objects ({_last_line(refused[0])}): `shoal job stop {folder.name}` deletes them, and "
+             "`kubectl delete` of the TrainJob alone does not")
+
+
+def _say(text: str) -> None:
+    print(f"shoal job: {text}", file=sys.stderr, flush=True)
+
+
+def _last_line(err: str) -> str:
+    return "kubectl: " + (err.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def _options(folder: JobFolder) -> Dict[str, Any]:
@@ -243,12 +257,22 @@ def _options(folder: JobFolder) -> Dict[str, Any]:
 
 
 def stop(folder: JobFolder) -> None:
-    """Deletes the TrainJob; its pods get SIGTERM, and their scripts the grace time."""
-    status = folder.status()
-    code, _, err = _kubectl(_options(folder), "delete", "trainjob", status.engine_id or "", "--ignore-not-found", "--wait=false")
+    """Deletes the TrainJob, whose pods get SIGTERM, and their scripts the grace time. Deletes the other objects also, in case the
+    TrainJob does not own them."""
+    status, options = folder.status(), _options(folder)
+    code, _, err = _kubectl(options, "delete", "trainjob", status.engine_id or "", "--ignore-not-found", "--wait=false")
     if code:
         raise EngineError(f"kubectl delete exited with code {code}: {err.strip()}")
     folder.status_write(dataclasses.replace(status, status="Stopped", ended=time.time(), exit_code=143))
+    with contextlib.suppress(FileNotFoundError, KeyError):  # an earlier version has made the objects, without a label
+        drawn = json.loads((folder.path / MADE).read_text())["items"][0]["metadata"]["labels"][LABEL]
+        _others_delete(options, drawn)
+
+
+def _others_delete(options: Dict[str, Any], drawn: str) -> None:
+    code, _, err = _kubectl(options, "delete", "configmap,secret,trainingruntime", f"--selector={LABEL}={drawn}", "--ignore-not-found", "--wait=false")
+    if code:
+        _say(f"objects with the label {LABEL}={drawn} may be left ({_last_line(err)}): delete them by hand")
 
 
 def refresh(folder: JobFolder, status: Status) -> Status:

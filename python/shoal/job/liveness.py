@@ -42,7 +42,8 @@ def failed_if_lost(folder: JobFolder, status: Status, silence_s: float) -> Statu
     """Returns the status of a job that has not reported its end: unchanged, or Failed if the process that runs it is gone or
     silent."""
     is_alive = processes.is_alive(status.process)
-    if is_alive or status.status in ENDED:
+    is_unnamed = status.pid is not None and status.process is None  # by an earlier version, which touches no status
+    if is_alive or is_unnamed or status.status in ENDED:
         return status
     try:
         touched = touched_at(folder.path / "status.json")

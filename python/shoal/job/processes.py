@@ -40,7 +40,12 @@ def identity(pid: int) -> Optional[str]:
         fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in "ZX" else f"{_kernel()} {pid} {fields[19]}"
+    return None if fields[0] in "ZX" else name_of(pid, int(fields[19]))
+
+
+def name_of(pid: int, start: int) -> str:
+    """Returns the unique name of the process of this kernel that has this pid and was started then, in ticks since boot."""
+    return f"{_kernel()} {pid} {start}"
 
 
 def is_alive(process: Optional[str]) -> Optional[bool]:

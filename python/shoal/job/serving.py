@@ -6,8 +6,8 @@
 The functions come from the module SAGEMAKER_PROGRAM (by default inference.py) in the folder code/ of the model. Missing ones
 are the containers' defaults. One prediction runs at a time, on its own thread, so that /ping is answered meanwhile.
 
-Differences from the containers: a wrong request is answered with 400, 406, 413 or 415 (there 500); pickled objects in .npy and
-.npz are refused; an error is JSON, and contains paths of this machine only if `show_errors` is set."""
+Differences from the containers: a wrong request is answered with 400, 406, 408, 413 or 415 (there 500); pickled objects in .npy
+and .npz are refused; an error is JSON, and contains paths of this machine only if `show_errors` is set."""
 from __future__ import annotations
 
 import asyncio
@@ -34,6 +34,7 @@ TEXTS = (JSON, CSV)  # bodies of these types reach input_fn as text
 INPUTS = (JSON, CSV, NPY, NPZ)
 OUTPUTS = (JSON, CSV, NPY)
 BODY_BYTES_MAX = 64 << 20
+BODY_S = 60.0  # within which a body must arrive: slow clients would hold the room of all others
 HELD_BODIES = 4  # bodies of the largest size that may be waiting or being read at one time
 UNPACKED_MAX = 4  # limit of the arrays in an .npz, in multiples of the largest body
 NAMES = ("model_fn", "input_fn", "predict_fn", "output_fn", "transform_fn", "pre_model_fn", "model_warmup_fn")
@@ -370,7 +371,7 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
             if is_local and not processes.asks_this_machine(request.headers.get("host")):
                 raise RequestError(403, "OtherHost", "this endpoint answers only requests to localhost: --address makes it listen elsewhere")
             with held.one() as add:
-                body = await _body(request, body_bytes_max, add)
+                body = await _body_in_time(request, body_bytes_max, add)
                 loop = asyncio.get_running_loop()
                 data, content_type = await loop.run_in_executor(pool, handler.answer, body, dict(request.headers))
         except ClientDisconnect:
@@ -380,7 +381,8 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
             if status >= 500:
                 cause = error.cause if isinstance(error, FunctionError) else error
                 traceback.print_exception(type(cause), cause, cause.__traceback__)
-            return JSONResponse(told, status)
+            more = {"connection": "close"} if status == 408 else None  # the rest of the body may still arrive
+            return JSONResponse(told, status, more)
         return Response(data, headers={"content-type": content_type})
 
     async def refused(request: Request, error: Exception) -> Response:
@@ -414,6 +416,13 @@ class Held:
             yield add
         finally:
             self.bytes -= own
+
+
+async def _body_in_time(request: Any, bytes_max: int, add: Callable[[int], None]) -> bytes:
+    try:
+        return await asyncio.wait_for(_body(request, bytes_max, add), BODY_S)
+    except asyncio.TimeoutError:
+        raise RequestError(408, "BodyTooSlow", f"the body has not arrived within {BODY_S:g} s: send less at a time") from None
 
 
 async def _body(request: Any, bytes_max: int, add: Callable[[int], None]) -> bytes:

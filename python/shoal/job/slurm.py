@@ -22,7 +22,7 @@ from typing import Dict, List, Optional, Tuple
 
 from shoal.job import liveness, processes
 from shoal.job.document import Job
-from shoal.job.folder import ENDED, JobFolder, Status, file_replace
+from shoal.job.folder import ENDED, JobFolder, Status, file_replace, touched_at
 from shoal.job.places import EngineError, end_seconds, job_read, workers_per_host
 
 OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "gres", "time", "mem", "cpus_per_task")
@@ -30,6 +30,8 @@ ASK_S = 60.0  # for Slurm's commands to answer
 QUIET_S = 10.0  # time without a sign of life after which Slurm is asked
 EARLIER_S = 60  # Slurm may send the signal this much before the requested time
 BRING_S = 600  # time that a job may need before its script runs, in addition to max_run
+ASKED_S = 86400.0  # time after a job's end for which Slurm is asked if it restarts the job
+COMPLETING_S = 300.0  # a job that has been COMPLETING for this time is over: a host that does not answer may hold it for hours
 GONE = "GONE"  # Slurm no longer knows the job
 OVER = "slurm.over"  # in the job's folder: Slurm has ended the job for good
 # States of a job that has not ended, as squeue prints them.
@@ -153,8 +155,9 @@ def refresh(folder: JobFolder, status: Status) -> Status:
     if status.engine_id is None or status.status == "Completed":
         return status
     if status.status in ENDED:
-        return status if (folder.path / OVER).exists() else _after_end(folder, status)
-    if status.pid and liveness.failed_if_lost(folder, status, QUIET_S).status != "Failed":
+        is_final = (folder.path / OVER).exists() or time.time() - (status.ended or 0.0) > ASKED_S
+        return status if is_final else _after_end(folder, status)
+    if status.process and liveness.failed_if_lost(folder, status, QUIET_S).status != "Failed":
         return status
     told = state_of(status.engine_id)
     if told is None:
@@ -162,7 +165,19 @@ def refresh(folder: JobFolder, status: Status) -> Status:
     if told[0] in WAITING:
         return dataclasses.replace(status, status="Requeued" if status.pid else "Pending", waits_for=told[1])
     now = folder.status()
-    return now if told[0] in UNDER_WAY or now.status in ENDED else _ended(folder, now, *told)
+    return now if now.status in ENDED or _is_under_way(told[0], _touched(folder)) else _ended(folder, now, *told)
+
+
+def _touched(folder: JobFolder) -> float:
+    try:
+        return touched_at(folder.path / "status.json")
+    except OSError:  # a file server that is away for a moment
+        return time.time()
+
+
+def _is_under_way(state: str, since: float) -> bool:
+    """`since`: the time of the job's end, or of its last sign of life."""
+    return state in UNDER_WAY and (state != "COMPLETING" or time.time() - since <= COMPLETING_S)
 
 
 def _after_end(folder: JobFolder, status: Status) -> Status:
@@ -173,9 +188,9 @@ def _after_end(folder: JobFolder, status: Status) -> Status:
         return status
     if told and told[0] in WAITING:
         return dataclasses.replace(status, status="Requeued", waits_for=told[1], ended=None, exit_code=None, failure_reason=None)
-    if told and told[0] in UNDER_WAY:
+    if told and _is_under_way(told[0], status.ended or 0.0):
         return dataclasses.replace(status, status="Stopping", ended=None)
-    if told:
+    if told and told[0] not in UNDER_WAY:
         with contextlib.suppress(OSError):
             (folder.path / OVER).touch()
     return status
@@ -187,7 +202,7 @@ def _ended(folder: JobFolder, status: Status, state: str, reason: str) -> Status
     detail = f" ({reason})" if reason else ""
     text = f"Slurm's job {status.engine_id} has ended without a word of its own: {state}{detail}; see {folder.path / 'slurm.out'}"
     status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=text)
-    if state != GONE:  # if Slurm does not know the job, this may be another Slurm
+    if state not in (GONE, *UNDER_WAY):  # GONE: this may be another Slurm; COMPLETING: Slurm may restart the job
         with contextlib.suppress(OSError):
             folder.status_write(status)
             (folder.path / OVER).touch()

@@ -240,22 +240,23 @@ class LocalStore(Store):
     def swap(self, data: bytes, key: str, before: Optional[Item]) -> Item:
         """Replaces an object. A writer first takes the name KEY.next, which only one can have; that file then becomes KEY."""
         following = key + ".next"
-        with self._coming(key) as coming:
-            pathlib.Path(coming).write_bytes(data)
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(coming).st_mtime - os.stat(following).st_mtime > SWAP_STALE_S:
-                    os.unlink(following)
+        with self._coming(key) as clock:
             try:
-                os.link(coming, following)
+                descriptor = _name_take(following, clock)
             except FileExistsError:
                 raise ChangedError(f"{key} is being replaced by another writer") from None
-            now = self.info(key)
-            if now != before:
-                os.unlink(following)
-                raise self.changed(before or Item(key, 0))
-            if before and os.stat(following).st_mtime_ns <= int(before.version):  # within one tick of the file clock
-                os.utime(following, ns=(int(before.version) + 1,) * 2)
-            return _file_place(following, key)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(data)
+                if _file_present(key) != before:
+                    raise self.changed(before or Item(key, 0))
+                if before and os.stat(following).st_mtime_ns <= int(before.version):  # within one tick of the file clock
+                    os.utime(following, ns=(int(before.version) + 1,) * 2)
+                return _file_place(following, key)
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(following)
+                raise
 
     @contextlib.contextmanager
     def _coming(self, key: str) -> Iterator[str]:
@@ -285,6 +286,26 @@ def _raise(error: OSError) -> None:
 def _file_item(path: pathlib.Path) -> Item:
     status = path.stat()
     return Item(str(path), status.st_size, str(status.st_mtime_ns))
+
+
+def _file_present(key: str) -> Optional[Item]:
+    """Returns the file as it is on the file server: NFS may answer a stat() from its cache, but asks the server at open()."""
+    try:
+        with open(key, "rb") as file:
+            status = os.fstat(file.fileno())
+    except FileNotFoundError:
+        return None
+    return Item(key, status.st_size, str(status.st_mtime_ns))
+
+
+def _name_take(name: str, clock: str) -> int:
+    """Makes a file that does not exist yet, and returns its descriptor. Needs no hard links, which some file systems lack. First
+    removes a file whose writer was killed. `clock` is the name of a temporary file, which shows the file server's time."""
+    pathlib.Path(clock).touch()
+    with contextlib.suppress(FileNotFoundError):
+        if os.stat(clock).st_mtime - os.stat(name).st_mtime > SWAP_STALE_S:
+            os.unlink(name)
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def sync(path: Any) -> None:
@@ -352,7 +373,8 @@ class RemoteStore(Store):
             raise StorageError(f"{self.scheme}:// needs a package that is not installed ({error}): "
                                "pip install 'shoal[job]'") from error
         except Exception as error:  # each package has its own exceptions
-            if item and _code(error)[1] in (404, 409, 410, 412):
+            code, status = _code(error)
+            if item and code != "NoSuchBucket" and status in (404, 409, 410, 412):
                 raise self.changed(item) from error
             raise StorageError(f"{self.uri(key)}: {self._reason(error)}") from error
 
