@@ -20,8 +20,6 @@ enum { PAUSE_MS_MIN = 10 };
 enum { WORD_MS = 10000 };
 /* Time for workers that hang in the kernel (run.c), plus this margin for slow hosts. */
 enum { END_MS_MORE = 20000 };
-/* Host 0 does not answer while it starts its workers. It has about as many as this host. */
-enum { WORKER_START_MS = 10 };
 
 uint64_t run_agents_now_ms(void)
 {
@@ -126,12 +124,12 @@ uint64_t run_agents_deadline(const struct run_agents *agents)
 
 void run_agents_await(struct run_agents *agents, enum run_kind kind)
 {
-    const uint64_t start_ms = (uint64_t)agents->options->workers * WORKER_START_MS;
-    const uint64_t end_ms = agents->options->grace_ms + END_MS_MORE + RUN_HUB_TELL_MS + RUN_HUB_ANSWER_MS;
+    const uint64_t answer_ms = (uint64_t)agents->start.answer_ms;
+    const uint64_t end_ms = (uint64_t)agents->start.grace_ms + END_MS_MORE + RUN_HUB_TELL_MS + answer_ms;
     if (!agents->is_started)
         return;
     if (kind == RUN_TROUBLE && !agents->has_stop)
-        agents_earlier(&agents->answer_at, run_agents_now_ms() + RUN_HUB_ANSWER_MS + start_ms);
+        agents_earlier(&agents->answer_at, run_agents_now_ms() + answer_ms);
     else if (kind == RUN_ENDED && agents->has_stop)
         agents_earlier(&agents->answer_at, run_agents_now_ms() + end_ms);
 }
@@ -224,7 +222,7 @@ static bool hub_prepare(struct run_agents *agents)
         .hosts = agents->hosts,
         .restarts = agents->options->restarts,
         .meet_ms = agents->options->meet_ms,
-        .end_ms = agents->options->grace_ms + END_MS_MORE,
+        .end_ms = END_MS_MORE,
         .send = run_agents_hub_send,
         .arg = agents,
     };
@@ -253,6 +251,7 @@ static void self_fill(struct run_agents *agents)
     self->index = agents->index;
     self->workers = agents->options->workers;
     self->has_secret = agents->secret.is_set;
+    self->grace_ms = agents->options->grace_ms < INT32_MAX ? (int32_t)agents->options->grace_ms : INT32_MAX;
     if (gethostname(self->name, sizeof self->name - 1))
         snprintf(self->name, sizeof self->name, "?");
     for (char *at = self->name; *at; at++)

@@ -209,6 +209,7 @@ static void member_hear(struct run_agents *agents, struct run_link *link, const 
 {
     if (message->kind == RUN_START) {
         agents->is_started = true;
+        agents->start = message->start;
         agents->has_ended = agents->has_stop = false;
     } else if (message->kind == RUN_STOP) {
         const struct run_message answer = {.kind = RUN_STOPPING, .stopping.attempt = message->event.attempt};

@@ -57,6 +57,7 @@ struct run_agents {
     struct run_link *links;
     int link_count;
     struct run_search search;
+    struct run_start start;          /* the last that came */
     bool is_started, is_partitioned; /* host 0 was lost after START */
     bool has_ended;                  /* ENDED was sent for this attempt */
     bool has_stop;                   /* STOP has come in this attempt */
