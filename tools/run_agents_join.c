@@ -288,9 +288,7 @@ static void link_to_host_0_serve(struct run_agents *agents, struct run_link *lin
         greet(agents, link);
     if (link->fd < 0)
         return;
-    int error = run_link_flush(link);
-    if (!error && (events & (POLLIN | POLLERR | POLLHUP)))
-        error = run_link_receive(link);
+    const int error = run_link_serve(link, events);
     const bool is_closing = link->state == RUN_LINK_CLOSING;
     link->error = error;
     if (is_closing)
