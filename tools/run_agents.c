@@ -37,16 +37,18 @@ void run_agents_own(struct run_agents *agents, const struct run_message *message
 {
     if (message->kind == RUN_REFUSED && agents->own_at[RUN_REFUSED])
         return; /* the first reason is the cause of the others */
-    agents->own[message->kind] = *message;
-    agents->own_at[message->kind] = ++agents->own_count;
+    const bool is_by_signal = message->kind == RUN_STOP && message->event.cause == RUN_CAUSE_SIGNAL;
+    const int at = is_by_signal ? OWN_STOP_BY_SIGNAL : (int)message->kind;
+    agents->own[at] = *message;
+    agents->own_at[at] = ++agents->own_count;
 }
 
 static bool own_next(struct run_agents *agents, struct run_message *message_out)
 {
     int oldest = 0;
-    for (int kind = 1; kind < RUN_KIND_END; kind++)
-        if (agents->own_at[kind] && (!oldest || agents->own_at[kind] < agents->own_at[oldest]))
-            oldest = kind;
+    for (int at = 1; at < OWN_END; at++)
+        if (agents->own_at[at] && (!oldest || agents->own_at[at] < agents->own_at[oldest]))
+            oldest = at;
     if (!oldest)
         return false;
     *message_out = agents->own[oldest];
@@ -236,7 +238,7 @@ static bool agents_prepare(struct run_agents *agents)
 {
     const bool is_alone = agents->hosts == 1;
     agents->link_count = is_alone ? 0 : is_host_0(agents) ? agents->hosts + STRANGERS_MAX : 1;
-    agents->own = calloc(RUN_KIND_END, sizeof *agents->own);
+    agents->own = calloc(OWN_END, sizeof *agents->own);
     agents->links = calloc((size_t)agents->link_count + 1, sizeof *agents->links);
     for (int i = 0; agents->links && i < agents->link_count; i++)
         agents->links[i] = (struct run_link){.fd = -1, .host = -1};
