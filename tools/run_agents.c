@@ -149,6 +149,11 @@ void run_agents_say(struct run_agents *agents, const struct run_message *message
         run_agents_own_loss(agents, RUN_VERDICT);
 }
 
+const char *run_agents_name(const struct run_agents *agents)
+{
+    return agents->self.name;
+}
+
 void run_agents_leave(struct run_agents *agents)
 {
     agents->has_left = true;
