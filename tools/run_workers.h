@@ -19,7 +19,7 @@ struct run_workers {
     struct run_worker *at;
     int first_rank;
     int started, alive;
-    bool is_reaped;     /* the dead are: the kernel may give their numbers to other processes */
+    bool is_reaped;     /* the dead are, so other processes may get their numbers */
     uint64_t oom_kills; /* shoal_topology_oom_kills() before they were started */
 };
 

@@ -50,9 +50,8 @@ static struct run_message message_make(enum run_kind kind)
         snprintf(message.refusal.text, sizeof message.refusal.text, "no");
         break;
     case RUN_START:
-        message.start = (struct run_start){.attempt = 1, .restarts = 2, .first_rank = 3, .ranks = 5, .grace_ms = 10000};
-        message.start.answer_ms = 4020;
-        snprintf(message.start.session, sizeof message.start.session, "run-1.1");
+        message.start = (struct run_start){.attempt = 1, .restarts = 2, .first_rank = 3, .ranks = 5, .session = "run-1.1"};
+        message.start.grace_ms = message.start.answer_ms = 10000;
         break;
     case RUN_TROUBLE:
     case RUN_STOP:

@@ -85,7 +85,7 @@ static bool is_reaped(pid_t pid)
 
 /* ---- the cases ---- */
 
-/* The kernel gives the number of a reaped worker to a process of somebody else. */
+/* Another process may get the number of a reaped worker. */
 static void reaped_workers_get_no_signals(void **state)
 {
     (void)state;
