@@ -41,7 +41,7 @@
 #define LOOK_MS UINT64_C(100)
 #define NEVER UINT64_MAX
 
-/* README.md promises that a failure anywhere ends all workers everywhere within this time, unless --grace is set. */
+/* docs/launching.md promises that a failure anywhere ends all workers everywhere within this time, unless --grace is set. */
 #define ENDED_WITHIN_MS 5000
 _Static_assert(FAILURE_TERM_MS + FAILURE_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after a worker's failure");
 _Static_assert(RUN_LINK_SILENT_MS + LOST_KILL_MS + DRAIN_MS <= ENDED_WITHIN_MS, "after the cut of a host's cable");
@@ -553,16 +553,23 @@ static bool has_last_words(const struct run *run)
     return run_output_has_queued(&run->output) || !run_agents_have_left(run->agents);
 }
 
+/* This host was asked to end, and does not wait for the verdict. */
+static void leaving_report(struct run *run)
+{
+    struct run_cause cause = {
+        .kind = RUN_CAUSE_SIGNAL, .host = run->options.place.index, .code = run->code, .signal = run->signal};
+    snprintf(cause.name, sizeof cause.name, "%s", run_agents_name(run->agents));
+    run_output_say(&run->output, "ended by signal %d (%s)", run->signal, strsignal(run->signal));
+    run_event_cause(&cause, "asked to end before all was over");
+}
+
 static int run_follow(struct run *run)
 {
     messages_take(run);
     while (run->phase != PHASE_OVER && !(run->must_leave && run->phase != PHASE_WORKING))
         turn(run);
-    if (run->phase != PHASE_OVER) {
-        const struct run_cause cause = {.kind = RUN_CAUSE_SIGNAL, .host = run->options.place.index, .signal = run->signal};
-        run_output_say(&run->output, "ended by signal %d (%s)", run->signal, strsignal(run->signal));
-        run_event_cause(&cause, "asked again to end before all was over");
-    }
+    if (run->phase != PHASE_OVER)
+        leaving_report(run);
     run_event_ended(run->code);
     /* A reader that pauses (a pager) may do so, except after a request to end. */
     const bool is_hurried = run->cause == RUN_CAUSE_SIGNAL || run->cause == RUN_CAUSE_TIMEOUT;

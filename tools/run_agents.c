@@ -20,8 +20,6 @@ enum { PAUSE_MS_MIN = 10 };
 enum { WORD_MS = 10000 };
 /* Time for workers that hang in the kernel (run.c), plus this margin for slow hosts. */
 enum { END_MS_MORE = 20000 };
-/* Host 0 does not answer while it starts its workers. It has about as many as this host. */
-enum { WORKER_START_MS = 10 };
 
 uint64_t run_agents_now_ms(void)
 {
@@ -39,16 +37,18 @@ void run_agents_own(struct run_agents *agents, const struct run_message *message
 {
     if (message->kind == RUN_REFUSED && agents->own_at[RUN_REFUSED])
         return; /* the first reason is the cause of the others */
-    agents->own[message->kind] = *message;
-    agents->own_at[message->kind] = ++agents->own_count;
+    const bool is_by_signal = message->kind == RUN_STOP && message->event.cause == RUN_CAUSE_SIGNAL;
+    const int at = is_by_signal ? OWN_STOP_BY_SIGNAL : (int)message->kind;
+    agents->own[at] = *message;
+    agents->own_at[at] = ++agents->own_count;
 }
 
 static bool own_next(struct run_agents *agents, struct run_message *message_out)
 {
     int oldest = 0;
-    for (int kind = 1; kind < RUN_KIND_END; kind++)
-        if (agents->own_at[kind] && (!oldest || agents->own_at[kind] < agents->own_at[oldest]))
-            oldest = kind;
+    for (int at = 1; at < OWN_END; at++)
+        if (agents->own_at[at] && (!oldest || agents->own_at[at] < agents->own_at[oldest]))
+            oldest = at;
     if (!oldest)
         return false;
     *message_out = agents->own[oldest];
@@ -126,12 +126,12 @@ uint64_t run_agents_deadline(const struct run_agents *agents)
 
 void run_agents_await(struct run_agents *agents, enum run_kind kind)
 {
-    const uint64_t start_ms = (uint64_t)agents->options->workers * WORKER_START_MS;
-    const uint64_t end_ms = agents->options->grace_ms + END_MS_MORE + RUN_HUB_TELL_MS + RUN_HUB_ANSWER_MS;
+    const uint64_t answer_ms = (uint64_t)agents->start.answer_ms;
+    const uint64_t end_ms = (uint64_t)agents->start.grace_ms + END_MS_MORE + RUN_HUB_TELL_MS + answer_ms;
     if (!agents->is_started)
         return;
     if (kind == RUN_TROUBLE && !agents->has_stop)
-        agents_earlier(&agents->answer_at, run_agents_now_ms() + RUN_HUB_ANSWER_MS + start_ms);
+        agents_earlier(&agents->answer_at, run_agents_now_ms() + answer_ms);
     else if (kind == RUN_ENDED && agents->has_stop)
         agents_earlier(&agents->answer_at, run_agents_now_ms() + end_ms);
 }
@@ -147,6 +147,11 @@ void run_agents_say(struct run_agents *agents, const struct run_message *message
         run_link_say(&agents->links[0], message);
     else if (message->kind == RUN_ENDED)
         run_agents_own_loss(agents, RUN_VERDICT);
+}
+
+const char *run_agents_name(const struct run_agents *agents)
+{
+    return agents->self.name;
 }
 
 void run_agents_leave(struct run_agents *agents)
@@ -224,7 +229,7 @@ static bool hub_prepare(struct run_agents *agents)
         .hosts = agents->hosts,
         .restarts = agents->options->restarts,
         .meet_ms = agents->options->meet_ms,
-        .end_ms = agents->options->grace_ms + END_MS_MORE,
+        .end_ms = END_MS_MORE,
         .send = run_agents_hub_send,
         .arg = agents,
     };
@@ -238,7 +243,7 @@ static bool agents_prepare(struct run_agents *agents)
 {
     const bool is_alone = agents->hosts == 1;
     agents->link_count = is_alone ? 0 : is_host_0(agents) ? agents->hosts + STRANGERS_MAX : 1;
-    agents->own = calloc(RUN_KIND_END, sizeof *agents->own);
+    agents->own = calloc(OWN_END, sizeof *agents->own);
     agents->links = calloc((size_t)agents->link_count + 1, sizeof *agents->links);
     for (int i = 0; agents->links && i < agents->link_count; i++)
         agents->links[i] = (struct run_link){.fd = -1, .host = -1};
@@ -253,6 +258,7 @@ static void self_fill(struct run_agents *agents)
     self->index = agents->index;
     self->workers = agents->options->workers;
     self->has_secret = agents->secret.is_set;
+    self->grace_ms = agents->options->grace_ms < INT32_MAX ? (int32_t)agents->options->grace_ms : INT32_MAX;
     if (gethostname(self->name, sizeof self->name - 1))
         snprintf(self->name, sizeof self->name, "?");
     for (char *at = self->name; *at; at++)

@@ -35,6 +35,9 @@ void run_agents_say(struct run_agents *agents, const struct run_message *message
 /* Returns the next message for this host in *message_out, or false if there is none. */
 bool run_agents_next(struct run_agents *agents, struct run_message *message_out);
 
+/* Returns this host's name, as the others see it. */
+const char *run_agents_name(const struct run_agents *agents);
+
 /* Ends this host's part: it no longer needs the others. run_agents_have_left() then returns true once the others have its last
  * messages. */
 void run_agents_leave(struct run_agents *agents);

@@ -157,9 +157,7 @@ static void link_drop(struct run_agents *agents, struct run_link *link, int erro
 static void host_link_serve(struct run_agents *agents, struct run_link *link, short events)
 {
     struct run_message message;
-    int error = run_link_flush(link);
-    if (!error && (events & (POLLIN | POLLERR | POLLHUP)))
-        error = run_link_receive(link);
+    const int error = run_link_serve(link, events);
     enum run_parsed parsed = RUN_PARSED_MORE;
     while (link->state != RUN_LINK_CLOSING && (parsed = run_link_next(link, &message)) == RUN_PARSED_FRAME)
         if (!member_take(agents, link, &message)) {

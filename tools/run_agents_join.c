@@ -209,6 +209,7 @@ static void member_hear(struct run_agents *agents, struct run_link *link, const 
 {
     if (message->kind == RUN_START) {
         agents->is_started = true;
+        agents->start = message->start;
         agents->has_ended = agents->has_stop = false;
     } else if (message->kind == RUN_STOP) {
         const struct run_message answer = {.kind = RUN_STOPPING, .stopping.attempt = message->event.attempt};
@@ -287,9 +288,7 @@ static void link_to_host_0_serve(struct run_agents *agents, struct run_link *lin
         greet(agents, link);
     if (link->fd < 0)
         return;
-    int error = run_link_flush(link);
-    if (!error && (events & (POLLIN | POLLERR | POLLHUP)))
-        error = run_link_receive(link);
+    const int error = run_link_serve(link, events);
     const bool is_closing = link->state == RUN_LINK_CLOSING;
     link->error = error;
     if (is_closing)

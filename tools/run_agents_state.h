@@ -13,6 +13,8 @@
 enum { PORTS_AFTER_MEETING = 16, ADDRESSES_MAX = 8 };
 enum { HANDSHAKE_MS = 5000, CLOSING_MS = 2000, LOOKUP_MS = 500, LOOKUP_WAIT_MS = 500 };
 
+enum { OWN_STOP_BY_SIGNAL = RUN_KIND_END, OWN_END };
+
 struct run_address {
     struct sockaddr_storage socket;
     socklen_t bytes;
@@ -45,9 +47,9 @@ struct run_agents {
     int index, hosts;
     bool has_left;
     uint64_t word_at;
-    /* for this host, from its own agent: the last message of each kind */
+    /* for this host, from its own agent: the last message of each kind; a STOP for a signal is at OWN_STOP_BY_SIGNAL */
     struct run_message *own;
-    uint64_t own_at[RUN_KIND_END], own_count; /* the order in which they came; 0: none */
+    uint64_t own_at[OWN_END], own_count; /* the order in which they came; 0: none */
     /* on host 0 */
     struct run_hub hub;
     bool is_refusing; /* a connection was refused, and a line has reported it */
@@ -57,6 +59,7 @@ struct run_agents {
     struct run_link *links;
     int link_count;
     struct run_search search;
+    struct run_start start;          /* the last that came */
     bool is_started, is_partitioned; /* host 0 was lost after START */
     bool has_ended;                  /* ENDED was sent for this attempt */
     bool has_stop;                   /* STOP has come in this attempt */
@@ -65,8 +68,8 @@ struct run_agents {
 
 uint64_t run_agents_now_ms(void);
 
-/* Queues a message from this host's own agent for run.c. It replaces one of its kind that run.c has not read yet: a later STOP
- * has a higher count of requests, and no other kind comes twice. */
+/* Queues a message from this host's own agent for run.c. It replaces one of its kind that run.c has not read yet. Only STOP comes
+ * twice: for a failure or a loss, and then for signals, each with a higher count of requests. These two do not replace each other. */
 void run_agents_own(struct run_agents *agents, const struct run_message *message);
 void run_agents_own_refusal(struct run_agents *agents, const char *text);
 

@@ -53,6 +53,8 @@ static void attempt_start(struct run_hub *hub)
     message.start.attempt = hub->attempt;
     message.start.restarts = hub->settings.restarts;
     message.start.ranks = hub->ranks;
+    message.start.grace_ms = hub->grace_ms;
+    message.start.answer_ms = hub->answer_ms;
     snprintf(message.start.session, sizeof message.start.session, "%.*s%s%.0d", (int)sizeof hub->settings.session,
              hub->settings.session, hub->attempt ? "." : "", hub->attempt);
     hub->phase = RUN_HUB_RUNNING;
@@ -87,13 +89,22 @@ static bool join_check(const struct run_hub *hub, const struct run_hello *hello,
     return false;
 }
 
+static int32_t larger(int32_t a, int32_t b)
+{
+    return a > b ? a : b;
+}
+
 static bool ranks_count(struct run_hub *hub, char text[RUN_REFUSAL_MAX])
 {
-    hub->ranks = 0;
+    int32_t workers = 0;
+    hub->ranks = hub->grace_ms = 0;
     for (int h = 0; h < hub->settings.hosts; h++) {
         hub->at[h].first_rank = hub->ranks;
         hub->ranks += hub->at[h].workers;
+        hub->grace_ms = larger(hub->grace_ms, hub->at[h].grace_ms);
+        workers = larger(workers, hub->at[h].workers);
     }
+    hub->answer_ms = RUN_HUB_ANSWER_MS + workers * RUN_HUB_WORKER_MS;
     if (hub->ranks <= SHOAL_RANKS_MAX)
         return true;
     snprintf(text, RUN_REFUSAL_MAX, "%d hosts start %d workers together, more than %d ranks; say a smaller -n",
@@ -119,6 +130,7 @@ bool run_hub_join(struct run_hub *hub, const struct run_hello *hello, uint64_t n
     struct run_hub_host *at = &hub->at[hello->index];
     at->is_here = true;
     at->workers = hello->workers;
+    at->grace_ms = hello->grace_ms;
     memcpy(at->name, hello->name, sizeof at->name);
     if (++hub->here < hub->settings.hosts)
         return true;
@@ -326,8 +338,8 @@ static void stop_begin(struct run_hub *hub, const struct run_event *event, uint6
     const struct run_message message = {.kind = RUN_STOP, .event = *event};
     hub->phase = RUN_HUB_STOPPING;
     hub->first = *event;
-    hub->end_at = now_ms + hub->settings.end_ms;
-    hub->answer_at = now_ms + RUN_HUB_ANSWER_MS;
+    hub->end_at = now_ms + (uint64_t)hub->grace_ms + hub->settings.end_ms;
+    hub->answer_at = now_ms + (uint64_t)hub->answer_ms;
     hub->asked = event->asked;
     hub_send_all(hub, &message);
 }
@@ -405,7 +417,8 @@ void run_hub_lose(struct run_hub *hub, int host, enum run_hub_loss loss, uint64_
     at->is_lost = true;
     at->loss = loss;
     if (hub->phase == RUN_HUB_RUNNING && !at->has_ended) {
-        const struct run_event event = {.cause = RUN_CAUSE_LOST, .host = host, .rank = -1, .code = CODE_LOST};
+        const struct run_event event = {
+            .cause = RUN_CAUSE_LOST, .host = host, .rank = -1, .code = CODE_LOST, .attempt = hub->attempt};
         stop_begin(hub, &event, now_ms);
     }
     if (hub->phase == RUN_HUB_TELLING && host == hub->told_host)

@@ -21,9 +21,10 @@
 
 enum run_hub_phase { RUN_HUB_MEETING, RUN_HUB_RUNNING, RUN_HUB_STOPPING, RUN_HUB_TELLING, RUN_HUB_OVER };
 
-/* RUN_HUB_TELL_MS is the wait for an answer about a rank, RUN_HUB_ANSWER_MS that for any message after STOP. An agent whose
- * workers end late still answers at once; one that is stopped or starved does not. */
-enum { RUN_HUB_TELL_MS = 3000, RUN_HUB_ANSWER_MS = 4000 };
+/* RUN_HUB_TELL_MS is the wait for an answer about a rank, RUN_HUB_ANSWER_MS that for any message after STOP, to which each
+ * worker of the largest host adds RUN_HUB_WORKER_MS: an agent does not answer while it starts its workers. An agent whose workers
+ * end late answers at once; one that is stopped or starved does not. */
+enum { RUN_HUB_TELL_MS = 3000, RUN_HUB_ANSWER_MS = 4000, RUN_HUB_WORKER_MS = 10 };
 
 /* How a host is lost. */
 enum run_hub_loss { RUN_HUB_LEFT, RUN_HUB_SILENT };
@@ -32,7 +33,7 @@ struct run_hub_host {
     bool is_here, is_lost, has_ended;
     bool has_answered; /* it has answered the STOP of this attempt */
     enum run_hub_loss loss;
-    int32_t workers, first_rank;
+    int32_t workers, first_rank, grace_ms;
     struct run_ended ended;
     char name[RUN_NAME_MAX];
 };
@@ -44,7 +45,7 @@ struct run_hub_settings {
     int hosts;
     int restarts;
     uint64_t meet_ms;                   /* time for all hosts to come */
-    uint64_t end_ms;                    /* time for all hosts to end their workers after a STOP */
+    uint64_t end_ms;                    /* after the longest grace time, all hosts have this long to end their workers */
     char session[RUN_SESSION_MAX - 16]; /* a name for the job; an attempt's name is this and a number */
     run_hub_send_fn *send;
     void *arg;
@@ -56,6 +57,7 @@ struct run_hub {
     int attempt;
     int ranks;
     int here;                            /* number of hosts that have come */
+    int32_t grace_ms, answer_ms;         /* as in START */
     bool is_asked;                       /* a signal has requested the end: nothing starts again */
     int asked;                           /* number of requests to end sent to all hosts in this attempt */
     bool has_waited;                     /* the time for answers to STOP has passed */

@@ -75,23 +75,7 @@ static bool out_reserve(struct run_link *link, size_t more)
     return true;
 }
 
-/* If the connection cannot be written to, the next poll() shows it. */
-void run_link_say(struct run_link *link, const struct run_message *message)
-{
-    unsigned char frame[RUN_FRAME_BYTES_MAX];
-    if (link->fd < 0)
-        return;
-    const size_t bytes = run_frame_build(message, frame);
-    if (!out_reserve(link, bytes)) {
-        shutdown(link->fd, SHUT_RDWR);
-        return;
-    }
-    memcpy(link->out + link->out_bytes, frame, bytes);
-    link->out_bytes += bytes;
-    (void)run_link_flush(link);
-}
-
-int run_link_flush(struct run_link *link)
+static int link_flush(struct run_link *link)
 {
     while (link->out_bytes) {
         const ssize_t sent = send(link->fd, link->out, link->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -105,7 +89,23 @@ int run_link_flush(struct run_link *link)
     return 0;
 }
 
-int run_link_receive(struct run_link *link)
+/* If the connection cannot be written to, the next poll() shows it. */
+void run_link_say(struct run_link *link, const struct run_message *message)
+{
+    unsigned char frame[RUN_FRAME_BYTES_MAX];
+    if (link->fd < 0)
+        return;
+    const size_t bytes = run_frame_build(message, frame);
+    if (!out_reserve(link, bytes)) {
+        shutdown(link->fd, SHUT_RDWR);
+        return;
+    }
+    memcpy(link->out + link->out_bytes, frame, bytes);
+    link->out_bytes += bytes;
+    (void)link_flush(link);
+}
+
+static int link_receive(struct run_link *link)
 {
     const size_t room = RUN_FRAME_BYTES_MAX - link->in_bytes;
     if (!room)
@@ -115,6 +115,13 @@ int run_link_receive(struct run_link *link)
         return errno == EAGAIN || errno == EINTR ? 0 : errno;
     link->in_bytes += (size_t)got;
     return got ? 0 : -1;
+}
+
+int run_link_serve(struct run_link *link, short events)
+{
+    const size_t before = link->in_bytes;
+    const int error = events & (POLLIN | POLLERR | POLLHUP) ? link_receive(link) : 0;
+    return error || link->in_bytes > before ? error : link_flush(link);
 }
 
 enum run_parsed run_link_next(struct run_link *link, struct run_message *message_out)

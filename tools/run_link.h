@@ -45,11 +45,9 @@ struct pollfd run_link_poll(const struct run_link *link);
 /* Queues a message, and sends as much as the socket accepts. */
 void run_link_say(struct run_link *link, const struct run_message *message);
 
-/* Sends queued bytes; returns 0 or an errno. */
-int run_link_flush(struct run_link *link);
-
-/* Receives once. Returns 0, an errno, or -1 at the end of the connection. */
-int run_link_receive(struct run_link *link);
+/* Acts on poll()'s events: receives once, or sends queued bytes if nothing came. So the last messages of a peer that has closed
+ * are read before the error of sending to it. Returns 0, an errno, or -1 at the end of the connection. */
+int run_link_serve(struct run_link *link, short events);
 
 /* Reads the next frame of the received bytes. */
 enum run_parsed run_link_next(struct run_link *link, struct run_message *message_out);

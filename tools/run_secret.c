@@ -62,7 +62,7 @@ bool run_proof_make(const struct run_secret *secret, bool is_host_0, const struc
 {
     const struct shoal_auth_span spans[] = {
         {is_host_0 ? "0" : "1", 1},
-        {hello, sizeof *hello},
+        {hello, offsetof(struct run_hello, grace_ms)}, /* what all versions have */
         {challenge->nonce, sizeof challenge->nonce},
     };
     memset(proof, 0, RUN_PROOF_BYTES);

@@ -38,7 +38,10 @@ static const struct field hello_fields[] = {
     OF(FIELD_BYTES, hello.job),
     OF(FIELD_BYTES, hello.nonce),
     OF(FIELD_TEXT, hello.name),
+    NUMBER(hello.grace_ms, 0, INT32_MAX),
 };
+/* The number of fields at the beginning of HELLO that all versions have. */
+enum { HELLO_COMMON_FIELDS = 8 };
 static const struct field challenge_fields[] = {
     NUMBER(challenge.has_secret, 0, 1),
     OF(FIELD_BYTES, challenge.nonce),
@@ -51,6 +54,8 @@ static const struct field start_fields[] = {
     NUMBER(start.restarts, 0, COUNT_MAX),
     NUMBER(start.first_rank, 0, SHOAL_RANKS_MAX - 1),
     NUMBER(start.ranks, 1, SHOAL_RANKS_MAX),
+    NUMBER(start.grace_ms, 0, INT32_MAX),
+    NUMBER(start.answer_ms, 0, INT32_MAX),
     OF(FIELD_TEXT, start.session),
 };
 static const struct field event_fields[] = {
@@ -169,6 +174,8 @@ static size_t field_read(const struct field *field, const unsigned char *at, siz
 static bool body_read(const struct body *body, const unsigned char *at, size_t left, struct run_message *message)
 {
     for (size_t i = 0; i < body->count; i++) {
+        if (i == HELLO_COMMON_FIELDS && message->kind == RUN_HELLO && message->hello.protocol != RUN_PROTOCOL)
+            return true;
         const size_t bytes = field_read(&body->fields[i], at, left, (char *)message + body->fields[i].offset);
         if (!bytes)
             return false;

@@ -19,7 +19,8 @@
  * workers' attempt, so a message that is late by an attempt changes nothing.
  *
  * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts after their length.
- * Numbers are little-endian. Pure functions; libc only; any thread. */
+ * Numbers are little-endian. HELLO begins alike in all versions, so that host 0 can refuse another version. Pure functions; libc
+ * only; any thread. */
 #ifndef SHOAL_TOOLS_RUN_WIRE_H
 #define SHOAL_TOOLS_RUN_WIRE_H
 
@@ -66,6 +67,8 @@ struct run_hello {
     unsigned char job[RUN_JOB_BYTES]; /* distinguishes this job from another at the same meeting point */
     unsigned char nonce[RUN_NONCE_BYTES];
     char name[RUN_NAME_MAX]; /* of the host */
+    /* Versions may differ from here on. */
+    int32_t grace_ms; /* its --grace */
 };
 
 struct run_challenge {
@@ -82,6 +85,8 @@ struct run_refusal {
 struct run_start {
     int32_t attempt, restarts; /* attempt: 0, then one more after each failure, `restarts` at most */
     int32_t first_rank, ranks; /* first_rank of this host, ranks of the job */
+    int32_t grace_ms;          /* the longest --grace of all hosts */
+    int32_t answer_ms;         /* time in which an agent answers, also while it starts its workers */
     char session[RUN_SESSION_MAX];
 };
 

@@ -70,9 +70,13 @@ struct run_words run_workers_alive(const struct run_workers *workers)
 
 void run_workers_signal(const struct run_workers *workers, int signal)
 {
-    for (int w = 0; w < workers->started; w++)
-        if (kill(-workers->at[w].pid, signal) && workers->at[w].is_alive)
-            kill(workers->at[w].pid, signal);
+    for (int w = 0; w < workers->started; w++) {
+        const struct run_worker *worker = &workers->at[w];
+        if (workers->is_reaped && !worker->is_alive)
+            continue;
+        if (kill(-worker->pid, signal) && worker->is_alive)
+            kill(worker->pid, signal);
+    }
 }
 
 /* Reads the group from the line of /proc/PID/stat: "PID (name) state parent group ...". A name may contain any character. */
@@ -166,15 +170,21 @@ void run_workers_reap(struct run_workers *workers)
 {
     for (int w = 0; w < workers->started; w++) {
         kill(-workers->at[w].pid, SIGKILL);
-        waitpid(workers->at[w].pid, NULL, workers->at[w].is_alive ? WNOHANG : 0);
+        if (!workers->at[w].is_alive)
+            waitpid(workers->at[w].pid, NULL, 0);
     }
+    workers->is_reaped = true;
 }
 
-void run_workers_reap_left(const struct run_workers *workers, pid_t pid)
+void run_workers_reap_left(struct run_workers *workers, pid_t pid)
 {
-    for (int w = 0; w < workers->started; w++)
-        if (workers->at[w].pid == pid)
+    for (int w = 0; w < workers->started; w++) {
+        if (workers->at[w].pid != pid)
+            continue;
+        if (!workers->is_reaped)
             return;
+        workers->alive -= worker_look(&workers->at[w]);
+    }
     waitpid(pid, NULL, WNOHANG);
 }
 
@@ -194,6 +204,7 @@ int run_workers_start(struct run_workers *workers, const struct run_options *opt
     int code = 0;
     const int input = options->first_rank == 0 ? run_relay_open(relay) : -1;
     workers->started = workers->alive = 0;
+    workers->is_reaped = false;
     workers->first_rank = options->first_rank;
     workers->oom_kills = shoal_topology_oom_kills();
     while (!code && workers->started < options->workers) {

@@ -19,6 +19,7 @@ struct run_workers {
     struct run_worker *at;
     int first_rank;
     int started, alive;
+    bool is_reaped;     /* the dead are, so other processes may get their numbers */
     uint64_t oom_kills; /* shoal_topology_oom_kills() before they were started */
 };
 
@@ -30,7 +31,8 @@ struct run_words {
 int run_workers_start(struct run_workers *workers, const struct run_options *options, const struct run_inherited *inherited,
                       struct run_relay *relay, struct run_output *output, const struct bind *bind);
 
-/* Kills processes that the workers left in their groups, reaps the workers, and forgets them. */
+/* Kills processes that the workers left in their groups, and reaps the dead workers. After that, no other function sends signals
+ * to a dead worker's group. */
 void run_workers_reap(struct run_workers *workers);
 
 /* Returns true if processes are left in the group of a worker that has ended after it was asked to. Looks through /proc. */
@@ -42,8 +44,8 @@ void run_workers_signal(const struct run_workers *workers, int signal);
 /* Like run_workers_signal(), but to end them: also continues a stopped one. */
 void run_workers_end(struct run_workers *workers, int signal);
 
-/* Reaps a child that is not a worker: one that hung in the kernel in an earlier attempt and was left behind. */
-void run_workers_reap_left(const struct run_workers *workers, pid_t pid);
+/* Reaps a dead child that hung in the kernel and was left behind, in this attempt or an earlier one. */
+void run_workers_reap_left(struct run_workers *workers, pid_t pid);
 
 /* Looks for workers that have died since the last call. is_failing: there was a failure before. Returns the number of the
  * dead. */

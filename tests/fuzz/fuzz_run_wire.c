@@ -34,6 +34,10 @@ static void check_message(const struct run_message *message)
         check_text(message->cause.tail, sizeof message->cause.tail);
         assert(strcmp(again.cause.tail, message->cause.tail) == 0 && strcmp(again.cause.name, message->cause.name) == 0);
     }
+    if (message->kind == RUN_START)
+        assert(message->start.grace_ms >= 0 && message->start.answer_ms >= 0);
+    if (message->kind == RUN_HELLO)
+        assert(message->hello.grace_ms >= 0);
     if (message->kind == RUN_HELLO)
         assert(message->hello.hosts > 0 && message->hello.workers > 0 && message->hello.index >= 0);
 }
@@ -68,9 +72,10 @@ static size_t build_seed(uint8_t *seed)
     for (int kind = 1; kind < RUN_KIND_END; kind++) {
         struct run_message message = {.kind = (enum run_kind)kind};
         if (kind == RUN_HELLO)
-            message.hello = (struct run_hello){.hosts = 2, .workers = 2, .name = "host"};
+            message.hello =
+                (struct run_hello){.protocol = RUN_PROTOCOL, .hosts = 2, .workers = 2, .name = "host", .grace_ms = 5};
         if (kind == RUN_START)
-            message.start = (struct run_start){.ranks = 4, .session = "run"};
+            message.start = (struct run_start){.ranks = 4, .session = "run", .grace_ms = 5, .answer_ms = 4010};
         if (kind == RUN_TROUBLE || kind == RUN_STOP)
             message.event.cause = RUN_CAUSE_LOST;
         if (kind == RUN_TOLD || kind == RUN_VERDICT)

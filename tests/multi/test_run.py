@@ -10,6 +10,7 @@ import resource
 import select
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -706,7 +707,7 @@ def events_of(script, n, *options):
 
 
 def events_report_a_failure_and_the_restart():
-    done, events = events_of("[ $RANK = 1 ] && { kill -9 $$; }; sleep 0.3; exit 0", 2, "--restarts", "1")
+    done, events = events_of("[ $RANK = 1 ] && kill -9 $$; exit 0", 2, "--restarts", "1")
     equal(done.code, 137)
     killed, text = {"event": "worker_ended", "rank": 1, "signal": 9}, "killed by signal 9 (Killed)"
     cause = {"event": "cause", "kind": "worker", "at_host": 0, "rank": 1, "code": 137, "text": text}
@@ -715,8 +716,8 @@ def events_report_a_failure_and_the_restart():
         equal(events[begin:begin + 3], [
             {"event": "started", "attempt": attempt, "restarts": 1, "first_rank": 0, "workers": 2, "ranks": 2},
             {"event": "worker_started", "rank": 0}, {"event": "worker_started", "rank": 1}])
-        equal(events[begin + 3:begin + 5], [{**killed, "text": text},
-                                            {"event": "worker_ended", "rank": 0, "code": 0, "text": "exited with code 0"}])
+        equal(sorted(events[begin + 3:begin + 5], key=lambda event: event["rank"]),
+              [{"event": "worker_ended", "rank": 0, "code": 0, "text": "exited with code 0"}, {**killed, "text": text}])
         assert events[begin + 5].pop("at_host_name")
         equal(events[begin + 5], cause)
         del events[:begin + 6]
@@ -731,6 +732,24 @@ def events_tell_why_nothing_began():
     equal([event["event"] for event in events], ["error", "cause", "ended"])
     equal(events[0]["text"], "there is no program './missing'")
     equal((events[1]["kind"], events[2]["code"], done.code), ("unstarted", 127, 127))
+
+
+def events_report_an_end_before_the_start():
+    """Host 1 of 2 searches for host 0, and finds this test instead."""
+    with tempfile.TemporaryFile() as file, socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        meet = "127.0.0.1:%d" % (listener.getsockname()[1] - 16)  # host 0's first port
+        process = start("-n", "1", "--hosts", "2", "--host-index", "1", "--meet", meet, "--events", str(file.fileno()), "true",
+                        pass_fds=(file.fileno(),))
+        wait_for(lambda: select.select([listener], [], [], 0)[0] or process.poll(), "try to find host 0")
+        process.send_signal(signal.SIGTERM)
+        done = finish(process)
+        file.seek(0)
+        cause, ended = [json.loads(line) for line in file]
+    equal((cause["event"], cause["kind"], cause["signal"], cause["code"], cause["at_host"]), ("cause", "signal", 15, 143, 1))
+    equal(cause["at_host_name"], os.uname().nodename)
+    equal((ended["event"], ended["code"], done.code), ("ended", 143, 143))
 
 
 def events_are_not_for_workers():
@@ -1050,7 +1069,7 @@ TESTS = [
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,
     second_interrupt_kills, program_behind_a_shell_has_its_grace, second_interrupt_kills_behind_a_shell,
     given_grace_counts_after_a_failure, grace_passes_once, ends_are_told_at_once, events_report_a_failure_and_the_restart, events_tell_why_nothing_began,
-    events_are_not_for_workers, events_need_an_open_descriptor, events_that_are_not_read_hold_nobody, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
+    events_report_an_end_before_the_start, events_are_not_for_workers, events_need_an_open_descriptor, events_that_are_not_read_hold_nobody, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
     timeout_that_passes_during_a_failure_ends_the_restart, killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
     tests_hold_under_nohup,
     stop_and_continue, terminal_shows_the_bar, terminal_input_reaches_rank_0, terminal_interrupt_ends_all,

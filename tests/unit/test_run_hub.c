@@ -12,7 +12,8 @@
 
 #include "../../tools/run_hub.h"
 
-enum { HOSTS = 3, MEET_MS = 1000, END_MS = 5000 };
+/* ANSWER_MS: for two workers on each host. */
+enum { HOSTS = 3, MEET_MS = 1000, END_MS = 5000, ANSWER_MS = RUN_HUB_ANSWER_MS + 2 * RUN_HUB_WORKER_MS };
 
 /* The messages sent since the last look: "1:START 2:START". The last message of each kind is kept. */
 struct fake {
@@ -24,8 +25,8 @@ struct fake {
 };
 
 static const char *const kinds[RUN_KIND_END] = {
-    [RUN_REFUSED] = "REFUSED", [RUN_START] = "START", [RUN_STOP] = "STOP", [RUN_TELL] = "TELL", [RUN_VERDICT] = "VERDICT",
-    [RUN_NOTE] = "NOTE",
+    [RUN_REFUSED] = "REFUSED", [RUN_START] = "START",     [RUN_STOP] = "STOP",
+    [RUN_TELL] = "TELL",       [RUN_VERDICT] = "VERDICT", [RUN_NOTE] = "NOTE",
 };
 
 static void sent_note(void *arg, int host, const struct run_message *message)
@@ -112,7 +113,7 @@ static void told(struct fake *fake, int host, int rank, int code)
 
 static void answer(struct fake *fake, int host)
 {
-    const struct run_message message = {.kind = RUN_STOPPING, .stopping.attempt = fake->hub.attempt};
+    const struct run_message message = {.kind = RUN_STOPPING, .stopping.attempt = fake->last[RUN_STOP].event.attempt};
     run_hub_hear(&fake->hub, host, &message, fake->now);
 }
 
@@ -470,6 +471,26 @@ static void late_words_change_nothing(void **state)
     close_fake(&fake);
 }
 
+/* The answer of a host belongs to the attempt of the STOP that it got. */
+static void waits_for_who_answers_after_a_restart(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 1);
+    fail_once(&fake);
+    check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT 0:START 1:START 2:START");
+    run_hub_lose(&fake.hub, 2, RUN_HUB_LEFT, fake.now);
+    check_sent(&fake, "0:STOP 1:STOP");
+    answer(&fake, 1);
+    ended_well(&fake, 0);
+    run_hub_expire(&fake.hub, run_hub_deadline(&fake.hub));
+    check_sent(&fake, "");
+    ended_well(&fake, 1);
+    check_sent(&fake, "0:VERDICT 1:VERDICT");
+    check_verdict(&fake, RUN_CAUSE_LOST, 2, -1, 137);
+    close_fake(&fake);
+}
+
 /* Somebody who wants the end means the run, whichever attempt has begun meanwhile. */
 static void late_signal_ends_the_run(void **state)
 {
@@ -498,9 +519,9 @@ static void ends_without_who_does_not_answer(void **state)
         answer(&fake, 1);
         ended(&fake, 1, 3, RUN_BLAMED_OWN, -1);
         ended_well(&fake, 0);
-        assert_true(run_hub_deadline(&fake.hub) == fake.now + RUN_HUB_ANSWER_MS);
+        assert_true(run_hub_deadline(&fake.hub) == fake.now + ANSWER_MS);
         check_sent(&fake, "0:STOP 1:STOP 2:STOP");
-        run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
+        run_hub_expire(&fake.hub, fake.now + ANSWER_MS);
         check_sent(&fake, is_culprit ? "0:NOTE 1:NOTE 2:NOTE 0:VERDICT 1:VERDICT 2:VERDICT" : "0:NOTE 1:NOTE 2:NOTE 1:TELL");
         assert_string_equal(fake.last[RUN_NOTE].note.text, "host 2 (h3) of 3 does not answer: `shoal run` there is stopped or "
                                                            "starved; the other hosts end without it");
@@ -508,6 +529,30 @@ static void ends_without_who_does_not_answer(void **state)
         check_verdict(&fake, RUN_CAUSE_WORKER, is_culprit ? 2 : 1, is_culprit ? 4 : 3, 5);
         close_fake(&fake);
     }
+}
+
+/* Host 2 has the most workers and the longest --grace. */
+static void waits_as_the_slowest_host_needs(void **state)
+{
+    (void)state;
+    static const int workers[HOSTS] = {2, 1, 90}, graces[HOSTS] = {10000, 500, 60000};
+    struct fake fake;
+    char text[RUN_REFUSAL_MAX];
+    open_fake(&fake, 0);
+    for (int h = 0; h < HOSTS; h++) {
+        struct run_hello hello = {.protocol = RUN_PROTOCOL, .hosts = HOSTS, .index = h, .workers = workers[h]};
+        hello.grace_ms = graces[h];
+        assert_true(run_hub_join(&fake.hub, &hello, fake.now, text));
+    }
+    assert_int_equal(fake.last[RUN_START].start.grace_ms, 60000);
+    assert_int_equal(fake.last[RUN_START].start.answer_ms, RUN_HUB_ANSWER_MS + 900);
+    trouble(&fake, 1, RUN_CAUSE_SIGNAL, -1, 143, SIGTERM);
+    assert_true(run_hub_deadline(&fake.hub) == fake.now + RUN_HUB_ANSWER_MS + 900);
+    for (int h = 0; h < HOSTS; h++)
+        answer(&fake, h);
+    run_hub_expire(&fake.hub, run_hub_deadline(&fake.hub));
+    assert_true(run_hub_deadline(&fake.hub) == fake.now + 60000 + END_MS);
+    close_fake(&fake);
 }
 
 /* Its workers have their grace time. */
@@ -521,7 +566,7 @@ static void waits_for_who_answers(void **state)
         answer(&fake, h);
     ended_well(&fake, 0);
     ended_well(&fake, 1);
-    run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
+    run_hub_expire(&fake.hub, fake.now + ANSWER_MS);
     check_sent(&fake, "0:STOP 1:STOP 2:STOP");
     ended_well(&fake, 2);
     check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT");
@@ -537,7 +582,7 @@ static void waits_where_all_may_start_again(void **state)
     trouble(&fake, 1, RUN_CAUSE_WORKER, 3, 5, 0);
     ended_well(&fake, 0);
     ended(&fake, 1, 3, RUN_BLAMED_OWN, -1);
-    run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
+    run_hub_expire(&fake.hub, fake.now + ANSWER_MS);
     check_sent(&fake, "0:STOP 1:STOP 2:STOP 0:NOTE 1:NOTE 2:NOTE");
     assert_non_null(strstr(fake.last[RUN_NOTE].note.text, "does not answer"));
     assert_non_null(strstr(fake.last[RUN_NOTE].note.text, "a restart needs all hosts"));
@@ -555,7 +600,7 @@ static void waits_no_longer(void **state)
     ended(&fake, 0, 0, RUN_BLAMED_OWN, -1);
     ended_well(&fake, 1);
     answer(&fake, 2);
-    run_hub_expire(&fake.hub, fake.now + RUN_HUB_ANSWER_MS);
+    run_hub_expire(&fake.hub, fake.now + ANSWER_MS);
     assert_true(run_hub_deadline(&fake.hub) == fake.now + END_MS);
     run_hub_expire(&fake.hub, fake.now + END_MS);
     check_sent(&fake, "0:STOP 1:STOP 2:STOP 0:TELL");
@@ -603,8 +648,10 @@ int main(void)
         cmocka_unit_test(starts_again_as_often_as_it_may),
         cmocka_unit_test(does_not_start_again),
         cmocka_unit_test(late_words_change_nothing),
+        cmocka_unit_test(waits_for_who_answers_after_a_restart),
         cmocka_unit_test(late_signal_ends_the_run),
         cmocka_unit_test(ends_without_who_does_not_answer),
+        cmocka_unit_test(waits_as_the_slowest_host_needs),
         cmocka_unit_test(waits_for_who_answers),
         cmocka_unit_test(waits_where_all_may_start_again),
         cmocka_unit_test(waits_no_longer),

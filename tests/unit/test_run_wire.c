@@ -25,7 +25,8 @@ static enum run_parsed parse(const unsigned char *frame, size_t bytes, bool befo
 static struct run_message hello_make(void)
 {
     struct run_message message = {.kind = RUN_HELLO};
-    message.hello = (struct run_hello){.protocol = 1, .hosts = 4, .index = 3, .workers = 8, .has_secret = 1, .name = "h4"};
+    message.hello = (struct run_hello){
+        .protocol = RUN_PROTOCOL, .hosts = 4, .index = 3, .workers = 8, .has_secret = 1, .name = "h4", .grace_ms = 10000};
     memset(message.hello.nonce, 7, sizeof message.hello.nonce);
     memset(message.hello.job, 9, sizeof message.hello.job);
     return message;
@@ -50,6 +51,7 @@ static struct run_message message_make(enum run_kind kind)
         break;
     case RUN_START:
         message.start = (struct run_start){.attempt = 1, .restarts = 2, .first_rank = 3, .ranks = 5, .session = "run-1.1"};
+        message.start.grace_ms = message.start.answer_ms = 10000;
         break;
     case RUN_TROUBLE:
     case RUN_STOP:
@@ -154,6 +156,23 @@ static void bad_bytes_are_refused(void **state)
     assert_int_equal(parse((const unsigned char *)"S", 1, true, &found), RUN_PARSED_MORE);
 }
 
+/* Host 0 can then report the difference, whatever follows the fields that all versions have. */
+static void hello_of_another_version_is_read(void **state)
+{
+    (void)state;
+    struct run_message found, sent = hello_make();
+    sent.hello.protocol = RUN_PROTOCOL - 1;
+    for (int more = -(int)sizeof sent.hello.grace_ms; more <= 4; more += 4) {
+        unsigned char frame[RUN_FRAME_BYTES_MAX] = {0};
+        const size_t bytes = run_frame_build(&sent, frame) + (size_t)more;
+        frame[8] = (unsigned char)(bytes - RUN_HEAD_BYTES);
+        assert_int_equal(parse(frame, bytes, true, &found), RUN_PARSED_FRAME);
+        assert_int_equal(found.hello.protocol, RUN_PROTOCOL - 1);
+        assert_string_equal(found.hello.name, "h4");
+        assert_int_equal(found.hello.grace_ms, 0);
+    }
+}
+
 static void texts_are_harmless(void **state)
 {
     (void)state;
@@ -231,6 +250,7 @@ int main(void)
         cmocka_unit_test(longest_message_fits),
         cmocka_unit_test(strangers_say_little),
         cmocka_unit_test(bad_bytes_are_refused),
+        cmocka_unit_test(hello_of_another_version_is_read),
         cmocka_unit_test(texts_are_harmless),
         cmocka_unit_test(proofs_are_of_one_secret_side_and_meeting),
         cmocka_unit_test(secret_may_be_in_a_file),
