@@ -1048,21 +1048,25 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
+/* After a failure: a rank of this host that entered before may still read the pages, and own puts may still be sent from them. The
+ * cause is on the board, so a rank that enters later reads none. */
+static bool may_free_pages(struct hosts *hosts)
+{
+    int rank;
+    return !shoal_network_sends_cheaply(hosts->network) && !is_writing(hosts) &&
+           hosts->local->ops->is_quiet(hosts->local, &rank);
+}
+
 /* Memory that peers may still write to until they learn of a failure, and the counters of writes under way, remain after the
  * communicator ends. If an adapter writes there, the pages must stay, otherwise only the addresses. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
-    int rank;
-    /* A rank of this host that entered before the failure may still read the pages, and own puts may still be sent from them.
-     * The cause is on the board, so a rank that enters later reads none. */
-    const bool is_free = !shoal_network_sends_cheaply(hosts->network) && !is_writing(hosts) && hosts->local &&
-                         hosts->local->ops->is_quiet(hosts->local, &rank);
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
     if (is_broken && hosts->has_staging)
         leftover = (struct shoal_network_leftover){
             .memory = hosts->staging,
             .release = put_segment,
-            .arg = shoal_shm_leave_segment(hosts->local, is_free)};
+            .arg = shoal_shm_leave_segment(hosts->local, may_free_pages(hosts))};
     else if (hosts->has_staging)
         shoal_network_unregister(hosts->network, &hosts->staging);
     if (is_writing(hosts)) {
