@@ -1048,8 +1048,8 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
-/* After a failure: a rank of this host that entered before may still read the pages, and own puts may still be sent from them. The
- * cause is on the board, so a rank that enters later reads none. */
+/* After a failure, a rank of this host that entered before may still read the pages, and own puts may still be sent from them.
+ * The cause is on the board, so a rank that enters later reads none. */
 static bool may_free_pages(struct hosts *hosts)
 {
     int rank;
