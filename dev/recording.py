@@ -14,6 +14,7 @@ import queue
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -22,6 +23,7 @@ SHOAL, PYTHON = TOP / "build/shoal", TOP / "build/torch/bin/python3"
 COLUMNS, VICTIM, PATIENCE_S = 100, 2, 120
 PACE_S = 1.5  # a reader's time for a command, before what it prints
 TRAIN = """
+import sys
 import time
 import torch
 import torch.distributed as dist
@@ -34,7 +36,10 @@ data = torch.randn(64, 512)
 for step in range(100000):
     loss = (model(data) - data).square().mean()
     optimizer.zero_grad()
-    loss.backward()
+    try:
+        loss.backward()
+    except dist.DistBackendError as error:
+        sys.exit(f"training ends at step {step}")
     optimizer.step()
     if step % 20 == 0 and dist.get_rank() == 0:
         print(f"step {step}: loss {loss.item():.4f}", flush=True)
@@ -51,7 +56,8 @@ class Recording:
         self.lines, self.began = [], time.monotonic()
 
     def add(self, text, kind="text"):
-        self.lines.append((time.monotonic() - self.began, text[:COLUMNS], kind))
+        now = time.monotonic() - self.began
+        self.lines += [(now, line, kind) for line in textwrap.wrap(text, COLUMNS, subsequent_indent="     ", drop_whitespace=False) or [""]]
 
     def command(self, text):
         self.add(f"$ {text}", "command")
@@ -84,18 +90,23 @@ def take(found, recording, is_enough, until):
         if line is None:
             return
         if is_wanted(line):
-            recording.add(line, "cause" if "killed by signal" in line else "text")
+            recording.add(line, "cause" if "killed by signal" in line and "rank" in line else "text")
         if is_enough(line):
             return
     raise TimeoutError("the job has not printed what was waited for")
 
 
 def is_wanted(line):
-    return not re.search(r"share \d+ cores|UserWarning|warnings.warn|compiling the back-end", line)
+    return not re.search(r"share \d+ cores|UserWarning|warnings.warn|compiling the back-end|flight recorder|had printed nothing", line)
 
 
-def pid_of(rank):
-    look = json.loads(subprocess.run([SHOAL, "top", "--once", "--format", "json"], capture_output=True, text=True, check=True).stdout)
+def narrowed(line):
+    """A line of the table as it is on a narrow terminal, where a rank has two lines."""
+    return [line[:77].rstrip(), " " * 8 + line[99:]] if line.startswith("  ") else [line]
+
+
+def pid_of(rank, job):
+    look = json.loads(subprocess.run([SHOAL, "top", "--once", "--format", "json", str(job)], capture_output=True, text=True, check=True).stdout)
     return next(process["pid"] for process in look["processes"] if process["world_rank"] == rank)
 
 
@@ -106,10 +117,11 @@ def record():
                            env=environment(), stdin=subprocess.DEVNULL)
     found, until = lines_of(job), time.monotonic() + PATIENCE_S
     take(found, recording, lambda line: "step 60" in line, until)
-    recording.command("shoal top --once")
-    for line in subprocess.run([SHOAL, "top", "--once"], capture_output=True, text=True, check=True).stdout.splitlines():
+    recording.command("shoal top")
+    look = subprocess.run([SHOAL, "top", "--once", str(job.pid)], capture_output=True, text=True, check=True).stdout
+    for line in (part for line in look.splitlines() for part in narrowed(line)):
         recording.add(line)
-    pid = pid_of(VICTIM)
+    pid = pid_of(VICTIM, job.pid)
     time.sleep(PACE_S)
     while not found.empty():
         found.get()
