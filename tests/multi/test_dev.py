@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import xml.etree.ElementTree
 
 from tap import Skip, call, expect, run_cases
 
@@ -404,6 +405,19 @@ def more_lanes_take_tests_while_cores_are_idle():
     expect(most_at_once(1.5, patience_s=60) == 4, "too few lanes")
 
 
+def a_recording_is_a_picture_of_its_lines():
+    """Each line appears when it came. Waiting is cut to two seconds, but not after the kill, which is what the picture shows."""
+    recording = importlib.import_module("recording")
+    lines = recording.shortened([(0, "$ shoal run", "command"), (30, "0| loss <1>", "text"), (31, "$ kill -9 7", "command"), (35, "7 was killed", "cause")])
+    expect([at for at, _, _ in lines] == [0, 2, 3, 7], lines)
+    for scheme in recording.COLORS:
+        texts = [one for one in xml.etree.ElementTree.fromstring(recording.svg(lines, scheme)).iter() if one.tag.endswith("text")]
+        expect([one.text for one in texts] == ["$ shoal run", "0| loss <1>", "$ kill -9 7", "7 was killed"], texts)
+        expect([one.get("style") for one in texts] == [f"animation-delay: {at:.2f}s" for at in (0, 2, 3, 7)], scheme)
+        picture = (TOP / f"docs/pictures/killed-{scheme}.svg").read_text()
+        expect(picture.count("was") >= 3 and "killed by signal 9 (Killed)" in picture, "the picture of the README names the killed rank")
+
+
 def each_test_is_in_one_part():
     dev = dev_test(TOP)
     for name, suites, wanted in (("plain", ["hosts"], "main"), ("python", ["python", "main"], "main"), ("python", ["python"], "rest"),
@@ -453,7 +467,7 @@ def openblas_is_told_of_a_processor_that_it_knows():
 
 if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
-               what_a_run_waits_for_never_has_idle_priority, each_test_is_in_one_part,
+               what_a_run_waits_for_never_has_idle_priority, each_test_is_in_one_part, a_recording_is_a_picture_of_its_lines,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
                tables_and_the_chart_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
