@@ -223,7 +223,8 @@ static void job_head_print(const struct top_look *look, size_t first, size_t cou
     else
         fputs(process->host, out);
     fprintf(out, ", of a world of %d rank%s\n", size, plural(size));
-    fprintf(out, "  %5s %-12s %8s %-9s %9s %10s %6s %9s", "rank", "host", "pid", "state", "ops/s", "bytes/s", "last", "late by");
+    fprintf(out, "  %5s %-12s %8s %-9s %9s %10s %6s %9s", "rank", "host", "pid", "state", "ops/s", "bytes/s", "last",
+            "late by");
     if (is_narrow)
         fputs("\n        doing\n", out);
     else
