@@ -68,8 +68,9 @@ struct run_agents {
 
 uint64_t run_agents_now_ms(void);
 
-/* Queues a message from this host's own agent for run.c. It replaces one of its kind that run.c has not read yet. Only STOP comes
- * twice: for a failure or a loss, and then for signals, each with a higher count of requests. These two do not replace each other. */
+/* Queues a message from this host's own agent for run.c. It replaces one of its kind that run.c has not read yet. Only STOP
+ * comes twice: for a failure or a loss, and then for signals, each with a higher count of requests. These two do not replace
+ * each other. */
 void run_agents_own(struct run_agents *agents, const struct run_message *message);
 void run_agents_own_refusal(struct run_agents *agents, const char *text);
 

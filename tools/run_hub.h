@@ -22,8 +22,8 @@
 enum run_hub_phase { RUN_HUB_MEETING, RUN_HUB_RUNNING, RUN_HUB_STOPPING, RUN_HUB_TELLING, RUN_HUB_OVER };
 
 /* RUN_HUB_TELL_MS is the wait for an answer about a rank, RUN_HUB_ANSWER_MS that for any message after STOP, to which each
- * worker of the largest host adds RUN_HUB_WORKER_MS: an agent does not answer while it starts its workers. An agent whose workers
- * end late answers at once; one that is stopped or starved does not. */
+ * worker of the largest host adds RUN_HUB_WORKER_MS: an agent does not answer while it starts its workers. An agent whose
+ * workers end late answers at once; one that is stopped or starved does not. */
 enum { RUN_HUB_TELL_MS = 3000, RUN_HUB_ANSWER_MS = 4000, RUN_HUB_WORKER_MS = 10 };
 
 /* How a host is lost. */

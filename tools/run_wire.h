@@ -18,9 +18,9 @@
  * NOTE, a line for people, may come to any host between START and VERDICT. Messages about workers carry the number of the
  * workers' attempt, so a message that is late by an attempt changes nothing.
  *
- * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts after their length.
- * Numbers are little-endian. HELLO begins alike in all versions, so that host 0 can refuse another version. Pure functions; libc
- * only; any thread. */
+ * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts after their
+ * length. Numbers are little-endian. HELLO begins alike in all versions, so that host 0 can refuse another version. Pure
+ * functions; libc only; any thread. */
 #ifndef SHOAL_TOOLS_RUN_WIRE_H
 #define SHOAL_TOOLS_RUN_WIRE_H
 

@@ -31,8 +31,8 @@ struct run_words {
 int run_workers_start(struct run_workers *workers, const struct run_options *options, const struct run_inherited *inherited,
                       struct run_relay *relay, struct run_output *output, const struct bind *bind);
 
-/* Kills processes that the workers left in their groups, and reaps the dead workers. After that, no other function sends signals
- * to a dead worker's group. */
+/* Kills processes that the workers left in their groups, and reaps the dead workers. After that, no other function sends
+ * signals to a dead worker's group. */
 void run_workers_reap(struct run_workers *workers);
 
 /* Returns true if processes are left in the group of a worker that has ended after it was asked to. Looks through /proc. */
