@@ -359,15 +359,15 @@ def a_file_of_the_cache_that_was_written_to_comes_again():
 
 
 def a_file_that_comes_again_needs_no_room_of_its_own():
-    body = s3.put("again/blob", os.urandom(100 * KiB))
+    body = s3.put("room/blob", os.urandom(100 * KiB))
     with shared_cache() as cache:
         with job_folder() as job:
-            bring("s3://data/again/", job)
+            bring("s3://data/room/", job)
         path, = (path for path in cache.rglob("*") if path.is_file())
         os.utime(path, (1, 1))  # as after a write
         blocks = (fetching.SPARE_BYTES + 50 * KiB) // 4096
         with job_folder() as job, unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=blocks, f_frsize=4096)):
-            expect(bring("s3://data/again/", job)[0] == {"blob": body}, "")
+            expect(bring("s3://data/room/", job)[0] == {"blob": body}, "")
 
 
 # ---- interruptions and faults ----

@@ -50,7 +50,7 @@ def ask(server, path, token=None, **headers):
 
 def end(folder, name="Completed"):
     status = folder.status()
-    status.status, status.ended, status.exit_code = name, BEGAN + 200, 0
+    status.status, status.ended, status.exit_code = name, BEGAN + 70, 0
     folder.status_write(status)
 
 
@@ -306,7 +306,7 @@ def a_real_browser_shows_changes():
                 watch.Handler._events = original
                 asked.set()
                 thread.join()
-        expect("1 min 4 s" in out and "The job has ended." in out and "Completed" in out, out[:200], out[-600:], err)
+        expect("1 min 10 s" in out and "The job has ended." in out and "Completed" in out, out[:200], out[-600:], err)
         picture = folders.Picture(place / "live.png")
         expect((picture.width, picture.height) == (800, 1500), picture.width, picture.height)
         folders.expect_drawn(picture, (0x00, 0x72, 0xb2))
