@@ -120,7 +120,7 @@ struct shoal_tcp_frame {
     struct shoal_tcp_head head;
     const char *key;
     const unsigned char *value;
-    size_t bytes; /* of the whole frame */
+    size_t bytes; /* the length of the whole frame */
 };
 
 enum shoal_tcp_parsed { SHOAL_TCP_PARSED_MORE, SHOAL_TCP_PARSED_FRAME, SHOAL_TCP_PARSED_BAD };

@@ -11,7 +11,7 @@
 #include "engine/engine_state.h"
 
 struct shoal_blame {
-    struct shoal_failure failure; /* of a broken engine */
+    struct shoal_failure failure; /* why the engine broke */
     uint64_t progress_ns;         /* when shoal_engine_check() last saw progress; 0: not since the engine became busy */
     uint64_t progress_mark;       /* progress_mark() at that time */
     bool has_warned;

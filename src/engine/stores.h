@@ -18,7 +18,7 @@ struct shoal_request;
 struct shoal_trial {
     uint32_t uses;     /* operations so far */
     uint32_t begin;    /* the first operation of the current trial, or of the next one */
-    float first_ticks; /* of the current pair */
+    float first_ticks; /* how long the current pair's first block took */
     int8_t balance;    /* weighted pairs that streaming won minus those that it lost */
     uint8_t pairs;           /* number of pairs that were timed */
     uint8_t streaming_first; /* one bit per pair, the first pair's the lowest: whether its first block is streaming */

@@ -10,7 +10,7 @@
 struct shoal_diagnosis {
     shoal_finding_fn fn;
     void *arg;
-    const char *subject; /* of the current check */
+    const char *subject; /* what the current check is about */
     const char *towards; /* NULL if no host was named */
     uint32_t timeout_ms;
     int ranks; /* on this host; 0 if unknown */

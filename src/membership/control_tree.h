@@ -19,7 +19,7 @@ enum shoal_control_ending { SHOAL_CONTROL_STAYS, SHOAL_CONTROL_ENDS_IN_ORDER, SH
 struct shoal_control_attempt {
     int target; /* -1 if none */
     uint64_t until_ns, retry_ns;
-    int error;           /* of the latest try */
+    int error;           /* why the latest try failed */
     uint64_t refused_ns; /* since when all tries were refused; 0: the latest was not */
     enum shoal_tcp_verdict verdict;
 };

@@ -962,7 +962,7 @@ void exact_threads(struct world *world)
     }
 }
 
-/* ---- The same bits ------------------------------------------------------------------------------------------------------- */
+/* ---- Equal bits ---------------------------------------------------------------------------------------------------------- */
 
 /* Random floats of very different sizes, so that every other order of summation has other bits. */
 static void fill_random(char *memory, size_t count, bool is_double, uint64_t *random)

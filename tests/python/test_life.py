@@ -519,7 +519,7 @@ def many_groups(world):
 
 
 def many_groups_over_hosts(world):
-    """The same, where each group has connections between hosts."""
+    """many_groups, but each group has connections between hosts."""
     os.environ["SHOAL_HOST_ID"] = f"host-{world.rank}"
     dist.init_process_group(ranks.BACKEND, timeout=ranks.GROUP_TIMEOUT)
     many_groups(world)

@@ -949,7 +949,7 @@ enum shoal_status shoal_mem_free(struct shoal_context *context, void *memory)
     return SHOAL_OK;
 }
 
-/* There is no device. */
+/* The simulation has no devices. */
 enum shoal_status shoal_packer_open(struct shoal_context *context, void *stream, struct shoal_gpu_packer **packer_out)
 {
     (void)context, (void)stream, (void)packer_out;

@@ -57,7 +57,7 @@ struct rank {
     pthread_t thread;
     bool is_elsewhere;
     int leaves_after_us, left_in_ms;
-    pthread_mutex_t lock; /* of the following fields */
+    pthread_mutex_t lock; /* guards the following fields */
     int woken;
     int turns;
     uint64_t turn_ns; /* when the next turn is due; 0: no turn */

@@ -307,7 +307,7 @@ static void fabric_filter_is_hidden_with_one_line_and_put_back(void **state)
     assert_string_equal(getenv("FI_PROVIDER"), "tcp");
     assert_string_equal(heard.text, "");
     setenv("FI_PROVIDER", "sockets", 1);
-    log.rank = 1; /* it says so where info is wanted */
+    log.rank = 1; /* only rank 0 warns, the others log at level info */
     char *entry = shoal_fabric_filter_hide("", &log);
     assert_non_null(entry);
     assert_null(getenv("FI_PROVIDER"));

@@ -83,7 +83,7 @@ class Ending:
     is_secondary: bool = False  # another host caused the failure
 
 
-Tell = Callable[..., None]  # reports this host's state: tell(status="Downloading"), tell(attempt=2), tell(keeping=SECONDS)
+Tell = Callable[..., None]  # reports this host's state, for example tell(status="Downloading")
 
 
 # ---- the source ----

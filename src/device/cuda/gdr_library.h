@@ -12,7 +12,7 @@
 #define SHOAL_GDR_PAGE ((size_t)64 << 10) /* pinned ranges begin and end at such pages of the device */
 
 struct shoal_gdr_of;
-struct shoal_gdr_handle { /* of a pinned range */
+struct shoal_gdr_handle { /* names a pinned range */
     unsigned long value;
 };
 
