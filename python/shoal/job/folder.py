@@ -177,6 +177,13 @@ class JobFolder:
         """Replaces the status. Readers see the old one or the new one, never a part."""
         file_replace(self.path / "status.json", json.dumps(dataclasses.asdict(status), indent=1) + "\n")
 
+    def status_follow(self, old: Status, new: Status) -> None:
+        """Writes what an engine reports about its job, where it differs. A new state is an event as well."""
+        if new != old:
+            self.status_write(new)
+        if new.status != old.status:
+            self.event(new.status, reason=new.failure_reason)
+
     def event(self, what: str, host: Optional[str] = None, **more: Any) -> None:
         line: Dict[str, Any] = {"time": round(time.time(), 3), "host": host, "what": what, **more}
         append_line(self.events, line)

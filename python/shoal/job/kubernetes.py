@@ -280,10 +280,7 @@ def refresh(folder: JobFolder, status: Status) -> Status:
     if status.status in ENDED or status.engine_id is None:
         return status
     new = _asked(folder, status)
-    if new != status:
-        folder.status_write(new)
-    if new.status != status.status:
-        folder.event(new.status, reason=new.failure_reason)
+    folder.status_follow(status, new)
     return new
 
 

@@ -304,10 +304,7 @@ def refresh(folder: JobFolder, status: Status) -> Status:
     _asked[folder.name] = time.monotonic()  # even if it refuses: that may be because of too many requests
     told = _ask("describe_training_job", status.engine_id)
     new = status_of(status, told)
-    if new != status:
-        folder.status_write(new)
-    if new.status != status.status:
-        folder.event(new.status, reason=new.failure_reason)
+    folder.status_follow(status, new)
     return new
 
 
