@@ -37,7 +37,7 @@ struct tool_args {
     int argc;
     char **argv;
     int at;
-    const char *name;  /* of the option just read */
+    const char *name;  /* the option just read */
     const char *value; /* its value */
 };
 

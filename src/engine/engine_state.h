@@ -162,7 +162,7 @@ struct shoal_engine {
     int most_locals; /* largest number of ranks on any host */
     unsigned depth;
     size_t part_bytes; /* of one part of a staging slot */
-    size_t slot_bytes; /* of a whole staging slot */
+    size_t slot_bytes; /* the size of a staging slot */
     const struct shoal_clock_anchor *anchor;
 
     struct shoal_intake intake;

@@ -288,7 +288,7 @@ class Runner:
         self.cases = cases
         self.count = count
         self.job = None
-        self.kind = None  # of the ranks in self.job
+        self.kind = None  # what kind of ranks self.job has
 
     def job_for(self, shim, case):
         kind = shim, tuple(sorted(case.variables.items()))

@@ -16,7 +16,7 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras  # noqa: E402  before ranks are forked: it takes seconds
 import numpy as np  # noqa: E402
 
-SAMPLES, BATCH, EPOCHS = 32, 8, 3  # BATCH: of all ranks together
+SAMPLES, BATCH, EPOCHS = 32, 8, 3  # BATCH is the sum over all ranks
 
 
 def begun():

@@ -24,7 +24,7 @@ struct link {
     uint64_t heard; /* sequence of the last arrival */
     enum fate fate;
     uint64_t cut_ns;                         /* messages of a killed peer arrive until then */
-    uint64_t increment_due[SHOAL_DEPTH_MAX]; /* of the last increment sent */
+    uint64_t increment_due[SHOAL_DEPTH_MAX]; /* when the last increment sent arrives */
     uint64_t bytes_due;                      /* when all bytes put until now have arrived */
     uint64_t packet_due;                     /* of the last packet sent */
     struct shoal_sim_event *packets;         /* of the peer, not yet taken, oldest first */

@@ -1,4 +1,4 @@
-/* The stand-in driver's part for the stand-in of GDRCopy: device memory, as the processor reaches it past the driver. */
+/* What the mock driver does for the mock of GDRCopy: the processor reaches device memory without the driver. */
 #ifndef SHOAL_TESTS_MOCK_REMOTE_H
 #define SHOAL_TESTS_MOCK_REMOTE_H
 
