@@ -48,11 +48,11 @@ demo: build
 	@dev/deps.sh demo
 	dev/openblas.sh build/shoal run -n $(WORKERS) build/examples/fashion_mnist $(ARGS)
 
-demo-torch: build build/torch/bin/python3
+demo-torch: build build/torch/made
 	@dev/deps.sh python
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 
-demo-job: build build/job/bin/python3
+demo-job: build build/job/made
 	@dev/deps.sh demo
 	@PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/smdistributed SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so \
 	 PATH=$(CURDIR)/build:$$PATH build/job/bin/python3 examples/job/demo.py
@@ -78,23 +78,23 @@ build/nccl:
 	@dev/pip.py build/nccl --no-deps nvidia-nccl-cu13==$(NCCL) || echo "no NCCL $(NCCL) from pip: without it"
 
 # `make test` is half of `make test-all`, and `make test-rest` the other half.
-test: build/torch/bin/python3
+test: build/torch/made
 	@echo "make test: the plain build and the main tests of the Python front-ends, about ten minutes on two cores; make test-all runs everything"
 	@dev/deps.sh build demo test
 	@$(call with_sphinx)
 	@dev/test.py --part main --install '$(call with_packages,job tensorflow)' $(ARGS)
 
-test-all test-rest: build/torch/bin/python3 build/torch/deepspeed
+test-all test-rest: build/torch/made build/torch/deepspeed
 	@echo "make $@: five builds and every front-end, about half an hour on two cores"
 	@dev/deps.sh build demo test
 	@$(call with_sphinx)
 	@dev/deps.sh aarch64 || echo "without them the build for aarch64 is skipped"
 	@dev/test.py $(if $(filter test-rest,$@),--part rest) --install '$(call with_packages,$(BESIDE))' $(ARGS)
 
-with_sphinx = $(MAKE) --no-print-directory build/sphinx/bin/python3 || echo "without it the tests of site and manual pages are skipped"
-with_packages = make --no-print-directory --keep-going $(1:%=build/%/bin/python3) || echo "what needs these is skipped"
+with_sphinx = $(MAKE) --no-print-directory build/sphinx/made || echo "without it the tests of site and manual pages are skipped"
+with_packages = make --no-print-directory --keep-going $(1:%=build/%/made) || echo "what needs these is skipped"
 
-test-versions: build build/torch/bin/python3
+test-versions: build build/torch/made
 	@dev/deps.sh python
 	@dev/versions.py $(ARGS)
 
@@ -110,38 +110,39 @@ build/impi:
 	 echo "no Intel MPI $(IMPI) from pip: without it"
 
 # Without PyTorch its tests are skipped and Gloo is not measured; everything else works. Jobs and their tests install
-# packages with its pip.
-build/torch/bin/python3:
+# packages with its pip. The file `made` marks a complete environment. Its bin/python3 is a link to the machine's Python, so
+# a new time there would change that file's time, and meson would configure the build again while tests run.
+build/torch/made:
 	@dev/deps.sh python
 	@echo "installing PyTorch $(TORCH) at build/torch"
-	@dev/pip.py build/torch pip setuptools torch==$(TORCH) numpy || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
+	@dev/pip.py build/torch pip setuptools torch==$(TORCH) numpy && touch $@ || echo "no PyTorch $(TORCH) from pip: without it, and without Gloo"
 
 # For tests and measurements. If pip cannot install it, the next target that uses it tries again.
-build/torch/deepspeed: build/torch/bin/python3
+build/torch/deepspeed: build/torch/made
 	@dev/pip.py build/torch deepspeed==$(DEEPSPEED) && touch $@ || echo "no DeepSpeed $(DEEPSPEED) from pip: without its engines and its all-reduce"
 
 # Packages of training jobs, and software that tests run with Shoal: a virtual environment for each dev/venv/NAME.txt, with
 # NAME.alone.txt.
 .SECONDEXPANSION:
 BESIDE = job inference kubeflow sdk2 sdk3 tensorflow toolkit trainers
-$(BESIDE:%=build/%/bin/python3): build/%/bin/python3: dev/venv/%.txt $$(wildcard dev/venv/$$*.alone.txt) build/torch/bin/python3
+$(BESIDE:%=build/%/made): build/%/made: dev/venv/%.txt $$(wildcard dev/venv/$$*.alone.txt) | build/torch/made
 	@dev/venv.sh $*
 
-bench-hosts: build build/torch/bin/python3
+bench-hosts: build build/torch/made
 	@dev/deps.sh bench
 	@bench/bench.py 'hosts-*' $(ARGS)
 
-bench-torch: build build/torch/bin/python3 build/torch/deepspeed
+bench-torch: build build/torch/made build/torch/deepspeed
 	@dev/deps.sh bench
 	@build/torch/bin/python3 bench/bench_torch.py $(ARGS)
 
-docs: build build/sphinx/bin/python3
+docs: build build/sphinx/made
 	@build/sphinx/bin/python3 docs/sphinx/make.py html build/docs build/shoal
 	@build/sphinx/bin/python3 docs/sphinx/make.py man build/docs build/shoal
 	@echo "made: build/docs/html/index.html and manual pages, as in: man -M build/docs shoal_allreduce"
 
 # Sphinx, Hawkmoth and libclang. The build makes manual pages if it finds them, so it has to be configured again.
-build/sphinx/bin/python3: docs/sphinx/requirements.txt
+build/sphinx/made: docs/sphinx/requirements.txt
 	@dev/deps.sh docs
 	@echo "installing Sphinx at build/sphinx"
 	@rm -rf build/sphinx

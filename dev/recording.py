@@ -5,7 +5,7 @@ the others name it. Everything is run when this is called, and each line appears
   dev/recording.py            records and writes both pictures
   dev/recording.py --show     prints the lines with their times, and writes nothing
 
-It needs a build (`make build`) and build/torch (`make build/torch/bin/python3`)."""
+It needs a build (`make build`) and build/torch (`make build/torch/made`)."""
 import html
 import json
 import os

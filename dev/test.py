@@ -163,6 +163,12 @@ def build(name, is_beside):
     return process.returncode == 0, time.time() - start, usage.ru_utime + usage.ru_stime
 
 
+def why_configured_again(name):
+    """Returns why ninja would configure the build folder again, or None. That renews files which running tests use."""
+    told = subprocess.run(["ninja", "-C", str(TOP / BUILDS[name][0]), "-n", "-d", "explain", "build.ninja"], capture_output=True, text=True)
+    return None if "no work to do" in told.stdout + told.stderr else (told.stdout + told.stderr).strip()
+
+
 def introspected(name, what):
     listing = subprocess.run(["meson", "introspect", f"--{what}", str(TOP / BUILDS[name][0])], check=True, capture_output=True, text=True)
     return json.loads(listing.stdout)
@@ -376,7 +382,10 @@ class Plan:
         reason = why_impossible(name)
         if reason:
             print(f"       skipped: build {name}: {reason}")
-        is_built, seconds, cpu = (False, 0, 0) if reason else build(name, is_beside)
+        again = why_configured_again(name) if name == "python" and self.makers[0][:1] == ["plain"] else None
+        if again:
+            print(f"build {name}: the folder's tests run already, and would see half-written files:\n{again}")
+        is_built, seconds, cpu = (False, 0, 0) if reason or again else build(name, is_beside)
         tests = [test for test in tests_of(name, self.options.k) if is_in_part(name, test, self.options.part)] if is_built else []
         tests.sort(key=lambda test: -test["priority"])
         with self.changed:

@@ -21,4 +21,4 @@ esac
 case $name in
 toolkit) dev/sshd.sh "$folder/sshd" ;; # it starts one in its own containers
 esac
-touch "$folder/bin/python3"
+touch "$folder/made"

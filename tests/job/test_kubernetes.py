@@ -43,7 +43,7 @@ def where(**options):
 def read_manifests(path):
     """Reads manifests in Kubeflow's environment, because there is no YAML parser here."""
     if not KUBEFLOW.exists():
-        raise Skip(f"there is no {KUBEFLOW}: `make build/kubeflow/bin/python3`")
+        raise Skip(f"there is no {KUBEFLOW}: `make build/kubeflow/made`")
     code, out, err = call(KUBEFLOW, __file__, "manifests", path, timeout=120)
     expect(code == 0, code, out, err)
     return json.loads(out.splitlines()[-1])

@@ -203,7 +203,7 @@ def prometheus_reads_the_page():
         try:
             from prometheus_client.parser import text_string_to_metric_families
         except ImportError as error:
-            raise Skip("no prometheus_client: make build/job/bin/python3 installs it") from error
+            raise Skip("no prometheus_client: make build/job/made installs it") from error
         families = {family.name: family for family in text_string_to_metric_families(text)}
         expect(all(family.type == "gauge" and family.documentation for family in families.values()), families)
         cpu = {(sample.labels["host"], sample.labels["rank"]): sample.value for sample in families["shoal_job_cpu"].samples}
@@ -227,7 +227,7 @@ def tensorboard_reads_what_is_written():
     try:
         import tensorboardX  # noqa: F401
     except ImportError as error:
-        raise Skip("no tensorboardX: make build/job/bin/python3 installs it") from error
+        raise Skip("no tensorboardX: make build/job/made installs it") from error
     with folders.jobs() as place:
         folder = empty(place)
         os.environ["SHOAL_JOB_TENSORBOARD"] = ""

@@ -447,7 +447,7 @@ for line in sys.stdin:
 
 def the_vendors_server_gives_the_same_answers():
     if not INFERENCE.exists():
-        raise Skip(f"there is no {INFERENCE}: `make build/inference/bin/python3` makes it")
+        raise Skip(f"there is no {INFERENCE}: `make build/inference/made` makes it")
     with tempfile.TemporaryDirectory() as folder:
         archive = archive_make(folder, model_files())
         model = pathlib.Path(folder) / "model"
@@ -488,7 +488,7 @@ DOCKER = """#!/bin/sh
 def the_vendors_client_asks_this_endpoint():
     """A cell's predictor.predict sends .npy and accepts .npy. The client needs a docker to exist."""
     if not SDK2.exists():
-        raise Skip(f"there is no {SDK2}: `make build/sdk2/bin/python3` makes it")
+        raise Skip(f"there is no {SDK2}: `make build/sdk2/made` makes it")
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "docker").write_text(DOCKER)
         os.chmod(f"{folder}/docker", 0o755)

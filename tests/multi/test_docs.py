@@ -22,7 +22,7 @@ HEADERS = sorted(HEADER.parent.glob("*.h"), key=lambda path: path != HEADER)
 
 def render(tree=TOP, out=ROOT):
     if not PYTHON.exists():
-        raise Skip(f"no Sphinx at {PYTHON.parent.parent}: `make build/sphinx/bin/python3`")
+        raise Skip(f"no Sphinx at {PYTHON.parent.parent}: `make build/sphinx/made`")
     return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), timeout=240)
 
 

@@ -118,7 +118,7 @@ def package_file_requires_nothing():
 def manual_pages(section):
     """Returns the manual pages. They exist if Sphinx was there when the build was configured."""
     if not (BUILD / "sphinx/bin/python3").exists():
-        raise Skip(f"no Sphinx at {BUILD}/sphinx: `make build/sphinx/bin/python3`")
+        raise Skip(f"no Sphinx at {BUILD}/sphinx: `make build/sphinx/made`")
     return sorted((PREFIX / f"share/man/man{section}").iterdir())
 
 
