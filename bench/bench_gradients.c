@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "fusion/gradient_kernels.h"
+#include "fusion/codec/gradient_kernels.h"
 
 #define COUNT ((size_t)8 << 20) /* float32: 32 MiB */
 #define ROUNDS 7

@@ -245,7 +245,7 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_post(struct shoal_gpu_peers *pe
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------
  *
  * Each launch uses at most 8 multiprocessors, waits for no other launch, and computes the same bits as the processor's kernels
- * (device/kernels.h, fusion/gradient_kernels.h). Memory is passed as addresses on the device: memory of the context's own
+ * (device/kernels.h, fusion/codec/gradient_kernels.h). Memory is passed as addresses on the device: memory of the context's own
  * device, of a peer with access enabled, or registered host memory. A launch is put on `stream` of the context (NULL: the
  * legacy stream) and not waited for: a wrong address breaks the context later.
  *
@@ -283,13 +283,13 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_narrow(struct shoal_gpu_kernels *kern
 SHOAL_MUST_USE enum shoal_status shoal_gpu_widen(struct shoal_gpu_kernels *kernels, enum shoal_type type, uint64_t dest,
                                                  uint64_t source, size_t count, float factor, void *stream);
 
-/* Like quantize and dequantize of fusion/gradient_kernels.h; error may be 0. */
+/* Like quantize and dequantize of fusion/codec/gradient_kernels.h; error may be 0. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_quantize(struct shoal_gpu_kernels *kernels, uint64_t values, uint64_t scales,
                                                     uint64_t source, uint64_t error, size_t count, void *stream);
 SHOAL_MUST_USE enum shoal_status shoal_gpu_dequantize(struct shoal_gpu_kernels *kernels, uint64_t dest, uint64_t values,
                                                       uint64_t scales, size_t count, float factor, bool adds, void *stream);
 
-/* Like the squares of fusion/gradient_kernels.h, but of values * factor, which are not rounded to the type first. Stores two
+/* Like the squares of gradient_kernels.h, but of values * factor, which are not rounded to the type first. Stores two
  * float64 numbers for each chunk of 4,096 elements: the sum of its squares, and 0, or NaN if a value is not finite. Float types
  * only. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_square(struct shoal_gpu_kernels *kernels, enum shoal_type type, uint64_t sums,

@@ -17,7 +17,7 @@
 #include "device/cuda/kernels/gpu_kernels.h"
 #include "device/gpu.h"
 #include "device/kernels.h"
-#include "fusion/gradient_kernels.h"
+#include "fusion/codec/gradient_kernels.h"
 #include "mock_cases.h"
 
 #define SOURCES SHOAL_GPU_SOURCES_MAX

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #include "float_states.h"
-#include "fusion/gradient_kernels.h"
+#include "fusion/codec/gradient_kernels.h"
 #include "reference.h"
 
 #define LENGTH_MAX 700

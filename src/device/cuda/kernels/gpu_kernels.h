@@ -10,7 +10,7 @@
 #define SHOAL_GPU_PACKET_BYTES 16     /* loaded at once from each source by a thread of a reduction */
 #define SHOAL_GPU_ELEMENTS 8          /* processed at once by a thread of any other kernel */
 #define SHOAL_GPU_QUANTIZED_BLOCK 256 /* elements that share a scale, as in include/shoal/gradients.h */
-#define SHOAL_GPU_SQUARED_CHUNK 4096  /* elements whose squares are added separately, as in fusion/gradient_kernels.h */
+#define SHOAL_GPU_SQUARED_CHUNK 4096  /* elements whose squares are added separately, as in fusion/codec/gradient_kernels.h */
 #define SHOAL_GPU_SQUARED_TEAM 16     /* threads that add a chunk: one for each partial sum */
 
 /* reduce_<TYPE>_<OP>, for each type and operator of cpu/kernel_lists.h. dest[i] = op over sources[0..source_count-1][i], in

@@ -1,0 +1,117 @@
+/* The reducer: what its parts share, and the parts themselves. See the public header.
+ *
+ *     ready (any thread) -> marks.c packs it -> the buffer's last one? -> flow.c posts full buffers in index order, then the
+ *                                                                         tally; compress.c: in stages, if it is compressed
+ *     an operation is done (the thread that makes progress) -> flow.c notes it, posts what had to wait
+ *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order
+ *
+ * For gradients on a device, reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
+ * computes norms.
+ *
+ * step.c begins and ends steps. stats.c records times and bytes. reducer_failure.c determines the first cause of a failure.
+ *
+ * Parts. Each struct belongs to its own file. Other files call the functions in its header and do not see its fields.
+ *
+ * Locks. `lock` guards fields marked "lock" here and in the parts. No thread holds it while it calls a function of shoal.h that
+ * can take the library's own lock, because completions arrive with that lock held and take this one. */
+#ifndef SHOAL_FUSION_REDUCER_H
+#define SHOAL_FUSION_REDUCER_H
+
+#include <pthread.h>
+
+#include "fusion/codec/gradient_kernels.h"
+#include "fusion/layout/gradient_layout.h"
+
+struct shoal_reducer {
+    /* Constant once the reducer is made. */
+    struct shoal_context *context;
+    struct shoal_comm *comm; /* for buffers, and for agreement between steps */
+    struct shoal_reducer_options options;
+    char name[24];
+    int rank, size;
+    int hosts, local_size; /* ranks on this host */
+    const struct shoal_gradient_kernels *kernels;
+
+    /* The layout of the gradients. fusion_install changes it, between steps. */
+    struct shoal_gradient_layout *layout;
+    unsigned layout_number;
+    char *memory; /* of all buffers: from shoal_mem_alloc, or on the device */
+
+    /* The current step. step.c writes it. */
+    enum shoal_step step; /* the last step that began */
+    uint64_t steps;       /* finished REDUCE steps */
+    bool has_renewed;     /* the layout was checked once against rank 0's order */
+    bool is_armed;        /* lock: a REDUCE step is under way: threads may post, compute and put out */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* signals that a guarded field has changed */
+
+    struct fusion_marks *marks;
+    struct fusion_flow *flow;
+    struct fusion_device *device;         /* NULL if gradients are in host memory */
+    struct fusion_compressor *compressor; /* NULL if nothing is compressed */
+    struct fusion_measure *measure;       /* NULL if a device computes no norms */
+    struct fusion_tally *tally;
+    struct fusion_out *out;
+    struct fusion_stats *stats;
+    struct fusion_fault *fault;
+};
+
+static inline void fusion_lock(struct shoal_reducer *reducer)
+{
+    pthread_mutex_lock(&reducer->lock);
+}
+
+static inline void fusion_unlock(struct shoal_reducer *reducer)
+{
+    pthread_mutex_unlock(&reducer->lock);
+}
+
+/* Returns true if averages are scaled on their way out, when the number of ranks that have not joined is known. Until then they
+ * are averages over all ranks, because sums would overflow in 16 bits. */
+static inline bool fusion_scales_late(const struct shoal_reducer *reducer)
+{
+    return reducer->options.is_uneven && reducer->options.divides_by_active && reducer->options.op == SHOAL_AVG;
+}
+
+static inline char *fusion_buffer_memory(const struct shoal_reducer *reducer, size_t buffer)
+{
+    return reducer->memory + reducer->layout->buffers[buffer].begin;
+}
+
+static inline char *fusion_view(const struct shoal_reducer *reducer, size_t parameter)
+{
+    const struct fusion_place *place = &reducer->layout->places[parameter];
+    return fusion_buffer_memory(reducer, place->buffer) + place->offset;
+}
+
+static inline const struct shoal_parameter *fusion_parameter(const struct shoal_reducer *reducer, size_t parameter)
+{
+    return &reducer->layout->parameters.items[parameter];
+}
+
+/* ---- reducer.c ---- */
+
+/* Returns the options of an operation of the reducer. */
+struct shoal_options fusion_options(const struct shoal_reducer *reducer);
+
+/* Returns the options of an operation on a buffer: on a device they include the stream of its lane. */
+struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer);
+
+/* Makes a communicator of some of the reducer's ranks, with the reducer's name and a suffix. Collective on comm. */
+SHOAL_MUST_USE enum shoal_status fusion_split(const struct shoal_reducer *reducer, struct shoal_comm *comm, const char *suffix,
+                                              int color, int key, struct shoal_comm **comm_out);
+
+/* Takes over the layout and allocates memory for it. On an error nothing has changed and the caller still owns the layout. */
+SHOAL_MUST_USE enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout);
+
+/* Allocates zeroed memory of the same kind as the gradients'. */
+SHOAL_MUST_USE enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out);
+/* memory may be NULL. */
+void fusion_free_memory(const struct shoal_reducer *reducer, void *memory);
+
+/* A collective call. Returns OK if all ranks are ready for the next exchange. Otherwise returns the status of the lowest rank
+ * that is not ready, and *rank_out is that rank, or -1 if the exchange itself failed. Allocates nothing. */
+SHOAL_MUST_USE enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out);
+
+#endif

@@ -1,0 +1,286 @@
+#include "fusion/reducer/stats.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fusion/reducer/compress.h"
+#include "fusion/reducer/reducer_failure.h"
+
+/* Times of events of a buffer in the step. */
+struct moments {
+    uint64_t posted_ns, done_ns, out_ns;
+};
+
+struct fusion_stats {
+    /* The current step. */
+    uint64_t begin_ns, finish_ns;
+    uint64_t begin_wire_bytes; /* bytes sent before the step */
+    atomic_uint_least64_t pack_ns, copied_bytes;
+    uint64_t *ready_ns;         /* [parameters]; 0 if not ready. This and the next belong to the thread that marks */
+    uint32_t *ready_number;     /* [parameters]: number of parameters that were ready before it */
+    struct moments *moments;    /* lock: [parameters], because no layout has more buffers */
+    size_t flight_most;         /* lock */
+    uint64_t out_ns, called_ns; /* for the thread that puts out */
+
+    /* The last REDUCE step. */
+    struct shoal_step_stats kept;
+    struct shoal_buffer_times *times; /* [parameters] */
+    double *ready_us;                 /* [parameters] */
+    uint32_t *ready_order;            /* [parameters] */
+};
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_stats_create(struct shoal_reducer *reducer)
+{
+    const size_t count = reducer->layout->parameters.count + 1;
+    struct fusion_stats *stats = reducer->stats = calloc(1, sizeof *stats);
+    if (!stats)
+        return SHOAL_ERR_MEMORY;
+    stats->ready_ns = calloc(count, sizeof *stats->ready_ns);
+    stats->ready_number = calloc(count, sizeof *stats->ready_number);
+    stats->moments = calloc(count, sizeof *stats->moments);
+    stats->times = calloc(count, sizeof *stats->times);
+    stats->ready_us = calloc(count, sizeof *stats->ready_us);
+    stats->ready_order = calloc(count, sizeof *stats->ready_order);
+    return stats->ready_ns && stats->ready_number && stats->moments && stats->times && stats->ready_us && stats->ready_order
+               ? SHOAL_OK
+               : SHOAL_ERR_MEMORY;
+}
+
+void fusion_stats_destroy(struct shoal_reducer *reducer)
+{
+    struct fusion_stats *stats = reducer->stats;
+    if (!stats)
+        return;
+    free(stats->ready_ns);
+    free(stats->ready_number);
+    free(stats->moments);
+    free(stats->times);
+    free(stats->ready_us);
+    free(stats->ready_order);
+    free(stats);
+}
+
+void fusion_stats_forget_buffers(struct shoal_reducer *reducer)
+{
+    memset(reducer->stats->times, 0, reducer->layout->parameters.count * sizeof *reducer->stats->times);
+}
+
+/* ---- Events -------------------------------------------------------------------------------------------------------------- */
+
+/* Bytes that this rank has sent to the network so far, for all communicators of the reducer that carry gradients. */
+static uint64_t count_wire_bytes(const struct shoal_reducer *reducer)
+{
+    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
+    if (reducer->hosts == 1 || shoal_comm_traffic(reducer->comm, &traffic) != SHOAL_OK)
+        return 0;
+    return traffic.sent_bytes + fusion_compressor_wire_bytes(reducer);
+}
+
+void fusion_stats_begin(struct shoal_reducer *reducer)
+{
+    struct fusion_stats *stats = reducer->stats;
+    memset(stats->ready_ns, 0, reducer->layout->parameters.count * sizeof *stats->ready_ns);
+    stats->flight_most = 0;
+    stats->out_ns = stats->called_ns = 0;
+    atomic_store_explicit(&stats->pack_ns, 0, memory_order_relaxed);
+    atomic_store_explicit(&stats->copied_bytes, 0, memory_order_relaxed);
+    stats->begin_wire_bytes = count_wire_bytes(reducer);
+    stats->begin_ns = fusion_now_ns();
+}
+
+void fusion_stats_finish(struct shoal_reducer *reducer)
+{
+    reducer->stats->finish_ns = fusion_now_ns();
+}
+
+void fusion_stats_packed(struct shoal_reducer *reducer, uint64_t ns)
+{
+    atomic_fetch_add_explicit(&reducer->stats->pack_ns, ns, memory_order_relaxed);
+}
+
+void fusion_stats_ready(struct shoal_reducer *reducer, size_t parameter, uint32_t number)
+{
+    reducer->stats->ready_ns[parameter] = fusion_now_ns();
+    reducer->stats->ready_number[parameter] = number;
+}
+
+void fusion_stats_copied(struct shoal_reducer *reducer, size_t bytes)
+{
+    atomic_fetch_add_explicit(&reducer->stats->copied_bytes, bytes, memory_order_relaxed);
+}
+
+void fusion_stats_posted(struct shoal_reducer *reducer, size_t buffer, size_t in_flight)
+{
+    struct fusion_stats *stats = reducer->stats;
+    stats->moments[buffer].posted_ns = fusion_now_ns();
+    stats->flight_most = fusion_max(stats->flight_most, in_flight);
+}
+
+void fusion_stats_done(struct shoal_reducer *reducer, size_t buffer)
+{
+    reducer->stats->moments[buffer].done_ns = fusion_now_ns();
+}
+
+void fusion_stats_is_out(struct shoal_reducer *reducer, size_t buffer)
+{
+    reducer->stats->moments[buffer].out_ns = fusion_now_ns();
+}
+
+void fusion_stats_put_out(struct shoal_reducer *reducer, uint64_t begin_ns)
+{
+    reducer->stats->out_ns += fusion_now_ns() - begin_ns;
+}
+
+void fusion_stats_called_back(struct shoal_reducer *reducer, uint64_t begin_ns)
+{
+    reducer->stats->called_ns += fusion_now_ns() - begin_ns;
+}
+
+/* ---- Kept at the end of a step ------------------------------------------------------------------------------------------- */
+
+static double us_since(const struct fusion_stats *stats, uint64_t ns)
+{
+    return ns > stats->begin_ns ? (double)(ns - stats->begin_ns) / 1e3 : 0;
+}
+
+static void keep_buffer(struct shoal_reducer *reducer, size_t index)
+{
+    struct fusion_stats *stats = reducer->stats;
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    const struct moments *moments = &stats->moments[index];
+    uint64_t first_ns = UINT64_MAX, last_ns = 0;
+    for (uint32_t i = 0; i < buffer->count; i++) {
+        const uint64_t ready_ns = stats->ready_ns[reducer->layout->order[buffer->first + i]];
+        first_ns = ready_ns && ready_ns < first_ns ? ready_ns : first_ns;
+        last_ns = ready_ns > last_ns ? ready_ns : last_ns;
+    }
+    stats->times[index] = (struct shoal_buffer_times){
+        sizeof stats->times[index],          us_since(stats, last_ns ? first_ns : 0), us_since(stats, last_ns),
+        us_since(stats, moments->posted_ns), us_since(stats, moments->done_ns),       us_since(stats, moments->out_ns)};
+}
+
+/* First the parameters that became ready, in their order, then the others in a layout's default order. */
+static void keep_order(struct fusion_stats *stats, size_t count)
+{
+    uint32_t next = 0;
+    for (size_t i = 0; i < count; i++)
+        next += stats->ready_ns[i] != 0;
+    for (size_t i = count; i-- > 0;) {
+        const uint64_t ready_ns = stats->ready_ns[i];
+        stats->ready_order[ready_ns ? stats->ready_number[i] : next++] = (uint32_t)i;
+        stats->ready_us[i] = ready_ns ? us_since(stats, ready_ns) : -1;
+    }
+}
+
+/* Counts as if owners reduce: a rank sends all of a buffer except its own share to the owners, and its own share to all others.
+ * A compressed buffer is reduced in this way inside the host, and then between hosts. */
+static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_stats *kept)
+{
+    const uint64_t size = (uint64_t)reducer->size, hosts = (uint64_t)reducer->hosts, local = (uint64_t)reducer->local_size;
+    uint64_t total = 0, most = 0; /* of all buffers, and of the largest share in each */
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
+        const uint64_t bytes = reducer->layout->buffers[b].bytes;
+        const bool is_compressed = fusion_is_compressed(reducer, b);
+        const uint64_t network_bytes =
+            is_compressed ? fusion_compressed_network_bytes(reducer, b) : 2 * (hosts - 1) * (bytes / local / hosts);
+        kept->sent_bytes += is_compressed ? 2 * (local - 1) * (bytes / local) + network_bytes : 2 * (size - 1) * (bytes / size);
+        kept->network_bytes += network_bytes;
+        total += bytes;
+        most += (bytes / FUSION_ALIGNMENT + size - 1) / size * FUSION_ALIGNMENT;
+    }
+    kept->received_bytes = kept->sent_bytes;
+    kept->balance = total ? (double)(most * size) / (double)total : 1;
+}
+
+void fusion_stats_keep(struct shoal_reducer *reducer)
+{
+    struct fusion_stats *stats = reducer->stats;
+    struct shoal_step_stats kept = SHOAL_STEP_STATS_INIT;
+    const size_t count = reducer->layout->parameters.count;
+    uint64_t last_ns = 0;
+    for (size_t i = 0; i < count; i++)
+        last_ns = stats->ready_ns[i] > last_ns ? stats->ready_ns[i] : last_ns;
+    kept.step = reducer->steps;
+    kept.step_us = us_since(stats, fusion_now_ns());
+    kept.backward_us = us_since(stats, last_ns && last_ns < stats->finish_ns ? last_ns : stats->finish_ns);
+    kept.exposed_us = kept.step_us - kept.backward_us;
+    kept.pack_us = (double)atomic_load_explicit(&stats->pack_ns, memory_order_relaxed) / 1e3;
+    kept.unpack_us = (double)stats->out_ns / 1e3;
+    kept.callback_us = (double)stats->called_ns / 1e3;
+    kept.copied_bytes = atomic_load_explicit(&stats->copied_bytes, memory_order_relaxed);
+    kept.flight_buffers = stats->flight_most;
+    kept.wire_bytes = count_wire_bytes(reducer) - stats->begin_wire_bytes;
+    count_bytes(reducer, &kept);
+    stats->kept = kept;
+    keep_order(stats, count);
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
+        keep_buffer(reducer, b);
+}
+
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status fusion_add_sent_to(struct shoal_comm *comm, const int *members, uint64_t *bytes)
+{
+    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
+    const size_t size = (size_t)shoal_comm_size(comm);
+    traffic.sent_to = calloc(size, sizeof *traffic.sent_to);
+    if (!traffic.sent_to)
+        return SHOAL_ERR_MEMORY;
+    const enum shoal_status status = shoal_comm_traffic(comm, &traffic);
+    for (size_t r = 0; r < size; r++)
+        bytes[members ? (size_t)members[r] : r] += traffic.sent_to[r];
+    free(traffic.sent_to);
+    return status;
+}
+
+enum shoal_status shoal_reducer_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes_out)
+{
+    if (!reducer || !bytes_out)
+        return SHOAL_ERR_ARGUMENT;
+    memset(bytes_out, 0, (size_t)reducer->size * sizeof *bytes_out);
+    FUSION_TRY(fusion_add_sent_to(reducer->comm, NULL, bytes_out));
+    return fusion_compressor_add_sent_to(reducer, bytes_out);
+}
+
+enum shoal_status shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out)
+{
+    if (!reducer || !shoal_struct_bytes(stats_out))
+        return SHOAL_ERR_ARGUMENT;
+    if (reducer->steps == 0)
+        return SHOAL_PENDING;
+    shoal_struct_copy_out(stats_out, &reducer->stats->kept, sizeof reducer->stats->kept);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_reducer_buffer_times(const struct shoal_reducer *reducer, size_t buffer,
+                                             struct shoal_buffer_times *times_out)
+{
+    if (!reducer || !shoal_struct_bytes(times_out) || buffer >= reducer->layout->buffer_count)
+        return SHOAL_ERR_ARGUMENT;
+    const struct shoal_buffer_times *times = &reducer->stats->times[buffer];
+    if (reducer->steps == 0 || times->struct_bytes == 0)
+        return SHOAL_PENDING;
+    shoal_struct_copy_out(times_out, times, sizeof *times);
+    return SHOAL_OK;
+}
+
+double shoal_reducer_ready_us(const struct shoal_reducer *reducer, size_t parameter)
+{
+    return reducer && reducer->steps && parameter < reducer->layout->parameters.count ? reducer->stats->ready_us[parameter]
+                                                                                      : -1;
+}
+
+enum shoal_status shoal_reducer_order(const struct shoal_reducer *reducer, uint32_t *order_out)
+{
+    if (!reducer || !order_out)
+        return SHOAL_ERR_ARGUMENT;
+    if (reducer->steps == 0)
+        return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_order: no step has been finished");
+    if (reducer->device) /* finish has not waited */
+        FUSION_TRY(shoal_reducer_wait((struct shoal_reducer *)(uintptr_t)reducer, SHOAL_FOREVER));
+    memcpy(order_out, reducer->stats->ready_order, reducer->layout->parameters.count * sizeof *order_out);
+    return SHOAL_OK;
+}

@@ -1,0 +1,329 @@
+/* A step: begin, finish, join. */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/assert.h"
+#include "base/floats.h"
+#include "fusion/reducer/compress.h"
+#include "fusion/reducer/flow.h"
+#include "fusion/reducer/marks.h"
+#include "fusion/reducer/measure.h"
+#include "fusion/reducer/out.h"
+#include "fusion/reducer/reducer_device.h"
+#include "fusion/reducer/reducer_failure.h"
+#include "fusion/reducer/stats.h"
+#include "fusion/reducer/tally.h"
+
+#define WAIT_MS 20 /* then a waiting thread checks again which request is the oldest */
+
+/* ---- Begin --------------------------------------------------------------------------------------------------------------- */
+
+static void open_step(struct shoal_reducer *reducer, enum shoal_step step)
+{
+    fusion_marks_reset(reducer);
+    fusion_lock(reducer);
+    fusion_flow_reset(reducer);
+    fusion_compressor_reset(reducer);
+    fusion_tally_reset(reducer);
+    fusion_out_reset(reducer);
+    reducer->step = step;
+    reducer->is_armed = step == SHOAL_STEP_REDUCE;
+    fusion_unlock(reducer);
+    fusion_stats_begin(reducer);
+    fusion_marks_open(reducer);
+}
+
+static void close_step(struct shoal_reducer *reducer)
+{
+    fusion_lock(reducer);
+    reducer->is_armed = false;
+    fusion_unlock(reducer);
+    fusion_marks_close(reducer);
+}
+
+/* Installs rank 0's order in a layout; shoal_reducer_order still returns this rank's order. */
+static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *order)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    const size_t count = reducer->layout->parameters.count;
+    const struct shoal_gradient_layout_options wanted = {sizeof wanted,
+                                                         reducer->size,
+                                                         reducer->options.buffer_bytes,
+                                                         reducer->options.first_buffer_bytes,
+                                                         reducer->options.rank_bytes,
+                                                         order};
+    struct shoal_gradient_layout *layout = NULL;
+    char error[FUSION_TEXT_MAX];
+    FUSION_TRY(shoal_reducer_order(reducer, order));
+    enum shoal_status status = shoal_broadcast(reducer->comm, order, order, count, SHOAL_INT32, 0, &options);
+    if (status != SHOAL_OK) {
+        fusion_operation_failed(reducer, status, -2);
+        return status;
+    }
+    status = shoal_gradient_layout_create(reducer->layout->parameters.items, count, &wanted, &layout, error, sizeof error);
+    if (status != SHOAL_OK)
+        return fusion_fail(reducer, status, -1, "the layout in the order of readiness: %s", error);
+    if (layout->hash == reducer->layout->hash) {
+        shoal_gradient_layout_free(layout); /* on all ranks alike: the layout and the views stay */
+        return SHOAL_OK;
+    }
+    status = fusion_install(reducer, layout);
+    if (status == SHOAL_OK)
+        return SHOAL_OK;
+    fusion_tell_why(reducer, status, error, sizeof error);
+    shoal_gradient_layout_free(layout);
+    return fusion_fail(reducer, status, -1, "the buffers of the layout in the order of readiness: %.400s", error);
+}
+
+static enum shoal_status rebuild(struct shoal_reducer *reducer)
+{
+    uint32_t *order = calloc(reducer->layout->parameters.count + 1, sizeof *order);
+    if (!order)
+        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for the order of readiness");
+    const enum shoal_status status = rebuild_in(reducer, order);
+    free(order);
+    return status;
+}
+
+/* Renews the layout once, after the first step, whose buffers are then no longer used. */
+static enum shoal_status renew_layout(struct shoal_reducer *reducer)
+{
+    const bool is_fixed = reducer->options.keeps_layout || reducer->options.layout || reducer->options.order;
+    if (is_fixed || reducer->has_renewed || reducer->steps != 1)
+        return SHOAL_OK;
+    reducer->has_renewed = true;
+    if (reducer->device)
+        FUSION_TRY(fusion_device_leave_views(reducer));
+    const enum shoal_status status = rebuild(reducer);
+    return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
+}
+
+static enum shoal_status check_begin(struct shoal_reducer *reducer, const char *call)
+{
+    if (!reducer)
+        return SHOAL_ERR_ARGUMENT;
+    if (fusion_failed(reducer) != SHOAL_OK)
+        return fusion_failure_status(reducer);
+    return fusion_marks_check_none(reducer, call);
+}
+
+enum shoal_status shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_step step)
+{
+    FUSION_TRY(check_begin(reducer, "shoal_reducer_begin"));
+    if (step != SHOAL_STEP_REDUCE && step != SHOAL_STEP_LOCAL)
+        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "shoal_reducer_begin: there is no kind of step %d", (int)step);
+    if (reducer->device)
+        FUSION_TRY(fusion_device_begin(reducer, step));
+    FUSION_TRY(renew_layout(reducer));
+    open_step(reducer, step);
+    return step == SHOAL_STEP_REDUCE && reducer->options.is_uneven ? fusion_tally_post_head(reducer, true) : SHOAL_OK;
+}
+
+/* ---- Finish -------------------------------------------------------------------------------------------------------------- */
+
+/* Makes progress from this thread for a moment, or waits until a field changes. Call with the lock held; it is released
+ * meanwhile. */
+static void wait_a_little(struct shoal_reducer *reducer)
+{
+    struct shoal_request *request = fusion_flow_oldest(reducer);
+    struct timespec until;
+    if (request) {
+        fusion_unlock(reducer);
+        const enum shoal_status status = shoal_request_wait(request, WAIT_MS);
+        fusion_lock(reducer);
+        if (status == SHOAL_PENDING || fusion_failed(reducer) != SHOAL_OK || fusion_flow_oldest(reducer) != request)
+            return;
+    } /* if it is done, the thread that received the completion is about to note it */
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WAIT_MS * 1000000L;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_cond_timedwait(&reducer->changed, &reducer->lock, &until);
+}
+
+static bool is_all_done(const struct shoal_reducer *reducer)
+{
+    return fusion_out_is_complete(reducer) && fusion_tally_is_done(reducer);
+}
+
+static enum shoal_status wait_for_all(struct shoal_reducer *reducer)
+{
+    fusion_lock(reducer);
+    fusion_advance(reducer);
+    while (fusion_failed(reducer) == SHOAL_OK && !is_all_done(reducer)) {
+        if (!reducer->options.has_thread)
+            fusion_put_out(reducer);
+        if (fusion_failed(reducer) == SHOAL_OK && !is_all_done(reducer))
+            wait_a_little(reducer);
+    }
+    fusion_unlock(reducer);
+    return fusion_failed(reducer) == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
+}
+
+/* Finds the first such parameter of the lowest rank. All ranks call this, because all have seen in the tail that there is
+ * one. */
+static enum shoal_status name_nonfinite(struct shoal_reducer *reducer, struct shoal_step_result *result)
+{
+    const struct shoal_options options = fusion_options(reducer);
+    const int64_t own = fusion_marks_first_nonfinite(reducer);
+    int64_t *all = calloc((size_t)reducer->size, sizeof *all);
+    if (!all)
+        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for %d ranks", reducer->size);
+    const enum shoal_status status = shoal_allgather(reducer->comm, &own, all, 1, SHOAL_INT64, &options);
+    for (int r = reducer->size; status == SHOAL_OK && r-- > 0;) {
+        if (all[r] < 0)
+            continue;
+        result->nonfinite_rank = r;
+        result->nonfinite_parameter = all[r];
+    }
+    free(all);
+    if (status != SHOAL_OK)
+        fusion_operation_failed(reducer, status, -1);
+    return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
+}
+
+/* Newton's method, because the library does not link libm. The same bits on every machine. */
+static double square_root(double x)
+{
+    uint64_t word;
+    double y;
+    if (!(x > 0) || x - x != 0)
+        return x;
+    memcpy(&word, &x, sizeof word);
+    word = (word >> 1) + (UINT64_C(1023) << 51); /* halves the exponent: within 7 % */
+    memcpy(&y, &word, sizeof y);
+    for (int i = 0; i < 6; i++)
+        y = 0.5 * (y + x / y);
+    return y;
+}
+
+/* Computes the result of the whole step, when all averages are in place. */
+static enum shoal_status conclude(struct shoal_reducer *reducer, int active, struct shoal_step_result *result)
+{
+    SHOAL_DEFAULT_FLOATS;
+    SHOAL_ASSERT(active > 0);
+    result->step = reducer->steps + 1;
+    result->active = active;
+    result->squared = fusion_out_squared(reducer);
+    if (reducer->options.has_norms)
+        result->local_squared = fusion_tally_squared(reducer) / active;
+    if (reducer->options.checks_finite && fusion_tally_is_nonfinite(reducer))
+        FUSION_TRY(name_nonfinite(reducer, result));
+    if (reducer->options.max_norm > 0) {
+        const double clip = reducer->options.max_norm / (square_root(result->squared) + 1e-6);
+        result->clip = clip < 1 ? clip : 1; /* NaN: 1, because clipping cannot help */
+        return fusion_out_clip(reducer, result->clip);
+    }
+    return SHOAL_OK;
+}
+
+/* The factor of an average over all ranks if those that have joined do not count. */
+static double factor_of(const struct shoal_reducer *reducer, int active)
+{
+    SHOAL_DEFAULT_FLOATS; /* the quotient is rounded, on each rank alike */
+    double ranks = reducer->size;
+    SHOAL_FLOATS_PIN(ranks);
+    double factor = fusion_scales_late(reducer) ? ranks / active : 1;
+    SHOAL_FLOATS_PIN(factor);
+    return factor;
+}
+
+static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unused, struct shoal_step_result *result_out)
+{
+    struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+    int active;
+    FUSION_TRY(fusion_marks_complete(reducer, may_be_unused));
+    FUSION_TRY(fusion_tally_take_head(reducer, &active));
+    fusion_lock(reducer);
+    fusion_out_set_factor(reducer, factor_of(reducer, active));
+    fusion_unlock(reducer);
+    FUSION_TRY(fusion_measure_take(reducer, factor_of(reducer, active)));
+    FUSION_TRY(wait_for_all(reducer));
+    FUSION_TRY(conclude(reducer, active, &result));
+    reducer->steps++;
+    fusion_stats_keep(reducer);
+    close_step(reducer);
+    shoal_struct_copy_out(result_out, &result, sizeof result);
+    return SHOAL_OK;
+}
+
+static enum shoal_status end_local_step(struct shoal_reducer *reducer)
+{
+    if (reducer->device)
+        FUSION_TRY(fusion_device_collect(reducer));
+    close_step(reducer);
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_result(const struct shoal_reducer *reducer, const char *call,
+                                      const struct shoal_step_result *result_out)
+{
+    if (result_out && !shoal_struct_bytes(result_out))
+        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: result_out->struct_bytes is not set: use SHOAL_STEP_RESULT_INIT",
+                             call);
+    return SHOAL_OK;
+}
+
+static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
+{
+    if (fusion_failed(reducer) != SHOAL_OK)
+        return fusion_failure_status(reducer);
+    FUSION_TRY(check_result(reducer, "shoal_reducer_finish", result_out));
+    if (!fusion_marks_are_open(reducer))
+        return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_finish: no step has begun");
+    if (reducer->step == SHOAL_STEP_LOCAL)
+        return end_local_step(reducer);
+    fusion_stats_finish(reducer);
+    return end_step(reducer, reducer->options.allows_unused, result_out);
+}
+
+/* Both finish and join return through this function, whatever the status. The caller may free its gradients afterwards, so no
+ * thread of the reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the
+ * lanes of a failed step. */
+static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_status status)
+{
+    if (!reducer)
+        return status;
+    fusion_lock(reducer);
+    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer))
+        pthread_cond_wait(&reducer->changed, &reducer->lock);
+    fusion_unlock(reducer);
+    return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
+}
+
+enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
+{
+    return leave_step(reducer, reducer ? finish(reducer, result_out) : SHOAL_ERR_ARGUMENT);
+}
+
+/* ---- Join ---------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
+{
+    int active;
+    FUSION_TRY(check_begin(reducer, "shoal_reducer_join"));
+    FUSION_TRY(check_result(reducer, "shoal_reducer_join", result_out));
+    if (!more_out || !reducer->options.is_uneven || fusion_tally_has_head(reducer))
+        return fusion_refuse(reducer, more_out ? SHOAL_ERR_STATE : SHOAL_ERR_ARGUMENT, "shoal_reducer_join: %s",
+                             !more_out                     ? "more_out is NULL"
+                             : !reducer->options.is_uneven ? "the reducer was made without is_uneven"
+                                                           : "a step has begun: finish it before");
+    if (reducer->device)
+        FUSION_TRY(fusion_device_begin(reducer, SHOAL_STEP_REDUCE));
+    FUSION_TRY(renew_layout(reducer));
+    fusion_marks_drop_sums(reducer); /* this rank does not count as active */
+    FUSION_TRY(fusion_tally_post_head(reducer, false));
+    FUSION_TRY(fusion_tally_take_head(reducer, &active));
+    *more_out = active > 0;
+    if (!*more_out)
+        return SHOAL_OK;
+    open_step(reducer, SHOAL_STEP_REDUCE);
+    fusion_stats_finish(reducer);
+    return end_step(reducer, true, result_out);
+}
+
+enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
+{
+    return leave_step(reducer, join(reducer, more_out, result_out));
+}
