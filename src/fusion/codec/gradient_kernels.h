@@ -5,7 +5,7 @@
 #ifndef SHOAL_FUSION_GRADIENT_KERNELS_H
 #define SHOAL_FUSION_GRADIENT_KERNELS_H
 
-#include "fusion/fusion.h"
+#include "fusion/codec/update_kernels.h"
 
 #define SHOAL_GRADIENT_SQUARED_CHUNK ((size_t)4096) /* elements */
 
@@ -36,6 +36,7 @@ struct shoal_gradient_kernels {
     shoal_gradient_widen_fn from_float16, from_bfloat16;
     shoal_gradient_quantize_fn quantize;
     shoal_gradient_dequantize_fn dequantize;
+    shoal_update_fn update[SHOAL_RULE_END][SHOAL_TYPE_END]; /* NULL for integers */
 };
 
 /* Returns the kernels that this processor can run, best first: 0, 1, ... until NULL. 0 is never NULL. */
