@@ -1,12 +1,12 @@
 /* The update kernels; gradient_kernel_body.h includes this once for each instruction set. Not a header for other files.
  *
- * A kernel passes over groups of GROUP elements, so that compilers vectorize each rule. The last elements are copied into a
- * group of their own, which is padded with zeros. Products are never fused with sums. */
+ * Each rule is written for one element; compilers vectorize the loops. Products are never fused with sums. */
 #include "base/floats.h"
 #include "fusion/codec/cpu/gradient_formats.h"
 #include "fusion/codec/update_kernels.h"
 
-/* The rules for one element, in the type REAL. In LION a NaN has no sign, but must not vanish: it passes through. */
+/* The rules for one element, in the type REAL. In LION, u - u is zero, or NaN if u is NaN or infinite, which must not
+ * vanish. */
 #define DEFINE_RULES(REAL, SQUARE_ROOT)                                                                                      \
     struct rates_##REAL {                                                                                                    \
         REAL factor, decay, shrink, keep1, add1, keep2, add2, beta1, rate, root, epsilon;                                    \
@@ -54,7 +54,7 @@
     {                                                                                                                        \
         (void)v;                                                                                                             \
         const REAL u = by->keep1 * *m + by->add1 * g;                                                                        \
-        const REAL sign = u > 0 ? (REAL)1 : u < 0 ? (REAL)-1 : u;                                                            \
+        const REAL sign = (REAL)(u > 0) - (REAL)(u < 0) + (u - u);                                                           \
         *p = *p * by->shrink - by->rate * sign;                                                                              \
         *m = by->keep2 * *m + by->add2 * g;                                                                                  \
     }
@@ -62,92 +62,82 @@
 DEFINE_RULES(float, __builtin_sqrtf)
 DEFINE_RULES(double, __builtin_sqrt)
 
-/* The addresses of a range, in the types of a kernel. */
-#define DEFINE_RANGE(FORMAT, MEMORY, VALUE)                                                                         \
-    struct range_##FORMAT {                                                                                         \
-        const MEMORY *gradient;                                                                                     \
-        const VALUE *from_master, *from_first, *from_second;                                                        \
-        VALUE *to_master, *to_first, *to_second;                                                                    \
-        MEMORY *parameter;                                                                                          \
-    };                                                                                                              \
-    INLINE struct range_##FORMAT range_of_##FORMAT(const struct shoal_update_memory *memory) {                      \
-        return (struct range_##FORMAT){memory->gradient,  memory->from_master, memory->from[0], memory->from[1],    \
-                                       memory->to_master, memory->to[0],       memory->to[1],   memory->parameter}; \
+/* Loops over elements have no dependence between elements, although memory that is read may be the memory that is written:
+ * compilers need not check for overlaps before they vectorize. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+/* Elements of a 16-bit type that are converted at a time. */
+#define CHUNK 256
+
+/* STATES is a constant after inlining, and so is whether copy is NULL. */
+#define DEFINE_LOOP(RULE, STATES, REAL)                                                                                   \
+    INLINE void RULE##_loop_##REAL(const struct rates_##REAL *by, const struct shoal_update_memory *memory, size_t begin, \
+                                   const REAL *gradient, REAL *copy, size_t count)                                        \
+    {                                                                                                                     \
+        const REAL *from_master = (const REAL *)memory->from_master + begin;                                              \
+        const REAL *from_first = (STATES) > 0 ? (const REAL *)memory->from[0] + begin : NULL;                             \
+        const REAL *from_second = (STATES) > 1 ? (const REAL *)memory->from[1] + begin : NULL;                            \
+        REAL *to_master = (REAL *)memory->to_master + begin;                                                              \
+        REAL *to_first = (STATES) > 0 ? (REAL *)memory->to[0] + begin : NULL;                                             \
+        REAL *to_second = (STATES) > 1 ? (REAL *)memory->to[1] + begin : NULL;                                            \
+        const struct rates_##REAL rates = *by; /* no store can change it */                                               \
+        INDEPENDENT                                                                                                       \
+        for (size_t i = 0; i < count; i++) {                                                                              \
+            REAL p = from_master[i], m = (STATES) > 0 ? from_first[i] : 0, v = (STATES) > 1 ? from_second[i] : 0;         \
+            RULE##_##REAL(&rates, &p, gradient[i] * rates.factor, &m, &v);                                                \
+            to_master[i] = p;                                                                                             \
+            if ((STATES) > 0)                                                                                             \
+                to_first[i] = m;                                                                                          \
+            if ((STATES) > 1)                                                                                             \
+                to_second[i] = v;                                                                                         \
+            if (copy)                                                                                                     \
+                copy[i] = p;                                                                                              \
+        }                                                                                                                 \
     }
 
-DEFINE_RANGE(float32, float, float)
-DEFINE_RANGE(float64, double, double)
-DEFINE_RANGE(bfloat16, uint16_t, float)
-DEFINE_RANGE(float16, uint16_t, float)
-
-/* STATES and has_copy are constants after inlining. */
-#define DEFINE_UPDATE(RULE, STATES, FORMAT, MEMORY, VALUE)                                                                    \
-    INLINE void RULE##_group_##FORMAT(const struct rates_##VALUE *by, const struct range_##FORMAT *at, size_t i,              \
-                                      bool has_copy)                                                                          \
-    {                                                                                                                         \
-        VALUE g[GROUP], p[GROUP], m[GROUP] = {0}, v[GROUP] = {0};                                                             \
-        load_##FORMAT(g, at->gradient + i);                                                                                   \
-        memcpy(p, at->from_master + i, sizeof p);                                                                             \
-        if ((STATES) > 0)                                                                                                     \
-            memcpy(m, at->from_first + i, sizeof m);                                                                          \
-        if ((STATES) > 1)                                                                                                     \
-            memcpy(v, at->from_second + i, sizeof v);                                                                         \
-        for (size_t k = 0; k < GROUP; k++)                                                                                    \
-            RULE##_##VALUE(by, p + k, g[k] * by->factor, m + k, v + k);                                                       \
-        memcpy(at->to_master + i, p, sizeof p);                                                                               \
-        if ((STATES) > 0)                                                                                                     \
-            memcpy(at->to_first + i, m, sizeof m);                                                                            \
-        if ((STATES) > 1)                                                                                                     \
-            memcpy(at->to_second + i, v, sizeof v);                                                                           \
-        if (has_copy)                                                                                                         \
-            store_##FORMAT(at->parameter + i, p);                                                                             \
-    }                                                                                                                         \
-    INLINE void RULE##_rest_##FORMAT(const struct rates_##VALUE *by, const struct range_##FORMAT *at, size_t i, size_t count, \
-                                     bool has_copy)                                                                           \
-    {                                                                                                                         \
-        MEMORY gradient[GROUP] = {0}, parameter[GROUP] = {0};                                                                 \
-        VALUE master[GROUP] = {0}, first[GROUP] = {0}, second[GROUP] = {0};                                                   \
-        const struct range_##FORMAT local = {gradient, master, first, second, master, first, second, parameter};              \
-        memcpy(gradient, at->gradient + i, count * sizeof *gradient);                                                         \
-        memcpy(master, at->from_master + i, count * sizeof *master);                                                          \
-        if ((STATES) > 0)                                                                                                     \
-            memcpy(first, at->from_first + i, count * sizeof *first);                                                         \
-        if ((STATES) > 1)                                                                                                     \
-            memcpy(second, at->from_second + i, count * sizeof *second);                                                      \
-        RULE##_group_##FORMAT(by, &local, 0, true);                                                                           \
-        memcpy(at->to_master + i, master, count * sizeof *master);                                                            \
-        if ((STATES) > 0)                                                                                                     \
-            memcpy(at->to_first + i, first, count * sizeof *first);                                                           \
-        if ((STATES) > 1)                                                                                                     \
-            memcpy(at->to_second + i, second, count * sizeof *second);                                                        \
-        if (has_copy)                                                                                                         \
-            memcpy(at->parameter + i, parameter, count * sizeof *parameter);                                                  \
-    }                                                                                                                         \
-    INLINE void RULE##_all_##FORMAT(const struct rates_##VALUE *by, const struct range_##FORMAT *at, size_t count,            \
-                                    bool has_copy)                                                                            \
-    {                                                                                                                         \
-        size_t i = 0;                                                                                                         \
-        for (; i + GROUP <= count; i += GROUP)                                                                                \
-            RULE##_group_##FORMAT(by, at, i, has_copy);                                                                       \
-        if (i < count)                                                                                                        \
-            RULE##_rest_##FORMAT(by, at, i, count - i, has_copy);                                                             \
-    }                                                                                                                         \
-    static void RULE##_##FORMAT(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count)    \
-    {                                                                                                                         \
-        SHOAL_DEFAULT_FLOATS;                                                                                                 \
-        const struct rates_##VALUE by = rates_of_##VALUE(update);                                                             \
-        const struct range_##FORMAT at = range_of_##FORMAT(memory);                                                           \
-        if ((void *)at.parameter == (void *)at.to_master)                                                                     \
-            RULE##_all_##FORMAT(&by, &at, count, false);                                                                      \
-        else                                                                                                                  \
-            RULE##_all_##FORMAT(&by, &at, count, true);                                                                       \
+#define DEFINE_WIDE_UPDATE(RULE, FORMAT, REAL)                                                                             \
+    static void RULE##_##FORMAT(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count) \
+    {                                                                                                                      \
+        SHOAL_DEFAULT_FLOATS;                                                                                              \
+        const struct rates_##REAL by = rates_of_##REAL(update);                                                            \
+        if (memory->parameter == memory->to_master)                                                                        \
+            RULE##_loop_##REAL(&by, memory, 0, memory->gradient, NULL, count);                                             \
+        else                                                                                                               \
+            RULE##_loop_##REAL(&by, memory, 0, memory->gradient, memory->parameter, count);                                \
     }
 
-#define DEFINE_UPDATES(RULE, STATES)                       \
-    DEFINE_UPDATE(RULE, STATES, float32, float, float)     \
-    DEFINE_UPDATE(RULE, STATES, float64, double, double)   \
-    DEFINE_UPDATE(RULE, STATES, bfloat16, uint16_t, float) \
-    DEFINE_UPDATE(RULE, STATES, float16, uint16_t, float)
+/* A chunk of gradients is widened, and a chunk of masters narrowed, in the first-level cache. Its length is rounded up to whole
+ * groups in the arrays only. */
+#define DEFINE_HALF_UPDATE(RULE, FORMAT)                                                                                   \
+    static void RULE##_##FORMAT(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count) \
+    {                                                                                                                      \
+        SHOAL_DEFAULT_FLOATS;                                                                                              \
+        const struct rates_float by = rates_of_float(update);                                                              \
+        uint16_t half[CHUNK] = {0};                                                                                        \
+        float gradient[CHUNK], copy[CHUNK] = {0};                                                                          \
+        for (size_t begin = 0; begin < count; begin += CHUNK) {                                                            \
+            const size_t length = fusion_min(CHUNK, count - begin);                                                        \
+            memcpy(half, (const uint16_t *)memory->gradient + begin, length * sizeof *half);                               \
+            for (size_t i = 0; i < length; i += GROUP)                                                                     \
+                load_##FORMAT(gradient + i, half + i);                                                                     \
+            RULE##_loop_float(&by, memory, begin, gradient, copy, length);                                                 \
+            for (size_t i = 0; i < length; i += GROUP)                                                                     \
+                store_##FORMAT(half + i, copy + i);                                                                        \
+            memcpy((uint16_t *)memory->parameter + begin, half, length * sizeof *half);                                    \
+        }                                                                                                                  \
+    }
+
+#define DEFINE_UPDATES(RULE, STATES)          \
+    DEFINE_LOOP(RULE, STATES, float)          \
+    DEFINE_LOOP(RULE, STATES, double)         \
+    DEFINE_WIDE_UPDATE(RULE, float32, float)  \
+    DEFINE_WIDE_UPDATE(RULE, float64, double) \
+    DEFINE_HALF_UPDATE(RULE, bfloat16)        \
+    DEFINE_HALF_UPDATE(RULE, float16)
 
 DEFINE_UPDATES(sgd, 0)
 DEFINE_UPDATES(momentum, 1)
