@@ -56,7 +56,8 @@ ALLOWED = {
     "fusion": set(),
     "fusion/layout": {"fusion"},
     "fusion/codec": {"fusion"},
-    "fusion/reducer": {"fusion/layout", "fusion/codec"},
+    "fusion/optimizer": {"fusion/codec"},
+    "fusion/reducer": {"fusion/layout", "fusion/codec", "fusion/optimizer"},
     "fusion/outer": {"fusion/layout", "fusion/codec", "fusion/reducer"},
     "data": set(),
 }
@@ -65,6 +66,7 @@ ROOMS = {"transport", "fusion"}  # their folders count as modules
 ALSO = {"fusion": {"base/struct_bytes.h"},
         "fusion/layout": {"base/assert.h"},
         "fusion/codec": {"base/floats.h"},
+        "fusion/optimizer": {"base/floats.h"},
         "fusion/reducer": {"base/assert.h", "base/floats.h", "comm/packers.h", "device/gpu_packer.h"},
         "fusion/outer": {"base/floats.h"},
         "data": {"base/struct_bytes.h"}}
@@ -89,6 +91,7 @@ OPAQUE = {
     "fusion_marks": ["fusion/reducer/marks.c"],
     "fusion_flow": ["fusion/reducer/flow.c"],
     "fusion_compressor": ["fusion/reducer/compress.c"],
+    "fusion_optimizer": ["fusion/reducer/optimizer.c"],
     "fusion_tally": ["fusion/reducer/tally.c"],
     "fusion_out": ["fusion/reducer/out.c"],
     "fusion_stats": ["fusion/reducer/stats.c"],

@@ -18,7 +18,7 @@
  *
  * Read it in this order:
  *     1 parameters and layouts   2 making a reducer   3 a step   4 views   5 when something fails   6 what a step did
- *     7 are replicas equal?   8 checkpoints   9 gradients on a device
+ *     7 are replicas equal?   8 checkpoints   9 gradients on a device   10 an optimizer in the reduction
  *
  * The rules of shoal.h also hold here: statuses, outputs named *_out, struct_bytes and *_INIT. All ranks must make the same
  * reducers in the same order and run the same steps; within a step, gradients may become ready in any order on any rank.
@@ -144,6 +144,49 @@ enum shoal_compression {
  * reducer. */
 typedef enum shoal_status (*shoal_buffer_fn)(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count);
 
+/* What PyTorch calls SGD, Adam, AdamW and Adagrad; Lion is that of Chen et al., 2023 (arXiv 2302.06675). */
+enum shoal_optimizer_rule {
+    SHOAL_SGD = 1,     /* states: the momentum, if a group has any */
+    SHOAL_ADAM = 2,    /* states: first and second moment */
+    SHOAL_ADAMW = 3,   /* the same states; decay shrinks the parameter itself */
+    SHOAL_ADAGRAD = 4, /* states: the sum of squares */
+    SHOAL_LION = 5,    /* states: the momentum */
+};
+
+/* Settings of a group of parameters. Begins as SHOAL_OPTIMIZER_GROUP_INIT. A rule ignores the settings that it does not use. */
+struct shoal_optimizer_group {
+    size_t struct_bytes;
+    double rate;       /* the learning rate, from 0 */
+    double decay;      /* weight decay, from 0 */
+    double beta1;      /* SGD: the momentum, from 0; ADAM, ADAMW, LION: in [0, 1) */
+    double beta2;      /* ADAM, ADAMW, LION: in [0, 1) */
+    double epsilon;    /* ADAM, ADAMW, ADAGRAD */
+    double dampening;  /* SGD */
+    double rate_decay; /* ADAGRAD */
+    double initial;    /* ADAGRAD: the sum of squares before the first step; read only when the reducer is made */
+    int is_nesterov;   /* SGD */
+    int maximizes;     /* 1: steps along the gradient instead of against it */
+};
+#define SHOAL_OPTIMIZER_GROUP_INIT                                                            \
+    {                                                                                         \
+        sizeof(struct shoal_optimizer_group), 0.001, 0, 0.9, 0.999, 0.00000001, 0, 0, 0, 0, 0 \
+    }
+
+#define SHOAL_OPTIMIZER_GROUPS_MAX 65536
+
+/* An optimizer that the reducer runs; see section 10. Begins as SHOAL_OPTIMIZER_INIT. */
+struct shoal_optimizer {
+    size_t struct_bytes;
+    enum shoal_optimizer_rule rule;
+    const struct shoal_optimizer_group *groups;
+    size_t group_count;       /* 1 to SHOAL_OPTIMIZER_GROUPS_MAX */
+    const uint32_t *group_of; /* for each parameter, the number of its group; NULL: all are in group 0 */
+};
+#define SHOAL_OPTIMIZER_INIT                                 \
+    {                                                        \
+        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0 \
+    }
+
 /* All fields must be the same on all ranks, except struct_bytes, stream, and the functions and their arguments. */
 struct shoal_reducer_options {
     size_t struct_bytes;
@@ -177,11 +220,12 @@ struct shoal_reducer_options {
     void *on_buffer_arg;
     int is_on_device; /* 1: gradients are in memory of the device of `stream`; see section 9 */
     void *stream;     /* with is_on_device: a CUstream or cudaStream_t, not the per-thread one; NULL: the legacy stream */
+    const struct shoal_optimizer *optimizer; /* not NULL: the reducer also steps the parameters; see section 10. Copied */
 };
 #define SHOAL_REDUCER_OPTIONS_INIT                                                                                            \
     {                                                                                                                         \
         sizeof(struct shoal_reducer_options), 0, SHOAL_AVG, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, SHOAL_COMPRESS_NONE, \
-            0, 0, 0, 0, 0, 0                                                                                                  \
+            0, 0, 0, 0, 0, 0, 0                                                                                               \
     }
 
 /* Makes a reducer; a collective call on comm. Makes its own communicators from comm, so calls on comm never mix with the
@@ -247,10 +291,12 @@ struct shoal_step_result {
     double local_squared;        /* with has_norms: the mean over active ranks of the squared norm of their own gradients */
     double squared;              /* with has_norms or max_norm: the squared norm of the averages, before they were clipped */
     double clip;                 /* factor by which the averages were multiplied; 1 without max_norm */
+    int is_skipped; /* with an optimizer and checks_finite: 1 if parameters are as before, because a gradient was not
+                                    finite: of a rank (nonfinite_parameter) or, as the squares show, the sum of all ranks */
 };
-#define SHOAL_STEP_RESULT_INIT                                  \
-    {                                                           \
-        sizeof(struct shoal_step_result), 0, 0, -1, -1, 0, 0, 1 \
+#define SHOAL_STEP_RESULT_INIT                                     \
+    {                                                              \
+        sizeof(struct shoal_step_result), 0, 0, -1, -1, 0, 0, 1, 0 \
     }
 
 /* Ends a step: posts the remaining buffers, waits for all, puts the averages into place, calls on_buffer. result_out may be
@@ -447,6 +493,80 @@ SHOAL_CALL shoal_reducer_import_residuals(struct shoal_reducer *reducer, const v
  * PENDING after timeout_ms, or the reducer's failure. Without is_on_device finish has already waited. One thread at a time,
  * between steps. */
 SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms);
+
+/* ---- 10. An optimizer in the reduction ----------------------------------------------------------------------------------- */
+
+/* With options.optimizer each rank owns one slice of every buffer: 1 / ranks of it. The owner receives the sum of its slice,
+ * steps the parameters there, and sends the new parameters to the other ranks. So the same bytes travel as for an all-reduce,
+ * but each rank computes only its share of the optimizer's step and keeps only its share of the states.
+ *
+ *     buffer   gradients --reduce-scatter--> slice --one pass: states, masters--> new parameters --all-gather--> parameters
+ *
+ * The reducer owns the parameters' memory. A step looks like this:
+ *
+ *     for each parameter: write its value to shoal_reducer_parameter(reducer, parameter);       once; the same on all ranks
+ *     shoal_reducer_load_parameters(reducer);
+ *     each step: begin, forward and backward pass with these parameters, marks, finish          finish returns: stepped
+ *
+ * Gradients are only read. A parameter may be written as soon as its buffer is full on all ranks, even before finish (with
+ * has_thread): by then its gradient was marked, and the backward pass must not need its value any more. With max_norm or
+ * checks_finite no parameter is written before finish, because the step depends on all gradients: finish then sums the squares
+ * of the slices, or skips the step if nonfinite_parameter is not -1.
+ *
+ * Float32 and float64 parameters are stepped in their type, 16-bit ones in float32: the owner keeps a float32 *master* of its
+ * slice, and the parameter is the master, rounded. Results have the same bits on all ranks and in every run with as many ranks.
+ * If allows_unused is set, a parameter that no rank has used in a step is not stepped.
+ *
+ * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
+ * on_buffer callback, or impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the
+ * message names the group, the setting and both values. After an error in a step, parameters are undefined: some buffers may
+ * have been stepped. Restore a checkpoint. */
+
+/* Returns the address of a parameter: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc. It never changes.
+ * The caller may read it from finish to the next begin and while gradients of its buffer are missing, and write it between
+ * steps. Returns NULL if the parameter is out of range or the reducer has no optimizer. */
+SHOAL_API void *shoal_reducer_parameter(const struct shoal_reducer *reducer, size_t parameter);
+
+/* Takes over what the caller has written to parameters: masters are set to the values in this rank's slices. Call it after the
+ * first values are written, and whenever the caller has changed parameters itself. A local call between steps, but all ranks
+ * must have written the same values. ERR_STATE inside a step or without an optimizer. Otherwise the reducer's failure. */
+SHOAL_CALL shoal_reducer_load_parameters(struct shoal_reducer *reducer);
+
+/* Changes the settings of a group from the next begin on; `initial` has no effect. A local call between steps; all ranks must
+ * make the same changes. ERR_ARGUMENT: the group is out of range, or a setting is impossible: nothing has changed. Whether SGD
+ * has momentum cannot change. ERR_STATE as above. */
+SHOAL_CALL shoal_reducer_set_group(struct shoal_reducer *reducer, size_t group, const struct shoal_optimizer_group *settings);
+
+/* Gradients are multiplied by `scale` before norms are taken and parameters stepped: 1 / loss scale, for example. 1 at first.
+ * A local call between steps, the same on all ranks. ERR_ARGUMENT: not positive, or not finite. ERR_STATE as above. */
+SHOAL_CALL shoal_reducer_set_gradient_scale(struct shoal_reducer *reducer, double scale);
+
+/* Returns the bytes of masters and states on this rank. 0 without an optimizer. */
+SHOAL_API size_t shoal_reducer_optimizer_bytes(const struct shoal_reducer *reducer);
+
+/* The values that an optimizer keeps for a parameter. */
+enum shoal_optimizer_state {
+    SHOAL_STATE_MASTER = 0, /* the parameter itself if its type has no master */
+    SHOAL_STATE_FIRST = 1,
+    SHOAL_STATE_SECOND = 2,
+};
+
+/* Collects one state of a parameter from its owners, a collective call between steps. values_out has room for the parameter's
+ * count elements on each rank: float64 if the parameter's type is, otherwise float32. ERR_ARGUMENT: the parameter has no such
+ * state, or is out of range. Otherwise ERR_STATE as above, or the reducer's failure. */
+SHOAL_CALL shoal_reducer_read_state(struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,
+                                    void *values_out);
+
+/* Sets a state from all count elements of the parameter, of which this rank keeps its slice: any number of ranks may have saved
+ * them. A new master does not change the parameter: write that as well, rounded. A local call between steps, with the same
+ * values on all ranks. Errors as for shoal_reducer_read_state. */
+SHOAL_CALL shoal_reducer_write_state(struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,
+                                     const void *values);
+
+/* Return and set how often a parameter was stepped, from which ADAM and ADAMW correct their bias. 0 if it is out of range. Call
+ * between steps; set the same on all ranks. */
+SHOAL_API uint64_t shoal_reducer_parameter_steps(const struct shoal_reducer *reducer, size_t parameter);
+SHOAL_CALL shoal_reducer_set_parameter_steps(struct shoal_reducer *reducer, size_t parameter, uint64_t steps);
 
 #ifdef __cplusplus
 }

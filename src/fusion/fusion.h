@@ -44,6 +44,10 @@ static inline size_t fusion_round_up(size_t n, size_t unit)
     return (n + unit - 1) / unit * unit;
 }
 
+/* Returns the square root, with the same bits on every machine; x itself if x is negative, NaN or infinite. The library does
+ * not link libm. */
+double fusion_square_root(double x);
+
 /* Monotonic clock. */
 static inline uint64_t fusion_now_ns(void)
 {

@@ -741,6 +741,16 @@ enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, vo
     return run(comm, &call);
 }
 
+enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                   const size_t *offsets, enum shoal_type type, const struct shoal_options *options)
+{
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 0, type, options);
+    for (int r = 0; r < comm->group->size; r++)
+        call.count = counts[r] > call.count ? counts[r] : call.count;
+    call.layout = shoal_layout_of_parts(comm->group->size, NULL, NULL, counts, offsets, false);
+    return call.layout ? run(comm, &call) : SHOAL_ERR_MEMORY;
+}
+
 enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output, size_t count,
                                       enum shoal_type type, const struct shoal_options *options,
                                       struct shoal_request **request_out)

@@ -8,13 +8,14 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "ERR_MISMATCH", "ERR_ABORTED", "ERR_AUTH", "ERR_STATE", "ERR_INTERNAL", "FLOAT32", "FLOAT64", "BFLOAT16", "INT64",
            "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
            "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "TAIL_PAD", "TAIL_DROP",
-           "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "STEP_REDUCE", "STEP_LOCAL",
-           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
+           "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW",
+           "ADAGRAD", "LION", "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "VERSION_MAJOR",
+           "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX",
            "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store",
            "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn",
            "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter",
-           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "ReducerOptions", "StepResult", "StepStats", "BufferTimes",
-           "OuterOptions", "OuterResult", "OuterTotals", "FUNCTIONS"]
+           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
+           "StepStats", "BufferTimes", "OuterOptions", "OuterResult", "OuterTotals", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -23,6 +24,7 @@ VERSION_PATCH = 0
 RANKS_MAX = 4096
 EAGER_BYTES = 8192
 PARAMETERS_MAX = 1048576
+OPTIMIZER_GROUPS_MAX = 65536
 OUTER_FRAGMENTS_MAX = 64
 
 # enum shoal_status
@@ -231,6 +233,26 @@ COMPRESS_INT8 = 3
 
 BufferFn = CFUNCTYPE(c_int, c_void_p, c_size_t, POINTER(c_uint32), c_size_t)
 
+# enum shoal_optimizer_rule
+SGD = 1
+ADAM = 2
+ADAMW = 3
+ADAGRAD = 4
+LION = 5
+
+
+@begins(rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08)
+class OptimizerGroup(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("rate", c_double), ("decay", c_double), ("beta1", c_double), ("beta2", c_double),
+                ("epsilon", c_double), ("dampening", c_double), ("rate_decay", c_double), ("initial", c_double),
+                ("is_nesterov", c_int), ("maximizes", c_int)]
+
+
+@begins(rule=3)
+class Optimizer(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("rule", c_int), ("groups", POINTER(OptimizerGroup)), ("group_count", c_size_t),
+                ("group_of", POINTER(c_uint32))]
+
 
 @begins(op=1)
 class ReducerOptions(Sized):
@@ -240,7 +262,7 @@ class ReducerOptions(Sized):
                 ("results_in_views", c_int), ("allows_unused", c_int), ("is_uneven", c_int), ("divides_by_active", c_int),
                 ("checks_finite", c_int), ("has_norms", c_int), ("max_norm", c_double), ("compression", c_int),
                 ("forgets_error", c_int), ("has_thread", c_int), ("on_buffer", BufferFn), ("on_buffer_arg", c_void_p),
-                ("is_on_device", c_int), ("stream", c_void_p)]
+                ("is_on_device", c_int), ("stream", c_void_p), ("optimizer", POINTER(Optimizer))]
 
 
 # enum shoal_step
@@ -251,7 +273,8 @@ STEP_LOCAL = 1
 @begins(nonfinite_parameter=-1, nonfinite_rank=-1, clip=1)
 class StepResult(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("active", c_int), ("nonfinite_parameter", c_int64),
-                ("nonfinite_rank", c_int), ("local_squared", c_double), ("squared", c_double), ("clip", c_double)]
+                ("nonfinite_rank", c_int), ("local_squared", c_double), ("squared", c_double), ("clip", c_double),
+                ("is_skipped", c_int)]
 
 
 @begins()
@@ -266,6 +289,12 @@ class StepStats(Sized):
 class BufferTimes(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("first_us", c_double), ("full_us", c_double), ("posted_us", c_double),
                 ("done_us", c_double), ("out_us", c_double)]
+
+
+# enum shoal_optimizer_state
+STATE_MASTER = 0
+STATE_FIRST = 1
+STATE_SECOND = 2
 
 
 @begins(fragments=1, lr=1, nesterov=1)
@@ -421,6 +450,15 @@ FUNCTIONS = {
     "shoal_reducer_export_residuals": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_reducer_import_residuals": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_reducer_wait": (c_int, [c_void_p, c_uint32]),
+    "shoal_reducer_parameter": (c_void_p, [c_void_p, c_size_t]),
+    "shoal_reducer_load_parameters": (c_int, [c_void_p]),
+    "shoal_reducer_set_group": (c_int, [c_void_p, c_size_t, POINTER(OptimizerGroup)]),
+    "shoal_reducer_set_gradient_scale": (c_int, [c_void_p, c_double]),
+    "shoal_reducer_optimizer_bytes": (c_size_t, [c_void_p]),
+    "shoal_reducer_read_state": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
+    "shoal_reducer_write_state": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
+    "shoal_reducer_parameter_steps": (c_uint64, [c_void_p, c_size_t]),
+    "shoal_reducer_set_parameter_steps": (c_int, [c_void_p, c_size_t, c_uint64]),
     "shoal_outer_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(c_void_p), POINTER(OuterOptions),
                                    POINTER(c_void_p)]),
     "shoal_outer_free": (None, [c_void_p]),

@@ -22,8 +22,8 @@ void fusion_buffer_done(struct shoal_reducer *reducer, size_t buffer, enum shoal
 bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer);
 bool fusion_flow_is_posting(const struct shoal_reducer *reducer);
 
-/* Returns the operation of the first buffer that is under way, otherwise the tail's. Returns NULL if none is under way: none is
- * posted yet, or the compressor computes between two. */
+/* Returns the operation of the first buffer that is under way, otherwise the tail's, otherwise the optimizer's first gather.
+ * Returns NULL if none is under way: none is posted yet, or the compressor computes between two. */
 struct shoal_request *fusion_flow_oldest(const struct shoal_reducer *reducer);
 
 #endif

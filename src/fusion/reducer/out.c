@@ -7,6 +7,7 @@
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
+#include "fusion/reducer/optimizer.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
@@ -18,6 +19,7 @@ struct fusion_out {
     double factor;        /* for averages on their way out: 1, or ranks / active */
     bool is_factor_known; /* lock */
     double *squared;      /* [parameters]: squared norms of the averages */
+    double slices;        /* with an optimizer: the squares of this rank's slices */
     pthread_t thread;
     bool has_thread;
     bool is_ending; /* lock: asks the thread to end */
@@ -80,6 +82,7 @@ void fusion_out_reset(struct shoal_reducer *reducer)
 {
     reducer->out->next = 0;
     reducer->out->factor = 1;
+    reducer->out->slices = 0;
     reducer->out->is_factor_known = !reducer->options.divides_by_active;
 }
 
@@ -150,10 +153,20 @@ static bool out_clear_unused(struct shoal_reducer *reducer, size_t index)
     return true;
 }
 
+/* Steps the parameters of a buffer, unless all gradients have to be seen before. Returns false if the reducer has failed. */
+static bool step_buffer(struct shoal_reducer *reducer, size_t index)
+{
+    if (reducer->options.has_norms || fusion_steps_late(reducer))
+        reducer->out->slices += fusion_optimizer_squares(reducer, index, reducer->out->factor);
+    return fusion_steps_late(reducer) || fusion_optimizer_step(reducer, index, reducer->out->factor) == SHOAL_OK;
+}
+
 /* With max_norm only squares are summed now. Returns false if the reducer has failed. */
 static bool put_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    if (reducer->optimizer)
+        return step_buffer(reducer, index);
     if (!out_clear_unused(reducer, index))
         return false;
     if (reducer->device)
@@ -247,7 +260,7 @@ void fusion_out_take_squares(struct shoal_reducer *reducer, size_t parameter, do
 
 double fusion_out_squared(const struct shoal_reducer *reducer)
 {
-    double squared = 0;
+    double squared = reducer->out->slices;
     for (size_t i = 0; i < reducer->layout->parameters.count; i++)
         squared += reducer->out->squared[i];
     return squared;
@@ -260,12 +273,24 @@ static enum shoal_status clip_on_device(struct shoal_reducer *reducer, double fa
     return SHOAL_OK;
 }
 
+static enum shoal_status step_all(struct shoal_reducer *reducer, double factor)
+{
+    const uint64_t begin_ns = fusion_now_ns();
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
+        if (fusion_optimizer_step(reducer, b, factor) != SHOAL_OK)
+            return fusion_failure_status(reducer);
+    fusion_stats_put_out(reducer, begin_ns);
+    return SHOAL_OK;
+}
+
 enum shoal_status fusion_out_clip(struct shoal_reducer *reducer, double clip)
 {
     const uint64_t begin_ns = fusion_now_ns();
     const double factor = reducer->out->factor * clip;
     if (reducer->device)
         return clip_on_device(reducer, factor);
+    if (reducer->optimizer)
+        return step_all(reducer, factor);
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         if (fusion_marks_use(reducer, i))
             put_parameter(reducer, i, factor, false);

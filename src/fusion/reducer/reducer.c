@@ -6,11 +6,12 @@
 #include <string.h>
 
 #include "fusion/layout/agree.h"
+#include "fusion/layout/lists.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/flow.h"
-#include "fusion/layout/lists.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/measure.h"
+#include "fusion/reducer/optimizer.h"
 #include "fusion/reducer/out.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
@@ -93,6 +94,18 @@ static enum shoal_status check_options(const struct shoal_reducer_options *optio
     return *wrong ? SHOAL_ERR_ARGUMENT : SHOAL_OK;
 }
 
+static enum shoal_status reducer_check_optimizer(const struct shoal_reducer *reducer, size_t parameter_count, char *text,
+                                                 size_t text_bytes)
+{
+    char room[FUSION_TEXT_MAX];
+    enum shoal_status status;
+    if (!reducer->options.optimizer)
+        return SHOAL_OK;
+    const char *wrong = fusion_optimizer_check(&reducer->options, parameter_count, room, sizeof room, &status);
+    snprintf(text, text_bytes, "%s", wrong ? wrong : "");
+    return wrong ? status : SHOAL_OK;
+}
+
 /* The callback's work on the stream would delay the backward pass on that stream. */
 static enum shoal_status reducer_check_device(const struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
@@ -150,6 +163,7 @@ static enum shoal_status prepare(struct shoal_reducer *reducer, const struct sho
         snprintf(text, text_bytes, "%s", wrong);
         return status;
     }
+    FUSION_TRY(reducer_check_optimizer(reducer, count, text, text_bytes));
     if (reducer->device)
         FUSION_TRY(reducer_check_device(reducer, text, text_bytes));
     if (!reducer->options.flight_bytes)
@@ -213,6 +227,7 @@ static enum shoal_status create_parts(struct shoal_reducer *reducer)
     FUSION_TRY(fusion_out_create(reducer));
     FUSION_TRY(fusion_stats_create(reducer));
     FUSION_TRY(fusion_measure_create(reducer));
+    FUSION_TRY(fusion_optimizer_create(reducer));
     return fusion_install(reducer, reducer->layout);
 }
 
@@ -239,17 +254,18 @@ static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t
     return status;
 }
 
-#define OPTIONS(X)                                                                                                   \
-    X(op)                                                                                                            \
-    X(buffer_bytes)                                                                                                  \
-    X(first_buffer_bytes)                                                                                            \
-    X(rank_bytes)                                                                                                    \
-    X(flight_bytes)                                                                                                  \
-    X(timeout_ms)                                                                                                    \
-    X(keeps_layout)                                                                                                  \
-    X(results_in_views)                                                                                              \
-    X(allows_unused) X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) \
-        X(has_thread) X(is_on_device)
+#define OPTIONS(X)                                                                                                \
+    X(op)                                                                                                         \
+    X(buffer_bytes)                                                                                               \
+    X(first_buffer_bytes)                                                                                         \
+    X(rank_bytes)                                                                                                 \
+    X(flight_bytes)                                                                                               \
+    X(timeout_ms)                                                                                                 \
+    X(keeps_layout)                                                                                               \
+    X(results_in_views)                                                                                           \
+    X(allows_unused)                                                                                              \
+    X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread) \
+        X(is_on_device)
 
 static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
                                        enum shoal_status status, const char *text)
@@ -260,6 +276,9 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
         OPTIONS(OPTION)
 #undef OPTION
             fusion_real("max_norm", options->max_norm),
+        fusion_number("the optimizer's rule", options->optimizer ? (uint64_t)options->optimizer->rule : 0),
+        fusion_number("the optimizer's number of groups", options->optimizer ? options->optimizer->group_count : 0),
+        fusion_hash_option("the hash of the optimizer's group_of", fusion_optimizer_hash(options, parameters->count)),
         fusion_number("a callback", options->on_buffer != NULL),
         fusion_number("a given layout", options->layout != NULL),
         fusion_number("a given order", options->order != NULL),
@@ -283,6 +302,15 @@ enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_sta
     return fusion_ranks_ready(reducer->comm, &options, own, rank_out);
 }
 
+static enum shoal_status equip_optimizer(struct shoal_reducer *reducer, char *text, size_t text_bytes)
+{
+    *text = 0;
+    const enum shoal_status status = fusion_optimizer_agree(reducer, text, text_bytes);
+    if (status != SHOAL_OK && *text)
+        return fusion_refuse(reducer, status, CALL ": %s", text);
+    return status == SHOAL_OK ? fusion_optimizer_open(reducer) : status;
+}
+
 /* A rank with an error of its own still takes part, so that all ranks learn of it. */
 static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal_parameter *parameters, size_t count)
 {
@@ -299,6 +327,8 @@ static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal
         status = equip(reducer, text, sizeof text);
         status = reducer_agree(reducer, &copy, status, text);
     }
+    if (status == SHOAL_OK)
+        status = equip_optimizer(reducer, text, sizeof text);
     fusion_parameters_free(&copy);
     return status;
 }
@@ -317,9 +347,11 @@ static void forget_arguments(struct shoal_reducer_options *options)
 {
     static const struct shoal_gradient_layout given;
     static const uint32_t order;
+    static const struct shoal_optimizer optimizer;
     options->name = NULL;
     options->layout = options->layout ? &given : NULL; /* only whether it was NULL matters from now on */
     options->order = options->order ? &order : NULL;
+    options->optimizer = options->optimizer ? &optimizer : NULL;
 }
 
 enum shoal_status shoal_reducer_create(struct shoal_context *context, struct shoal_comm *comm,
@@ -355,12 +387,14 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     (void)fusion_settle_failure(reducer);
     fusion_out_stop_thread(reducer);
     fusion_compressor_stop(reducer);
+    fusion_optimizer_stop(reducer);
     shoal_comm_free(reducer->comm); /* its last completions still use the reducer */
     fusion_fault_destroy(reducer);
     fusion_marks_destroy(reducer);
     fusion_tally_destroy(reducer);
     fusion_flow_destroy(reducer);
     fusion_compressor_free(reducer);
+    fusion_optimizer_destroy(reducer);
     fusion_out_destroy(reducer);
     fusion_stats_destroy(reducer);
     fusion_measure_destroy(reducer);

@@ -3,7 +3,8 @@
  *     ready (any thread) -> marks.c packs it -> the buffer's last one? -> flow.c posts full buffers in index order, then the
  *                                                                         tally; compress.c: in stages, if it is compressed
  *     an operation is done (the thread that makes progress) -> flow.c notes it, posts what had to wait
- *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order
+ *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order; or, with an optimizer
+ *                                        (optimizer.c), steps this rank's slice and has the parameters gathered
  *
  * For gradients on a device, reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
  * computes norms.
@@ -50,6 +51,7 @@ struct shoal_reducer {
     struct fusion_flow *flow;
     struct fusion_device *device;         /* NULL if gradients are in host memory */
     struct fusion_compressor *compressor; /* NULL if nothing is compressed */
+    struct fusion_optimizer *optimizer;   /* NULL if the caller steps the parameters */
     struct fusion_measure *measure;       /* NULL if a device computes no norms */
     struct fusion_tally *tally;
     struct fusion_out *out;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fusion/reducer/compress.h"
+#include "fusion/reducer/optimizer.h"
 
 struct fusion_fault {
     atomic_int failed;          /* enum shoal_status */
@@ -89,6 +90,7 @@ void fusion_give_cause(const struct shoal_reducer *reducer, const struct shoal_f
 {
     shoal_comm_fail(reducer->comm, cause);
     fusion_compressor_fail(reducer, cause);
+    fusion_optimizer_fail(reducer, cause);
 }
 
 /* For a fault of this rank. */
@@ -150,13 +152,13 @@ static void describe_cause(const struct shoal_reducer *reducer, const struct sho
              own->operation, text);
 }
 
-/* Returns the first cause of the reducer's own communicator, which is the same on all ranks. If only one of the compressor's
- * communicators or this rank has failed, the others get the cause from this rank. */
+/* Returns the first cause of the reducer's own communicator, which is the same on all ranks. If only another
+ * communicator of the reducer or this rank has failed, the others get the cause from this rank. */
 static struct shoal_failure find_cause(const struct shoal_reducer *reducer, const struct shoal_failure *own)
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     const bool is_known = shoal_last_failure(reducer->context, reducer->comm, &cause) == SHOAL_OK;
-    if (!is_known && !fusion_compressor_failure(reducer, &cause))
+    if (!is_known && !fusion_compressor_failure(reducer, &cause) && !fusion_optimizer_failure(reducer, &cause))
         cause = *own;
     describe_cause(reducer, own, &cause);
     if (is_known)
@@ -178,6 +180,7 @@ bool fusion_settle_failure(struct shoal_reducer *reducer)
         return false;
     const struct shoal_failure cause = find_cause(reducer, &own);
     fusion_compressor_fail(reducer, &cause);
+    fusion_optimizer_fail(reducer, &cause);
     fusion_lock(reducer);
     is_first = !fault->is_settled; /* concurrent threads find the same cause */
     if (is_first) {

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "fusion/reducer/compress.h"
+#include "fusion/reducer/optimizer.h"
 #include "fusion/reducer/reducer_failure.h"
 
 /* Times of events of a buffer in the step. */
@@ -76,7 +77,7 @@ static uint64_t count_wire_bytes(const struct shoal_reducer *reducer)
     struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
     if (reducer->hosts == 1 || shoal_comm_traffic(reducer->comm, &traffic) != SHOAL_OK)
         return 0;
-    return traffic.sent_bytes + fusion_compressor_wire_bytes(reducer);
+    return traffic.sent_bytes + fusion_compressor_wire_bytes(reducer) + fusion_optimizer_wire_bytes(reducer);
 }
 
 void fusion_stats_begin(struct shoal_reducer *reducer)
@@ -242,7 +243,8 @@ enum shoal_status shoal_reducer_sent_to(const struct shoal_reducer *reducer, uin
         return SHOAL_ERR_ARGUMENT;
     memset(bytes_out, 0, (size_t)reducer->size * sizeof *bytes_out);
     FUSION_TRY(fusion_add_sent_to(reducer->comm, NULL, bytes_out));
-    return fusion_compressor_add_sent_to(reducer, bytes_out);
+    FUSION_TRY(fusion_compressor_add_sent_to(reducer, bytes_out));
+    return fusion_optimizer_add_sent_to(reducer, bytes_out);
 }
 
 enum shoal_status shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out)

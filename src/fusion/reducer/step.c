@@ -9,6 +9,7 @@
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/measure.h"
+#include "fusion/reducer/optimizer.h"
 #include "fusion/reducer/out.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
@@ -25,6 +26,7 @@ static void open_step(struct shoal_reducer *reducer, enum shoal_step step)
     fusion_lock(reducer);
     fusion_flow_reset(reducer);
     fusion_compressor_reset(reducer);
+    fusion_optimizer_reset(reducer);
     fusion_tally_reset(reducer);
     fusion_out_reset(reducer);
     reducer->step = step;
@@ -89,7 +91,8 @@ static enum shoal_status rebuild(struct shoal_reducer *reducer)
 /* Renews the layout once, after the first step, whose buffers are then no longer used. */
 static enum shoal_status renew_layout(struct shoal_reducer *reducer)
 {
-    const bool is_fixed = reducer->options.keeps_layout || reducer->options.layout || reducer->options.order;
+    const bool is_fixed =
+        reducer->options.keeps_layout || reducer->options.layout || reducer->options.order || reducer->optimizer;
     if (is_fixed || reducer->has_renewed || reducer->steps != 1)
         return SHOAL_OK;
     reducer->has_renewed = true;
@@ -144,7 +147,7 @@ static void wait_a_little(struct shoal_reducer *reducer)
 
 static bool is_all_done(const struct shoal_reducer *reducer)
 {
-    return fusion_out_is_complete(reducer) && fusion_tally_is_done(reducer);
+    return fusion_out_is_complete(reducer) && fusion_tally_is_done(reducer) && fusion_optimizer_is_done(reducer);
 }
 
 static enum shoal_status wait_for_all(struct shoal_reducer *reducer)
@@ -183,19 +186,16 @@ static enum shoal_status name_nonfinite(struct shoal_reducer *reducer, struct sh
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
-/* Newton's method, because the library does not link libm. The same bits on every machine. */
-static double square_root(double x)
+/* Steps all parameters now that the whole gradient is known, or none if it is not finite. A sum of finite values may be
+ * infinite, which the squares show. */
+static enum shoal_status step_or_skip(struct shoal_reducer *reducer, struct shoal_step_result *result)
 {
-    uint64_t word;
-    double y;
-    if (!(x > 0) || x - x != 0)
-        return x;
-    memcpy(&word, &x, sizeof word);
-    word = (word >> 1) + (UINT64_C(1023) << 51); /* halves the exponent: within 7 % */
-    memcpy(&y, &word, sizeof y);
-    for (int i = 0; i < 6; i++)
-        y = 0.5 * (y + x / y);
-    return y;
+    const bool is_finite = result->nonfinite_parameter < 0 && result->squared - result->squared == 0;
+    result->is_skipped = reducer->options.checks_finite && !is_finite;
+    if (result->is_skipped)
+        return SHOAL_OK;
+    FUSION_TRY(fusion_out_clip(reducer, result->clip));
+    return wait_for_all(reducer);
 }
 
 /* Computes the result of the whole step, when all averages are in place. */
@@ -206,16 +206,19 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
     result->step = reducer->steps + 1;
     result->active = active;
     result->squared = fusion_out_squared(reducer);
+    if (reducer->optimizer && (reducer->options.has_norms || fusion_steps_late(reducer)))
+        FUSION_TRY(fusion_optimizer_sum_squares(reducer, &result->squared));
     if (reducer->options.has_norms)
         result->local_squared = fusion_tally_squared(reducer) / active;
     if (reducer->options.checks_finite && fusion_tally_is_nonfinite(reducer))
         FUSION_TRY(name_nonfinite(reducer, result));
     if (reducer->options.max_norm > 0) {
-        const double clip = reducer->options.max_norm / (square_root(result->squared) + 1e-6);
+        const double clip = reducer->options.max_norm / (fusion_square_root(result->squared) + 1e-6);
         result->clip = clip < 1 ? clip : 1; /* NaN: 1, because clipping cannot help */
-        return fusion_out_clip(reducer, result->clip);
+        if (!reducer->optimizer)
+            return fusion_out_clip(reducer, result->clip);
     }
-    return SHOAL_OK;
+    return fusion_steps_late(reducer) ? step_or_skip(reducer, result) : SHOAL_OK;
 }
 
 /* The factor of an average over all ranks if those that have joined do not count. */

@@ -1,0 +1,33 @@
+/* The settings of an optimizer's parameter groups, and the numbers that a kernel needs for one step of one parameter. Pure
+ * functions: no state, no rank. */
+#ifndef SHOAL_FUSION_OPTIMIZER_GROUP_H
+#define SHOAL_FUSION_OPTIMIZER_GROUP_H
+
+#include "fusion/codec/update_kernels.h"
+
+/* Copies settings of a public struct, whose struct_bytes may be that of an older version. */
+struct shoal_optimizer_group fusion_group_copy(const struct shoal_optimizer_group *group);
+
+/* Returns NULL if the settings are possible for the rule, otherwise what is wrong: static storage. */
+const char *fusion_group_fault(enum shoal_optimizer_rule rule, const struct shoal_optimizer_group *group);
+
+/* Returns the kernel's rule for a group, and the number of states that a parameter in it has. */
+enum shoal_rule fusion_group_rule(enum shoal_optimizer_rule rule, const struct shoal_optimizer_group *group);
+size_t fusion_rule_states(enum shoal_rule rule);
+
+/* Returns the numbers of the steps-th step of a parameter, counted from 1. The gradient is multiplied by factor. */
+struct shoal_update fusion_update_of(enum shoal_rule rule, const struct shoal_optimizer_group *group, uint64_t steps,
+                                     double factor);
+
+/* One setting, for a message about groups that differ. */
+struct fusion_setting {
+    const char *name;
+    double value;
+};
+
+#define FUSION_GROUP_SETTINGS 10
+
+/* Writes all settings of a group. */
+void fusion_group_list(const struct shoal_optimizer_group *group, struct fusion_setting settings[FUSION_GROUP_SETTINGS]);
+
+#endif

@@ -1,0 +1,68 @@
+/* The optimizer in the reduction: each rank steps its slice of every buffer, and all ranks gather the new parameters. See
+ * section 10 of the public header.
+ *
+ *     flow.c: the buffer is reduced  -> out.c, in index order -> step the own slice, post the gather
+ *     max_norm or checks_finite      -> step.c, when all buffers are reduced and the verdict is known -> the same
+ *
+ * Gathers have a communicator of their own, because ranks finish reducing and begin gathering in different orders. On each
+ * communicator buffers follow each other by index. */
+#ifndef SHOAL_FUSION_OPTIMIZER_H
+#define SHOAL_FUSION_OPTIMIZER_H
+
+#include "fusion/reducer/reducer.h"
+
+/* ---- Making ---- */
+
+/* Returns NULL, or what is wrong with the options of a reducer that has an optimizer; *status_out is then the status. text is
+ * room for the answer. */
+const char *fusion_optimizer_check(const struct shoal_reducer_options *options, size_t parameter_count, char *text,
+                                   size_t text_bytes, enum shoal_status *status_out);
+
+/* Returns a hash of the groups' number, and of each parameter's group; 0 without an optimizer. */
+uint64_t fusion_optimizer_hash(const struct shoal_reducer_options *options, size_t parameter_count);
+
+/* A collective call: ERR_MISMATCH if settings of a group differ between ranks. text then names the first one. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_agree(struct shoal_reducer *reducer, char *text, size_t text_bytes);
+
+/* Allocates parameters, masters and states for the reducer's layout. Does nothing without an optimizer. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer);
+
+/* Makes the communicator of the gathers, a collective call. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_open(struct shoal_reducer *reducer);
+
+/* Frees the communicator: no gather completes later. Then the rest may be destroyed. */
+void fusion_optimizer_stop(struct shoal_reducer *reducer);
+void fusion_optimizer_destroy(struct shoal_reducer *reducer);
+
+/* ---- A step ---- */
+
+/* Returns true if no parameter may be stepped before all buffers are reduced. */
+bool fusion_steps_late(const struct shoal_reducer *reducer);
+
+/* Call with the lock held when a step begins. */
+void fusion_optimizer_reset(struct shoal_reducer *reducer);
+
+/* Returns the squares of this rank's slice of a reduced buffer, of gradients times factor. */
+double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, double factor);
+
+/* A collective call: sums over the ranks. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, double *squared);
+
+/* Steps this rank's slice of a reduced buffer, with gradients times factor, and posts the gather. Call once for each buffer, in
+ * index order, from one thread at a time, without the lock. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t buffer, double factor);
+
+/* Returns true if no gather is under way. Also without an optimizer. Call with the lock held. */
+bool fusion_optimizer_is_done(const struct shoal_reducer *reducer);
+
+/* Returns the first gather that is under way, or NULL. Call with the lock held. */
+struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reducer);
+
+/* ---- The communicator of the gathers, for failures and statistics; nothing happens without an optimizer ---- */
+
+void fusion_optimizer_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause);
+bool fusion_optimizer_failure(const struct shoal_reducer *reducer, struct shoal_failure *cause_out);
+uint64_t fusion_optimizer_wire_bytes(const struct shoal_reducer *reducer);
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes);
+
+#endif
