@@ -747,7 +747,9 @@ enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, v
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 0, type, options);
     for (int r = 0; r < comm->group->size; r++)
         call.count = counts[r] > call.count ? counts[r] : call.count;
+    lock(comm->context->world); /* the library's own allocation */
     call.layout = shoal_layout_of_parts(comm->group->size, NULL, NULL, counts, offsets, false);
+    unlock(comm->context->world);
     return call.layout ? run(comm, &call) : SHOAL_ERR_MEMORY;
 }
 

@@ -24,6 +24,7 @@
 #define THREADS 3
 #define STEPS 3
 #define ELEMENTS_MAX 5000
+#define RATE (1.0 / 1024)
 
 enum fault { NO_FAULT, DIES, NEVER_MARKS, MARKS_TWICE, GIVES_UP, TWO_AT_FAULT, CANNOT_POST, STANDS_STILL };
 
@@ -34,6 +35,8 @@ struct drawn {
     struct shoal_parameter parameters[PARAMETERS];
     char names[PARAMETERS][16];
     struct shoal_reducer_options options;
+    struct shoal_optimizer optimizer; /* SGD with rate RATE, which keeps values exact, if options.optimizer is set */
+    struct shoal_optimizer_group group;
     enum fault fault;
     int at_fault, also_at_fault; /* ranks */
     int fault_step;
@@ -85,6 +88,18 @@ static void draw_parameters(uint64_t *random, struct drawn *drawn)
     }
 }
 
+static void draw_optimizer(uint64_t *random, struct drawn *drawn)
+{
+    drawn->group = (struct shoal_optimizer_group)SHOAL_OPTIMIZER_GROUP_INIT;
+    drawn->group.rate = RATE;
+    drawn->group.beta1 = 0;
+    drawn->optimizer = (struct shoal_optimizer){sizeof drawn->optimizer, SHOAL_SGD, &drawn->group, 1, NULL};
+    if (drawn->options.compression != SHOAL_COMPRESS_NONE || reference_below(random, 2))
+        return;
+    drawn->options.optimizer = &drawn->optimizer;
+    drawn->options.checks_finite = (int)reference_below(random, 2);
+}
+
 /* Chooses the number of ranks: averages are exact over 2, 4, 8 and 16 ranks, sums over any number. */
 static void draw(struct drawn *drawn, uint64_t seed, enum fault fault)
 {
@@ -116,6 +131,7 @@ static void draw(struct drawn *drawn, uint64_t seed, enum fault fault)
     drawn->fault_step = (int)reference_below(r, STEPS);
     drawn->fault_parameter = reference_below(r, PARAMETERS);
     drawn->fault_posts = (long)reference_below(r, 12);
+    draw_optimizer(r, drawn);
 }
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
@@ -208,24 +224,50 @@ static enum shoal_status mark_all(struct rank *rank)
     return status;
 }
 
-static double expect(const struct rank *rank, size_t parameter, size_t element)
+static double expect_of_step(const struct rank *rank, int step, size_t parameter, size_t element)
 {
     double sum = 0;
     for (int r = 0; r < rank->drawn->world.size; r++)
-        sum += gradient_value(rank->steps, r, parameter, element);
+        sum += gradient_value(step, r, parameter, element);
     return rank->drawn->options.op == SHOAL_AVG ? sum / rank->drawn->world.size : sum;
 }
 
-/* Results of 8 bits are not exact, but the same on all ranks. */
+/* Returns the average of this step or, with an optimizer, the parameter's value after it; parameters begin at zero. */
+static double expect(const struct rank *rank, size_t parameter, size_t element)
+{
+    double value = 0;
+    if (!rank->drawn->options.optimizer)
+        return expect_of_step(rank, rank->steps, parameter, element);
+    for (int s = 0; s <= rank->steps; s++)
+        value -= RATE * expect_of_step(rank, s, parameter, element);
+    return value;
+}
+
+static const void *result_of(const struct rank *rank, size_t parameter)
+{
+    const struct shoal_reducer_options *options = &rank->drawn->options;
+    if (options->optimizer)
+        return shoal_reducer_parameter(rank->reducer, parameter);
+    return options->results_in_views ? shoal_reducer_view(rank->reducer, parameter) : rank->memory[parameter];
+}
+
+/* Results of 8 bits, and parameters that are rounded to 16 bits, are not exact, but the same on all ranks. */
+static bool is_exact(const struct drawn *drawn, enum shoal_type type)
+{
+    if (drawn->options.optimizer)
+        return type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64;
+    return drawn->options.compression != SHOAL_COMPRESS_INT8 || type != SHOAL_FLOAT32;
+}
+
 static void check_step(struct rank *rank)
 {
     const struct drawn *drawn = rank->drawn;
     for (size_t i = 0; i < PARAMETERS; i++) {
         const struct shoal_parameter *each = &drawn->parameters[i];
-        const void *memory = drawn->options.results_in_views ? shoal_reducer_view(rank->reducer, i) : rank->memory[i];
+        const void *memory = result_of(rank, i);
         const uint64_t hash = shoal_bytes_hash(memory, each->count * shoal_type_bytes(each->type));
         rank->hashes[rank->steps] = rank->hashes[rank->steps] * 31 + hash;
-        if (drawn->options.compression == SHOAL_COMPRESS_INT8 && each->type == SHOAL_FLOAT32)
+        if (!is_exact(drawn, each->type))
             continue;
         double period[GRADIENT_PERIOD];
         for (size_t e = 0; e < GRADIENT_PERIOD; e++)
@@ -514,6 +556,7 @@ struct scarce {
     bool has_other_list; /* the third rank */
     bool is_made_before; /* memory is scarce after shoal_reducer_create and a step */
     bool is_compared;    /* and then replicas that differ are compared, instead of a step */
+    bool has_optimizer;  /* that steps late, and whose states are read in the end */
     enum shoal_compression compression;
     enum shoal_status otherwise; /* the result if memory suffices */
 };
@@ -539,7 +582,11 @@ static enum shoal_status run_short_step(const struct poor *poor, struct shoal_re
             values[i][e] = poor->rank == 2 && !is_finite ? zero / zero : 1;
         status = shoal_reducer_ready(reducer, i, values[i], 1000);
     }
-    return status == SHOAL_OK ? shoal_reducer_finish(reducer, NULL) : status;
+    if (status == SHOAL_OK)
+        status = shoal_reducer_finish(reducer, NULL);
+    if (status == SHOAL_OK && poor->scarce->has_optimizer)
+        status = shoal_reducer_read_state(reducer, 1, SHOAL_STATE_FIRST, values[0]);
+    return status;
 }
 
 static void *run_poor(void *arg)
@@ -551,7 +598,10 @@ static void *run_poor(void *arg)
     struct shoal_parameter parameters[LISTED];
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
     const uint64_t hashes[LISTED] = {1, (uint64_t)poor->rank, 3};
+    const struct shoal_optimizer_group group = SHOAL_OPTIMIZER_GROUP_INIT;
+    const struct shoal_optimizer optimizer = {sizeof optimizer, SHOAL_ADAM, &group, 1, NULL};
     options.compression = scarce->compression;
+    options.optimizer = scarce->has_optimizer ? &optimizer : NULL;
     options.checks_finite = 1;
     options.first_buffer_bytes = options.buffer_bytes = 5000;
     options.rank_bytes = 1;
@@ -605,11 +655,13 @@ static bool run_scarce(const struct scarce *scarce, long allocations)
 static void a_rank_lacks_memory(void **state)
 {
     static const struct scarce cases[] = {
-        {false, false, false, SHOAL_COMPRESS_NONE, SHOAL_OK},
-        {true, false, false, SHOAL_COMPRESS_NONE, SHOAL_ERR_MISMATCH},
-        {false, false, false, SHOAL_COMPRESS_INT8, SHOAL_OK},
-        {false, true, false, SHOAL_COMPRESS_NONE, SHOAL_OK},
-        {false, true, true, SHOAL_COMPRESS_NONE, SHOAL_ERR_MISMATCH},
+        {false, false, false, false, SHOAL_COMPRESS_NONE, SHOAL_OK},
+        {true, false, false, false, SHOAL_COMPRESS_NONE, SHOAL_ERR_MISMATCH},
+        {false, false, false, false, SHOAL_COMPRESS_INT8, SHOAL_OK},
+        {false, true, false, false, SHOAL_COMPRESS_NONE, SHOAL_OK},
+        {false, true, true, false, SHOAL_COMPRESS_NONE, SHOAL_ERR_MISMATCH},
+        {false, false, false, true, SHOAL_COMPRESS_NONE, SHOAL_OK},
+        {false, true, false, true, SHOAL_COMPRESS_NONE, SHOAL_OK},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
