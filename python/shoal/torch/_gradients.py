@@ -140,18 +140,19 @@ class Reducer:
             for count, parameter, name in zip(self.counts, parameters, names)))
         chosen = _native.ReducerOptions(keeps_layout=1, results_in_views=results_in_views, order=order, **options,
                                         **self._memory.options)
-        self._check(self._library.reducer_create(self._context, communicator.address, entries, self.count,
+        self.check(self._library.reducer_create(self._context, communicator.address, entries, self.count,
                                                  ctypes.byref(chosen), ctypes.byref(address)))
-        self._address = address.value
+        self._address = self.address = address.value
         self._handle = _Handle(self._library, self._address, self._memory)
-        self.views = [self._view(i, parameter) for i, parameter in enumerate(parameters)] if results_in_views else []
+        self.views = [self.view_at(self._library.reducer_view(self._address, i), parameter)
+                      for i, parameter in enumerate(parameters)] if results_in_views else []
 
-    def _view(self, index, parameter):
-        """Returns a view with the parameter's strides if these leave no hole, like a gradient."""
+    def view_at(self, address, parameter):
+        """Returns a view of the reducer's memory, with the parameter's strides if these leave no hole, like a gradient."""
         size = parameter.numel() * parameter.element_size()
         if size == 0:
             return torch.empty_like(parameter, requires_grad=False)
-        flat = self._memory.bytes_at(self._library.reducer_view(self._address, index), size, self._handle).view(parameter.dtype)
+        flat = self._memory.bytes_at(address, size, self._handle).view(parameter.dtype)
         strides = torch.empty_like(parameter, device="meta").stride()
         return flat.as_strided(parameter.shape, strides)
 
@@ -174,25 +175,27 @@ class Reducer:
         return [torch.zeros(count, dtype=dtype) for count, dtype in self._forms[index:]]
 
     def begin(self):
-        self._check(self._library.reducer_begin(self._address, _native.STEP_REDUCE))
+        self.check(self._library.reducer_begin(self._address, _native.STEP_REDUCE))
 
     def ready(self, index, tensor):
         self._memory.enter()
         status = self._library.reducer_ready(self._address, index, tensor.data_ptr(), self.counts[index])
         if status != OK:
-            self._check(status)
+            self.check(status)
 
     def finish(self):
-        """Waits for the averages. Later work of the current stream sees them."""
+        """Waits for the averages. Later work of the current stream sees them. Returns struct shoal_step_result."""
+        result = _native.StepResult()
         self._memory.enter()
-        self._check(self._library.reducer_finish(self._address, None))
+        self.check(self._library.reducer_finish(self._address, ctypes.byref(result)))
         self._memory.leave()
+        return result
 
     def join(self):
         """Takes part in a step of the other ranks. Returns false if there is none because all have joined."""
         more = ctypes.c_int()
         self._memory.enter()
-        self._check(self._library.reducer_join(self._address, ctypes.byref(more), None))
+        self.check(self._library.reducer_join(self._address, ctypes.byref(more), None))
         self._memory.leave()
         return bool(more.value)
 
@@ -202,7 +205,7 @@ class Reducer:
     def order(self):
         """Returns the order in which gradients became ready."""
         numbers = (ctypes.c_uint32 * self.count)()
-        self._check(self._library.reducer_order(self._address, numbers))
+        self.check(self._library.reducer_order(self._address, numbers))
         return numbers
 
     def compare(self, parameters):
@@ -211,7 +214,7 @@ class Reducer:
         tensors = [parameter.detach().to("cpu").contiguous() for parameter in parameters]
         hashes = (ctypes.c_uint64 * self.count)(*(self._library.bytes_hash(tensor.data_ptr(), tensor.numel() * tensor.element_size())
                                                   for tensor in tensors))
-        self._check(self._library.reducer_compare(self._address, hashes))
+        self.check(self._library.reducer_compare(self._address, hashes))
 
     def fail(self, status, text):
         """Fails this reducer on every rank."""
@@ -225,15 +228,15 @@ class Reducer:
     def residuals(self):
         """Returns what int8 quantization has cut off on this rank, as bytes. Call it between steps."""
         state = torch.empty(self._library.reducer_residual_bytes(self._address), dtype=torch.uint8)
-        self._check(self._library.reducer_export_residuals(self._address, state.data_ptr(), state.numel()))
+        self.check(self._library.reducer_export_residuals(self._address, state.data_ptr(), state.numel()))
         return state
 
     def take_residuals(self, state):
         """Restores residuals(). All ranks call it between steps, each with its own state."""
         state = state.detach().to("cpu", torch.uint8).contiguous()
-        self._check(self._library.reducer_import_residuals(self._address, state.data_ptr(), state.numel()))
+        self.check(self._library.reducer_import_residuals(self._address, state.data_ptr(), state.numel()))
 
-    def _check(self, status):
+    def check(self, status):
         if status == OK:
             return
         failure, error = _native.Failure(), None

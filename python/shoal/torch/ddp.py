@@ -30,7 +30,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import distributed as torchs
 
 from .. import _native
-from . import _communicator, _gradients, norm
+from . import _communicator, _gradients, _optimizer, norm
 from ._parameters import Parameters
 
 MIB = 1 << 20
@@ -49,11 +49,12 @@ PAST = ("a forward pass through the wrapper goes before each backward pass: was 
 class _Steps:
     """The gradients that are ready in the current step. This class calls no method of a module."""
 
-    def __init__(self, communicator, watched, is_static, options):
+    def __init__(self, communicator, watched, is_static, options, reduction=None):
         self._communicator, self._watched, self._options = communicator, watched, options
+        self._reduction = reduction  # steps the optimizer, if there is one
         self._names, self._parameters = watched.names, watched.tensors
         self.reducer = _gradients.Reducer(communicator, self._names, self._parameters, **options)
-        self.is_renewed = False
+        self.is_renewed = reduction is not None  # the optimizer's states belong to the first layout
         self.is_static = is_static  # each step fires the hooks of the first one, and a parameter may have several
         self._state, self._finished, self._order_of_first = IDLE, 0, None
         self._is_begun = False  # the reducer waits for gradients
@@ -124,6 +125,8 @@ class _Steps:
             self._clear()
             self._forget_tasks()
             self._is_opaque = not is_watched
+        if self._reduction:
+            self._reduction.before_step()
         self.reducer.begin()
         self._state, self._is_begun = OPEN, True
 
@@ -167,6 +170,9 @@ class _Steps:
     def expect_uneven(self, division):
         """Prepares for ranks that join early. All ranks call it before the first step inside join(). division: sums are divided
         by the number of ranks that have not joined (1) or of all ranks (0)."""
+        if self._reduction:
+            raise NotImplementedError("shoal: join() with optimizer= is not supported: leave optimizer= out, or give all ranks equally "
+                                      "many batches, as shoal.torch.DistributedSampler does")
         uneven = {"is_uneven": 1, "divides_by_active": division}
         if self._state != OPEN and not uneven.items() <= self._options.items():
             self._options.update(uneven)
@@ -325,8 +331,11 @@ class _Steps:
             for index, parameter in enumerate(self._parameters):
                 if not self._ready[index] and parameter.grad is not None:
                     self._mark(index)
-        self.reducer.finish()
+        result = self.reducer.finish()
         self._finished += 1
+        if self._reduction:
+            self._reduction.after_step(result)
+            return
         for index in range(len(self._parameters)):
             if not self._ready[index] and self.reducer.is_used(index):
                 self._let_go(index)
@@ -399,21 +408,30 @@ def _parameters_of(module, ignored):
 class DistributedDataParallel(torchs.DistributedDataParallel):
     """torch.nn.parallel.DistributedDataParallel for modules on the CPU or on one device, over a group whose back-end is
     "shoal". It accepts torch's arguments; one that it does not support raises an error with the replacement. `compression`
-    applies to the data that travel between hosts: "none", "fp16", "bf16" or "int8"."""
+    applies to the data that travel between hosts: "none", "fp16", "bf16" or "int8".
+
+    With `optimizer` (torch.optim's SGD, Adam, AdamW or Adagrad over the module's parameters, without steps so far) each rank
+    steps only its share of the parameters, as soon as their gradients are summed, and keeps only its share of the optimizer's
+    states. The backward pass then ends with stepped parameters; optimizer.step() stays in the program and finds nothing to do.
+    `max_norm` clips the norm of the averages before the step, in place of torch.nn.utils.clip_grad_norm_; see grad_norm().
+    `grad_scaler` is the torch.amp.GradScaler that scales the loss: a step with an infinite gradient is skipped on all ranks."""
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True,
                  process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
                  gradient_as_bucket_view=False, static_graph=False, delay_all_reduce_named_params=None,
                  param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None, skip_all_reduce_unused_params=False,
                  bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, lazy_bucket_allocation=False,
-                 *, compression="none"):
+                 *, compression="none", optimizer=None, max_norm=None, grad_scaler=None):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
                 mixed_precision=mixed_precision, bucket_cap_mb_list=bucket_cap_mb_list)
         if compression not in _gradients.COMPRESSIONS:
             raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
+        if optimizer is None and not (max_norm is None and grad_scaler is None):
+            raise ValueError("shoal: max_norm and grad_scaler are for optimizer=: without it, call clip_grad_norm_ and scaler.unscale_")
         self.module = module
+        self._optimizer = (optimizer, max_norm, grad_scaler)
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self.device = _device_of(*_parameters_of(module, self.parameters_to_ignore))
         self.device_ids, self.output_device = _check_device_ids(self.device, device_ids, output_device)
@@ -459,8 +477,22 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             "timeout_ms": _communicator.milliseconds(timeout),
         }
         _leave_forward_to_python()
-        self._steps = _Steps(communicator, watched, self.static_graph, options)
+        self._reduction = self._reduction_of(watched)
+        if self._reduction:
+            options.update(self._reduction.options())
+        self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction)
+        if self._reduction:
+            self._reduction.attach(self._steps.reducer)
         self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
+
+    def _reduction_of(self, watched):
+        optimizer, max_norm, grad_scaler = self._optimizer
+        if optimizer is None:
+            return None
+        if self.device.type != "cpu":
+            raise NotImplementedError("shoal: optimizer= steps parameters on the CPU, and the module is on "
+                                      f"{self.device}: leave it out, and call optimizer.step()")
+        return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler)
 
     # ---- A step ----
 
@@ -517,6 +549,10 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._steps.open(is_synced, is_watched, self._division() if self._join_config.enable else None)
         self._steps.watch(trained, is_synced)
 
+    def grad_norm(self):
+        """With optimizer= and max_norm=: the norm of the last step's averages, before they were clipped; None before a step."""
+        return self._reduction.norm() if self._reduction else None
+
     def compare_parameters(self):
         """Checks that parameters are equal on all ranks. All call it between steps, for example every 100 steps. The error
         names the first parameter that differs, and the ranks that differ from the majority. The module stays usable."""
@@ -526,6 +562,9 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     # ---- Saved and copied ----
 
     def __getstate__(self):
+        if self._reduction:
+            raise TypeError("shoal: a module with optimizer= cannot be copied or pickled: save module.state_dict(), and the "
+                            "optimizer's after consolidate_state_dict()")
         self._check_default_group()
         state = dict(self.__dict__)
         for name in ("process_group", "reducer", "logger", "_steps", "_module_parameters", "modules_buffers",
@@ -561,6 +600,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     def _set_static_graph(self):
         if self._steps._finished or self._steps._ready_count:
             raise RuntimeError("shoal: static_graph can be set before the first step only: pass static_graph=True")
+        if not self.static_graph and self._reduction:
+            raise RuntimeError("shoal: with optimizer= static_graph cannot be set later: pass static_graph=True")
         if not self.static_graph:
             warnings.warn("shoal: pass static_graph=True to DistributedDataParallel instead: the reducer is made again",
                           stacklevel=2)

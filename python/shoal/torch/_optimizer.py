@@ -1,0 +1,279 @@
+"""torch.optim's optimizers, run by the gradient engine: each rank steps its slice of every buffer (include/shoal/gradients.h,
+section 10).
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    model = shoal.torch.DistributedDataParallel(model, optimizer=optimizer)
+
+The optimizer stays the program's object. Its settings are read from its param_groups before each step, so that schedulers work
+as before; its class becomes a subclass whose step() finds the work done. The parameters become views of the reducer's memory.
+"""
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from .. import _native
+
+FIRST, SECOND, MASTER = _native.STATE_FIRST, _native.STATE_SECOND, _native.STATE_MASTER
+HALVES = (torch.float16, torch.bfloat16)
+MASTER_KEY = "master"  # of a parameter's entry in state_dict(): the float32 value of a parameter of 16 bits
+
+
+class _Stepped:
+    """What the reducer has stepped, as an optimizer. `_reduction` is the Reduction."""
+
+    @torch.optim.Optimizer.profile_hook_step
+    def step(self, closure=None):
+        """The backward pass has stepped the parameters. With a closure, that is the closure's backward pass."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+    step.hooked = True  # else torch wraps it once more when a state is loaded
+
+    def add_param_group(self, param_group):
+        if getattr(self, "_reduction", None) is not None:
+            raise RuntimeError("shoal: parameters cannot be added to an optimizer that runs in the reduction: add them before "
+                               "DistributedDataParallel(model, optimizer=optimizer)")
+        super().add_param_group(param_group)
+
+    def consolidate_state_dict(self, to=0):
+        """Collects the states from all ranks for state_dict() on rank `to`. All ranks call it between steps."""
+        self._reduction.collect(to)
+
+    def state_dict(self):
+        """The whole state in torch's form. Call consolidate_state_dict() on all ranks before, and this on rank `to`."""
+        self._reduction.put_collected()
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def load_state_dict(self, state_dict):
+        """Takes over a whole state, saved here or by torch's optimizer, on any number of ranks. All ranks call it, after the
+        module's load_state_dict()."""
+        super().load_state_dict({**state_dict, "state": {}})  # torch would round states to the parameters' type
+        self._reduction.take_states(state_dict["state"])
+
+    def __getstate__(self):
+        raise TypeError("shoal: an optimizer that runs in the reduction cannot be copied or pickled: save its state_dict()")
+
+
+class SGD(_Stepped, torch.optim.SGD):
+    pass
+
+
+class Adam(_Stepped, torch.optim.Adam):
+    pass
+
+
+class AdamW(_Stepped, torch.optim.AdamW):
+    pass
+
+
+class Adagrad(_Stepped, torch.optim.Adagrad):
+    pass
+
+
+SERVED = {torch.optim.SGD: SGD, torch.optim.Adam: Adam, torch.optim.AdamW: AdamW, torch.optim.Adagrad: Adagrad}
+STATES = {SGD: ["momentum_buffer"], Adam: ["exp_avg", "exp_avg_sq"], AdamW: ["exp_avg", "exp_avg_sq"], Adagrad: ["sum"]}
+REFUSED = {"amsgrad": "amsgrad=True needs a third state", "differentiable": "differentiable=True needs torch's own step"}
+
+
+def _settings(group, rule):
+    """A group's settings for the engine. Numbers may be tensors."""
+    chosen = {"rate": group["lr"], "decay": group["weight_decay"], "maximizes": int(group["maximize"])}
+    if rule == _native.SGD:
+        chosen.update(beta1=group["momentum"], dampening=group["dampening"], is_nesterov=int(group["nesterov"]))
+    else:
+        chosen["epsilon"] = group["eps"]
+    if rule == _native.ADAGRAD:
+        chosen.update(rate_decay=group["lr_decay"], initial=group["initial_accumulator_value"])
+    if "betas" in group:
+        chosen["beta1"], chosen["beta2"] = group["betas"]
+    return {name: value if isinstance(value, int) else float(value) for name, value in chosen.items()}
+
+
+def _rule(optimizer):
+    if type(optimizer) is torch.optim.Adam and any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+        return _native.ADAMW
+    return {torch.optim.SGD: _native.SGD, torch.optim.Adam: _native.ADAM, torch.optim.AdamW: _native.ADAMW,
+            torch.optim.Adagrad: _native.ADAGRAD}[type(optimizer)]
+
+
+def _check(optimizer):
+    if isinstance(optimizer, _Stepped):
+        raise ValueError("shoal: this optimizer already runs in the reduction of another module: make one for each module")
+    if type(optimizer) not in SERVED:
+        served = ", ".join(each.__name__ for each in SERVED)
+        raise TypeError(f"shoal: optimizer={type(optimizer).__name__} cannot run in the reduction, which steps torch.optim's {served}: "
+                        "use one of these, or leave optimizer= out and call optimizer.step() on every rank")
+    for option, why in REFUSED.items():
+        if any(group.get(option) for group in optimizer.param_groups):
+            raise ValueError(f"shoal: the optimizer cannot run in the reduction: {why}: leave it out, or leave optimizer= out")
+    if len({bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}) > 1:
+        raise ValueError("shoal: the optimizer cannot run in the reduction: decoupled_weight_decay differs between its groups")
+    if optimizer.state and any(optimizer.state.values()) and type(optimizer) is not torch.optim.Adagrad:
+        raise ValueError("shoal: the optimizer has made steps already: give a new one, and load its state_dict() afterwards")
+
+
+def _groups_of(optimizer, names, parameters):
+    """Returns the number of each parameter's group."""
+    found = {id(parameter): number for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+    missing = [name for name, parameter in zip(names, parameters) if id(parameter) not in found]
+    if missing:
+        raise ValueError(f"shoal: the optimizer does not step parameter {missing[0]} ({len(missing)} in all), which the module "
+                         "trains: give all parameters to the optimizer, or freeze these with requires_grad_(False)")
+    own = {id(parameter) for parameter in parameters}
+    others = [parameter for group in optimizer.param_groups for parameter in group["params"]
+              if id(parameter) not in own and parameter.requires_grad]
+    if others:
+        raise ValueError(f"shoal: the optimizer also steps {len(others)} parameters that this module does not train, the first one "
+                         f"of shape {list(others[0].shape)}: give them an optimizer of their own")
+    return [found[id(parameter)] for parameter in parameters]
+
+
+class Reduction:
+    """Runs a torch optimizer in the reduction of one module's gradients."""
+
+    def __init__(self, optimizer, names, parameters, rank, max_norm=None, grad_scaler=None):
+        _check(optimizer)
+        self.optimizer, self._rule, self._rank = optimizer, _rule(optimizer), rank
+        self._names, self._parameters, self._scaler = names, parameters, grad_scaler
+        self._group_of = (ctypes.c_uint32 * len(parameters))(*_groups_of(optimizer, names, parameters))
+        self._settings = self._read_settings()
+        self._max_norm, self._library, self._address, self._versions = max_norm, _native.load(), None, None
+        self._collected, self._result, self._scale = None, None, 1.0
+        self._marker = min((one for one in parameters if one.numel()), key=torch.Tensor.numel, default=None)
+
+    def _read_settings(self):
+        return [_settings(group, self._rule) for group in self.optimizer.param_groups]
+
+    def options(self):
+        """Options of the reducer. The caller keeps this object at least until the reducer is made."""
+        groups = (_native.OptimizerGroup * len(self._settings))(*(_native.OptimizerGroup(**each) for each in self._settings))
+        self._given = _native.Optimizer(rule=self._rule, groups=groups, group_count=len(groups), group_of=self._group_of)
+        chosen = {"optimizer": ctypes.pointer(self._given), "has_thread": 1, "checks_finite": int(self._scaler is not None)}
+        if self._max_norm is not None:
+            chosen["max_norm"] = float(self._max_norm)
+        return chosen
+
+    def attach(self, reducer):
+        """Moves the parameters to the reducer's memory. Values stay. The optimizer gets its new class."""
+        self._reducer, self._address = reducer, reducer.address
+        with torch.no_grad():
+            for index, parameter in enumerate(self._parameters):
+                view = reducer.view_at(self._library.reducer_parameter(self._address, index), parameter)
+                view.copy_(parameter.detach())
+                parameter.data = view
+        if not isinstance(self.optimizer, _Stepped):
+            self.optimizer.__class__ = SERVED[type(self.optimizer)]
+            self.optimizer.state.clear()
+        self.optimizer._reduction = self
+
+    # ---- A step ----
+
+    def before_step(self):
+        """Passes on what the program has changed: settings, the loss scale, and values of parameters."""
+        for number, (before, now) in enumerate(zip(self._settings, self._read_settings())):
+            if before != now:
+                self._reducer.check(self._library.reducer_set_group(self._address, number, ctypes.byref(_native.OptimizerGroup(**now))))
+                self._settings[number] = now
+        if self._scaler is not None and self._scaler.get_scale() != self._scale:
+            self._scale = self._scaler.get_scale()
+            self._reducer.check(self._library.reducer_set_gradient_scale(self._address, 1 / self._scale))
+        if self._versions_now() != self._versions:
+            self._load_parameters()
+
+    def after_step(self, result):
+        """Drops the gradients, which are no averages. A loss scaler gets one that shows whether the step was skipped."""
+        self._result = result
+        for parameter in self._parameters:
+            parameter.grad = None
+        if self._scaler is not None and self._marker is not None:
+            value = float("nan") if result.is_skipped else 0.0
+            self._marker.grad = torch.full_like(self._marker, value, requires_grad=False)
+
+    def norm(self):
+        """The norm of the averages in the last step, before clipping; None if max_norm was not given."""
+        return None if self._max_norm is None or self._result is None else self._result.squared ** 0.5
+
+    # ---- Checkpoints ----
+
+    def _states_of(self, index):
+        """Pairs of a state's name in torch's form, and its number."""
+        group = self._settings[self._group_of[index]]
+        has_momentum = self._rule != _native.SGD or group["beta1"] != 0
+        named = [(name, FIRST + i) for i, name in enumerate(STATES[type(self.optimizer)])] if has_momentum else []
+        return named + [(MASTER_KEY, MASTER)] * (self._parameters[index].dtype in HALVES)
+
+    def _empty(self, index):
+        """A tensor for a whole state of a parameter, whose elements have the order of the parameter's in memory."""
+        parameter = self._parameters[index]
+        kind = torch.float32 if parameter.dtype in HALVES else parameter.dtype
+        return torch.empty_like(parameter, dtype=kind, requires_grad=False)
+
+    def collect(self, to):
+        """Each rank receives one state after the other; only rank `to` keeps them."""
+        states = {}
+        for index in range(len(self._parameters)):
+            entry = {"step": torch.tensor(float(self._library.reducer_parameter_steps(self._address, index)))}
+            for name, number in self._states_of(index):
+                entry[name] = self._empty(index)
+                if entry[name].numel():
+                    self._reducer.check(self._library.reducer_read_state(self._address, index, number, entry[name].data_ptr()))
+            if self._rank == to:
+                states[index] = entry
+        self._collected = states
+
+    def put_collected(self):
+        if not self._collected:
+            where = "" if self._collected is None else ", and state_dict() on the rank that it names (to=0)"
+            raise RuntimeError("shoal: each rank has only its slice of the optimizer's states: call "
+                               f"optimizer.consolidate_state_dict() on all ranks before{where}")
+        for index, entry in self._collected.items():
+            if self._rule == _native.SGD:
+                entry = {name: value for name, value in entry.items() if name != "step"}
+            if self._library.reducer_parameter_steps(self._address, index):
+                self.optimizer.state[self._parameters[index]] = dict(entry)
+        self._collected = None
+
+    def take_states(self, states):
+        """states: for each parameter's number in the optimizer, its entry in torch's form."""
+        numbers = {id(parameter): number for number, parameter in enumerate(
+            parameter for group in self.optimizer.param_groups for parameter in group["params"])}
+        self._check_shapes(states, numbers)
+        self._load_parameters()  # masters that no entry has
+        for index, parameter in enumerate(self._parameters):
+            entry = states.get(numbers[id(parameter)], {})
+            for name, number in self._states_of(index):
+                if entry.get(name) is not None and parameter.numel():
+                    values = self._empty(index).copy_(entry[name])
+                    self._reducer.check(self._library.reducer_write_state(self._address, index, number, values.data_ptr()))
+            self._reducer.check(self._library.reducer_set_parameter_steps(self._address, index, _steps_of(entry)))
+        self._collected = None
+
+    def _check_shapes(self, states, numbers):
+        for index, parameter in enumerate(self._parameters):
+            entry = states.get(numbers[id(parameter)], {})
+            for name, _ in self._states_of(index):
+                if entry.get(name) is not None and entry[name].shape != parameter.shape:
+                    raise ValueError(f"shoal: the state {name} of parameter {self._names[index]} has the shape "
+                                     f"{list(entry[name].shape)}, the parameter {list(parameter.shape)}: the state_dict is of another "
+                                     "model")
+
+    def _load_parameters(self):
+        self._reducer.check(self._library.reducer_load_parameters(self._address))
+        self._versions = self._versions_now()
+
+    def _versions_now(self):
+        """Numbers that change when the program changes a parameter whose exact value the reducer keeps."""
+        return [parameter._version for parameter in self._parameters if parameter.dtype in HALVES]
+
+
+def _steps_of(entry):
+    """How often a parameter was stepped. torch's SGD does not count: only its first step, without a momentum, differs."""
+    if "step" in entry:
+        return int(entry["step"])
+    return 2 if entry.get("momentum_buffer") is not None else 0
