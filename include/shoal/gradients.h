@@ -181,10 +181,12 @@ struct shoal_optimizer {
     const struct shoal_optimizer_group *groups;
     size_t group_count;       /* 1 to SHOAL_OPTIMIZER_GROUPS_MAX */
     const uint32_t *group_of; /* for each parameter, the number of its group; NULL: all are in group 0 */
+    int steps_early; /* with max_norm or checks_finite: 1 steps before the verdict, and again if it has to be clipped */
+    int is_atomic;   /* 1: parameters change only when the whole step has succeeded */
 };
-#define SHOAL_OPTIMIZER_INIT                                 \
-    {                                                        \
-        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0 \
+#define SHOAL_OPTIMIZER_INIT                                       \
+    {                                                              \
+        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0 \
     }
 
 /* All fields must be the same on all ranks, except struct_bytes, stream, and the functions and their arguments. */
@@ -509,9 +511,18 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  *     each step: begin, forward and backward pass with these parameters, marks, finish          finish returns: stepped
  *
  * Gradients are only read. A parameter may be written as soon as its buffer is full on all ranks, even before finish (with
- * has_thread): by then its gradient was marked, and the backward pass must not need its value any more. With max_norm or
- * checks_finite no parameter is written before finish, because the step depends on all gradients: finish then sums the squares
- * of the slices, or skips the step if nonfinite_parameter is not -1.
+ * has_thread): by then its gradient was marked, and the backward pass must no longer need its value. With max_norm or
+ * checks_finite the step depends on all gradients. finish then sums the squares of the slices, and skips a step that is not
+ * finite (is_skipped). There are two ways, with the same bits:
+ *   - the plain one steps in finish, when the verdict is known: nothing of it is hidden behind the backward pass;
+ *   - steps_early steps each buffer as if nothing had to be clipped. If that was right, finish has nothing left to do. If not,
+ *     it steps all slices again from the states before, and the parameters travel twice. Costs memory for a second copy of
+ *     masters and states, a master for every type, and the gradients of the slices: 7 values for each element of a slice with
+ *     Adam, instead of 2.
+ *
+ * With is_atomic new parameters arrive in the gradients' buffers, and finish copies them to the parameters when all have
+ * arrived: one pass over all parameters, and a second copy of masters and states. If a step fails, masters, states and
+ * parameters of every rank are then as the last step left them that returned OK there (ranks may differ by one step).
  *
  * Float32 and float64 parameters are stepped in their type, 16-bit ones in float32: the owner keeps a float32 *master* of its
  * slice, and the parameter is the master, rounded. Results have the same bits on all ranks and in every run with as many ranks.
@@ -519,8 +530,8 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  *
  * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
  * on_buffer callback, or impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the
- * message names the group, the setting and both values. After an error in a step, parameters are undefined: some buffers may
- * have been stepped. Restore a checkpoint. */
+ * message names the group, the setting and both values. After an error in a step, parameters are undefined without is_atomic:
+ * some buffers may have been stepped. Restore a checkpoint. */
 
 /* Returns the address of a parameter: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc. It never changes.
  * The caller may read it from finish to the next begin and while gradients of its buffer are missing, and write it between

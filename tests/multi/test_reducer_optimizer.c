@@ -22,6 +22,14 @@
 
 static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
 
+/* When parameters are stepped: the argument of a body; NULL: in the plain way. */
+struct mode {
+    int steps_early, is_atomic;
+    const char *name;
+};
+
+static const struct mode modes[] = {{0, 0, ""}, {1, 0, ", early"}, {0, 1, ", atomic"}, {1, 1, ", early and atomic"}};
+
 struct job {
     struct world *world;
     struct shoal_parameter parameters[PARAMETERS];
@@ -69,7 +77,12 @@ static void open_job(struct job *job, struct world *world, uint64_t seed, enum s
     job->groups[1].rate_decay = 0.5;
     job->groups[1].initial = 0.25;
     job->groups[1].maximizes = 1;
-    job->optimizer = (struct shoal_optimizer){sizeof job->optimizer, rule, job->groups, GROUPS, job->group_of};
+    job->optimizer = (struct shoal_optimizer){sizeof job->optimizer, rule, job->groups, GROUPS, job->group_of, 0, 0};
+    if (world->arg) {
+        const struct mode *mode = world->arg;
+        job->optimizer.steps_early = mode->steps_early;
+        job->optimizer.is_atomic = mode->is_atomic;
+    }
     job->options = (struct shoal_reducer_options)SHOAL_REDUCER_OPTIONS_INIT;
     job->options.buffer_bytes = 16 << 10;
     job->options.first_buffer_bytes = 2 << 10;
@@ -199,16 +212,26 @@ static void check_near(const struct job *job, size_t i, size_t k, double value, 
           job->step, what, i, (int)job->parameters[i].type, k, job->parameters[i].count, value, wanted);
 }
 
+static void check_values(const struct job *job)
+{
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const void *parameter = shoal_reducer_parameter(job->reducer, i);
+        for (size_t k = 0; k < job->parameters[i].count; k++)
+            check_near(job, i, k, gradient_get(job->parameters[i].type, parameter, k), job->wanted[i][k], "value");
+    }
+}
+
+static size_t bytes_of(const struct job *job, size_t i)
+{
+    return job->parameters[i].count * shoal_type_bytes(job->parameters[i].type);
+}
+
 static void check_parameters(struct job *job)
 {
     uint64_t hashes[PARAMETERS];
-    for (size_t i = 0; i < PARAMETERS; i++) {
-        const void *parameter = shoal_reducer_parameter(job->reducer, i);
-        const enum shoal_type type = job->parameters[i].type;
-        for (size_t k = 0; k < job->parameters[i].count; k++)
-            check_near(job, i, k, gradient_get(type, parameter, k), job->wanted[i][k], "value");
-        hashes[i] = shoal_bytes_hash(parameter, job->parameters[i].count * shoal_type_bytes(type));
-    }
+    check_values(job);
+    for (size_t i = 0; i < PARAMETERS; i++)
+        hashes[i] = shoal_bytes_hash(shoal_reducer_parameter(job->reducer, i), bytes_of(job, i));
     OK(job->world, shoal_reducer_compare(job->reducer, hashes));
 }
 
@@ -279,6 +302,9 @@ static void draw_options(struct job *job)
     job->options.checks_finite = (int)reference_below(&job->random, 2);
     job->options.flight_bytes = reference_below(&job->random, 2) ? 1 : 0;
     job->options.results_in_views = (int)reference_below(&job->random, 2);
+    job->options.max_norm = reference_below(&job->random, 3) ? 0 : 1e9;
+    job->optimizer.steps_early = (int)reference_below(&job->random, 2);
+    job->optimizer.is_atomic = (int)reference_below(&job->random, 2);
 }
 
 static void rules_body(struct world *world)
@@ -313,17 +339,26 @@ static double squared(const struct job *job, double factor)
     return sum;
 }
 
+static double max_norm_of(const struct job *job)
+{
+    return sqrt(squared(job, 0.5)) * 0.9999;
+}
+
+/* The limit is that of the second step: others may be below it. */
 static void clipping_body(struct world *world)
 {
     struct job job;
     open_job(&job, world, 5, SHOAL_SGD);
-    job.options.max_norm = 2.5;
+    job.options.has_thread = 1;
+    job.step = 1;
+    job.options.max_norm = max_norm_of(&job);
+    job.step = 0;
     OK(world, create(&job));
     load(&job);
     OK(world, shoal_reducer_set_gradient_scale(job.reducer, 0.5));
     for (int s = 0; s < STEPS; s++, job.step++) {
         const struct shoal_step_result result = run_step(&job, ALL);
-        const double wanted = squared(&job, 0.5), clip = fmin(1, 2.5 / (sqrt(wanted) + 1e-6));
+        const double wanted = squared(&job, 0.5), clip = fmin(1, job.options.max_norm / (sqrt(wanted) + 1e-6));
         CHECK(world, fabs(result.squared - wanted) <= 1e-9 * wanted && fabs(result.clip - clip) < 1e-9,
               "squared %.17g instead of %.17g, clip %.9g instead of %.9g", result.squared, wanted, result.clip, clip);
         plain_steps(&job, ALL, clip * 0.5);
@@ -518,6 +553,34 @@ static void states_body(struct world *world)
     }
 }
 
+/* Each way of stepping gives the same bits, with clipped steps and with others. */
+static void alike_body(struct world *world)
+{
+    for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LION; rule++) {
+        struct job jobs[COUNT_OF(modes)];
+        for (size_t m = 0; m < COUNT_OF(modes); m++) {
+            struct job *job = &jobs[m];
+            open_job(job, world, 19, rule);
+            job->optimizer.steps_early = modes[m].steps_early;
+            job->optimizer.is_atomic = modes[m].is_atomic;
+            job->options.max_norm = max_norm_of(job);
+            job->options.has_thread = m % 2;
+            OK(world, create(job));
+            load(job);
+            for (; job->step < STEPS; job->step++)
+                run_step(job, ALL);
+        }
+        for (size_t m = 1; m < COUNT_OF(modes); m++)
+            for (size_t i = 0; i < PARAMETERS; i++)
+                CHECK(world,
+                      memcmp(shoal_reducer_parameter(jobs[0].reducer, i), shoal_reducer_parameter(jobs[m].reducer, i),
+                             bytes_of(&jobs[0], i)) == 0,
+                      "rule %d%s: parameter %zu differs", (int)rule, modes[m].name, i);
+        for (size_t m = 0; m < COUNT_OF(modes); m++)
+            close_job(&jobs[m]);
+    }
+}
+
 /* Each rank keeps its share: two float32 states, and a master for 16 bits. */
 static void bytes_body(struct world *world)
 {
@@ -691,17 +754,21 @@ static void without_body(struct world *world)
     close_job(&job);
 }
 
-/* The last rank is killed after some marks; the others return its loss. */
+/* The last rank is killed after some marks; the others return its loss. With is_atomic they have the values of the step
+ * before. */
 static void killed_body(struct world *world)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     struct job job;
     open_job(&job, world, 18, SHOAL_ADAMW);
     job.options.has_thread = 1;
+    job.options.checks_finite = job.optimizer.steps_early;
     OK(world, create(&job));
     load(&job);
-    for (; job.step < 2; job.step++)
+    for (; job.step < 2; job.step++) {
         run_step(&job, ALL);
+        plain_steps(&job, ALL, 1);
+    }
     OK(world, shoal_barrier(world->comm, NULL)); /* nobody is still in the step before */
     enum shoal_status status = shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE);
     for (size_t i = PARAMETERS; i-- > 0 && status == SHOAL_OK;) {
@@ -715,11 +782,22 @@ static void killed_body(struct world *world)
     OK(world, shoal_reducer_failure(job.reducer, &failure));
     CHECK(world, failure.rank == world->size - 1, "rank %d is blamed: %s", failure.rank, failure.text);
     REFUSED(world, shoal_reducer_load_parameters(job.reducer), SHOAL_ERR_PEER_LOST);
+    if (job.optimizer.is_atomic)
+        check_values(&job);
     close_job(&job);
     _exit(0); /* finalize would miss the rank as well */
 }
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
+
+static void run_in_each_mode(const char *name, world_body_fn body)
+{
+    for (size_t m = 0; m < COUNT_OF(modes); m++) {
+        char text[96];
+        snprintf(text, sizeof text, "%s%s", name, modes[m].name);
+        world_run(&(struct world_options){text, 4, NULL, body, &modes[m]});
+    }
+}
 
 static void run_on_one_host(void)
 {
@@ -727,20 +805,23 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"optimizer_follows_each_rule, 1 rank", 1, NULL, rules_body, NULL});
     world_run(&(struct world_options){"optimizer_follows_each_rule, 2 ranks", 2, NULL, rules_body, NULL});
     world_run(&(struct world_options){"optimizer_follows_each_rule, 4 ranks", 4, NULL, rules_body, NULL});
-    world_run(&(struct world_options){"optimizer_clips", 4, NULL, clipping_body, NULL});
-    world_run(&(struct world_options){"optimizer_skips_what_is_not_finite", 4, NULL, skipping_body, NULL});
-    world_run(&(struct world_options){"optimizer_leaves_unused_parameters", 4, NULL, unused_body, NULL});
+    run_in_each_mode("optimizer_clips", clipping_body);
+    run_in_each_mode("optimizer_skips_what_is_not_finite", skipping_body);
+    run_in_each_mode("optimizer_leaves_unused_parameters", unused_body);
+    world_run(&(struct world_options){"optimizer_gives_the_same_bits_in_each_way", 2, NULL, alike_body, NULL});
     world_run(&(struct world_options){"optimizer_steps_sums_of_local_steps", 2, NULL, local_body, NULL});
+    world_run(&(struct world_options){"optimizer_steps_sums_of_local_steps, atomic", 2, NULL, local_body, &modes[2]});
     world_run(&(struct world_options){"optimizer_with_uneven_steps", STEPS, NULL, uneven_body, NULL});
     world_run(&(struct world_options){"optimizer_settings_change", 2, NULL, settings_body, NULL});
     world_run(&(struct world_options){"optimizer_states_move_to_other_slices", 4, NULL, states_body, NULL});
+    world_run(&(struct world_options){"optimizer_states_move_to_other_slices, atomic", 4, NULL, states_body, &modes[2]});
     world_run(&(struct world_options){"optimizer_keeps_its_share", 4, NULL, bytes_body, NULL});
     world_run(&(struct world_options){"optimizer_refuses_options", 3, NULL, refused_body, NULL});
     world_run(&(struct world_options){"optimizer_names_settings_that_differ", 3, NULL, differing_body, NULL});
     world_run(&(struct world_options){"optimizer_refuses_calls", 2, NULL, calls_body, NULL});
     world_run(&(struct world_options){"optimizer_calls_without_one", 2, NULL, without_body, NULL});
     world_expect_kill(3);
-    world_run(&(struct world_options){"optimizer_a_rank_dies_in_mid_step", 4, NULL, killed_body, NULL});
+    run_in_each_mode("optimizer_a_rank_dies_in_mid_step", killed_body);
     world_expect_kill(0);
 }
 
@@ -749,9 +830,10 @@ static void run_on_two_hosts(void)
     world_divide(2);
     world_run(&(struct world_options){"optimizer_follows_each_rule, 2 hosts", 4, NULL, rules_body, NULL});
     world_run(&(struct world_options){"optimizer_clips, 2 hosts", 4, NULL, clipping_body, NULL});
+    world_run(&(struct world_options){"optimizer_clips, 2 hosts, early", 4, NULL, clipping_body, &modes[1]});
     world_run(&(struct world_options){"optimizer_states_move_to_other_slices, 2 hosts", 4, NULL, states_body, NULL});
     world_expect_kill(3);
-    world_run(&(struct world_options){"optimizer_a_rank_dies_in_mid_step, 2 hosts", 4, NULL, killed_body, NULL});
+    world_run(&(struct world_options){"optimizer_a_rank_dies_in_mid_step, 2 hosts", 4, NULL, killed_body, &modes[3]});
 }
 
 int main(int argument_count, char **arguments)

@@ -93,7 +93,9 @@ static void draw_optimizer(uint64_t *random, struct drawn *drawn)
     drawn->group = (struct shoal_optimizer_group)SHOAL_OPTIMIZER_GROUP_INIT;
     drawn->group.rate = RATE;
     drawn->group.beta1 = 0;
-    drawn->optimizer = (struct shoal_optimizer){sizeof drawn->optimizer, SHOAL_SGD, &drawn->group, 1, NULL};
+    drawn->optimizer = (struct shoal_optimizer){
+        sizeof drawn->optimizer,        SHOAL_SGD, &drawn->group, 1, NULL, (int)reference_below(random, 2),
+        (int)reference_below(random, 2)};
     if (drawn->options.compression != SHOAL_COMPRESS_NONE || reference_below(random, 2))
         return;
     drawn->options.optimizer = &drawn->optimizer;
@@ -232,15 +234,21 @@ static double expect_of_step(const struct rank *rank, int step, size_t parameter
     return rank->drawn->options.op == SHOAL_AVG ? sum / rank->drawn->world.size : sum;
 }
 
-/* Returns the average of this step or, with an optimizer, the parameter's value after it; parameters begin at zero. */
-static double expect(const struct rank *rank, size_t parameter, size_t element)
+/* Returns a parameter's value after that many steps of the optimizer; parameters begin at zero. */
+static double expect_after(const struct rank *rank, int steps, size_t parameter, size_t element)
 {
     double value = 0;
-    if (!rank->drawn->options.optimizer)
-        return expect_of_step(rank, rank->steps, parameter, element);
-    for (int s = 0; s <= rank->steps; s++)
+    for (int s = 0; s < steps; s++)
         value -= RATE * expect_of_step(rank, s, parameter, element);
     return value;
+}
+
+/* Returns the average of this step or, with an optimizer, the parameter's value after it. */
+static double expect(const struct rank *rank, size_t parameter, size_t element)
+{
+    if (rank->drawn->options.optimizer)
+        return expect_after(rank, rank->steps + 1, parameter, element);
+    return expect_of_step(rank, rank->steps, parameter, element);
 }
 
 static const void *result_of(const struct rank *rank, size_t parameter)
@@ -275,6 +283,23 @@ static void check_step(struct rank *rank)
         const size_t other = gradient_find_other(each->type, period, memory, each->count);
         CHECK(rank, other == each->count, "seed %d, step %d, %s, element %zu: %g, not %g", (int)drawn->seed, rank->steps,
               each->name, other, gradient_get(each->type, memory, other), period[other % GRADIENT_PERIOD]);
+    }
+}
+
+/* A step that failed has changed nothing if it is atomic. */
+static void check_kept(const struct rank *rank)
+{
+    const struct drawn *drawn = rank->drawn;
+    for (size_t i = 0; i < PARAMETERS && drawn->options.optimizer && drawn->optimizer.is_atomic; i++) {
+        const struct shoal_parameter *each = &drawn->parameters[i];
+        double period[GRADIENT_PERIOD];
+        if (!is_exact(drawn, each->type))
+            continue;
+        for (size_t e = 0; e < GRADIENT_PERIOD; e++)
+            period[e] = expect_after(rank, rank->steps, i, e);
+        const size_t other = gradient_find_other(each->type, period, result_of(rank, i), each->count);
+        CHECK(rank, other == each->count, "seed %d: after %d steps and a failure, %s is not as before, from element %zu on",
+              (int)drawn->seed, rank->steps, each->name, other);
     }
 }
 
@@ -338,8 +363,10 @@ static void *run_rank(void *arg)
     rank->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
     const bool is_dead = drawn->fault == DIES && rank->rank == drawn->at_fault;
     const bool is_still = drawn->fault == STANDS_STILL && rank->rank == drawn->at_fault;
-    if (rank->status != SHOAL_OK && !is_dead && !is_still)
+    if (rank->status != SHOAL_OK && !is_dead && !is_still) {
         OK(rank, shoal_reducer_failure(rank->reducer, &rank->failure));
+        check_kept(rank);
+    }
     atomic_fetch_add(rank->ended, 1);
     shoal_reducer_free(rank->reducer);
     sim_leave(rank->world);
@@ -599,7 +626,7 @@ static void *run_poor(void *arg)
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
     const uint64_t hashes[LISTED] = {1, (uint64_t)poor->rank, 3};
     const struct shoal_optimizer_group group = SHOAL_OPTIMIZER_GROUP_INIT;
-    const struct shoal_optimizer optimizer = {sizeof optimizer, SHOAL_ADAM, &group, 1, NULL};
+    const struct shoal_optimizer optimizer = {sizeof optimizer, SHOAL_ADAM, &group, 1, NULL, scarce->is_made_before, 1};
     options.compression = scarce->compression;
     options.optimizer = scarce->has_optimizer ? &optimizer : NULL;
     options.checks_finite = 1;

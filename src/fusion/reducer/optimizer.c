@@ -8,88 +8,10 @@
 #include "base/floats.h"
 #include "fusion/layout/hash.h"
 #include "fusion/layout/lists.h"
-#include "fusion/optimizer/optimizer_group.h"
 #include "fusion/reducer/marks.h"
+#include "fusion/reducer/optimizer_slices.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
-
-#define STATES (1 + SHOAL_UPDATE_STATES) /* the master is number 0 */
-
-/* A buffer: the states of this rank's slice, and the gather of its parameters. */
-struct slice {
-    struct shoal_reducer *reducer; /* for the callback */
-    char *states[STATES];          /* one value for each element; NULL if the buffer has no such state */
-    struct shoal_request *gather;  /* lock */
-    bool is_gathered;              /* lock */
-};
-
-struct fusion_optimizer {
-    enum shoal_optimizer_rule rule;
-    struct shoal_optimizer_group *groups;
-    size_t group_count;
-    uint32_t *group_of; /* [parameters] */
-    uint64_t *steps;    /* [parameters] */
-    struct shoal_comm *comm;
-    char *parameters; /* of all buffers, laid out as the gradients are */
-    char *memory;     /* of all states */
-    size_t bytes;     /* of all states */
-    double scale;
-    struct slice *slices;    /* [buffers] */
-    size_t posted, gathered; /* lock: buffers in this step */
-};
-
-/* ---- Slices -------------------------------------------------------------------------------------------------------------- */
-
-/* Elements [begin, begin + count) of a parameter. */
-struct range {
-    size_t begin, count;
-};
-
-static size_t own_bytes(const struct shoal_reducer *reducer, size_t buffer)
-{
-    return reducer->layout->buffers[buffer].bytes / (size_t)reducer->size;
-}
-
-/* Returns the elements of a parameter in a rank's slice of its buffer. */
-static struct range range_of(const struct shoal_reducer *reducer, size_t parameter, int rank)
-{
-    const struct fusion_place *place = &reducer->layout->places[parameter];
-    const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
-    const size_t unit = shoal_type_bytes(each->type), bytes = own_bytes(reducer, place->buffer);
-    const size_t slice_begin = bytes * (size_t)rank, slice_end = slice_begin + bytes;
-    const size_t begin = fusion_max(slice_begin, place->offset);
-    const size_t end = fusion_min(slice_end, place->offset + each->count * unit);
-    if (begin >= end)
-        return (struct range){0, 0};
-    return (struct range){(begin - place->offset) / unit, (end - begin) / unit};
-}
-
-static size_t real_bytes(enum shoal_type type)
-{
-    return type == SHOAL_FLOAT64 ? sizeof(double) : sizeof(float);
-}
-
-/* A 16-bit parameter is rounded, so its exact value is kept as well. */
-static bool has_master(enum shoal_type type)
-{
-    return type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16;
-}
-
-/* Returns the address of an element of this rank's slice in an array of states. */
-static char *state_at(const struct shoal_reducer *reducer, size_t parameter, int state, size_t element)
-{
-    const struct fusion_place *place = &reducer->layout->places[parameter];
-    const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    char *states = reducer->optimizer->slices[place->buffer].states[state];
-    const size_t begin = own_bytes(reducer, place->buffer) * (size_t)reducer->rank / shoal_type_bytes(type);
-    return states ? states + (place->offset / shoal_type_bytes(type) + element - begin) * real_bytes(type) : NULL;
-}
-
-static char *parameter_at(const struct shoal_reducer *reducer, size_t parameter)
-{
-    const struct fusion_place *place = &reducer->layout->places[parameter];
-    return reducer->optimizer->parameters + reducer->layout->buffers[place->buffer].begin + place->offset;
-}
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
 
@@ -211,6 +133,8 @@ enum shoal_status fusion_optimizer_agree(struct shoal_reducer *reducer, char *te
 static bool copy_settings(struct fusion_optimizer *optimizer, const struct shoal_optimizer *given, size_t parameter_count)
 {
     optimizer->rule = given->rule;
+    optimizer->steps_early = given->steps_early;
+    optimizer->is_atomic = given->is_atomic;
     optimizer->group_count = given->group_count;
     optimizer->scale = 1;
     optimizer->groups = calloc(given->group_count, sizeof *optimizer->groups);
@@ -238,31 +162,42 @@ static size_t states_of(const struct shoal_reducer *reducer, size_t buffer)
     return states;
 }
 
-/* Places the states of all slices in memory, or only counts their bytes if memory is NULL. */
-static size_t place_states(struct shoal_reducer *reducer, char *memory)
+/* Hands out memory, or only counts it if there is none yet. Lengths are multiples of 64, because those of slices are. */
+static char *take_memory(char *memory, size_t bytes, size_t *used)
 {
+    char *at = memory ? memory + *used : NULL;
+    *used += bytes;
+    return at;
+}
+
+/* Returns the bytes of all slices. */
+static size_t place_slices(struct shoal_reducer *reducer, char *memory)
+{
+    const struct fusion_optimizer *optimizer = reducer->optimizer;
+    const bool has_next = optimizer->steps_early || optimizer->is_atomic;
     size_t used = 0;
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
+        struct fusion_slice *slice = &optimizer->slices[b];
         const enum shoal_type type = reducer->layout->buffers[b].type;
-        const size_t bytes = own_bytes(reducer, b) / shoal_type_bytes(type) * real_bytes(type);
-        const size_t states = states_of(reducer, b);
-        for (size_t s = 0; s < STATES; s++) {
-            if (s == 0 ? !has_master(type) : s > states)
-                continue;
-            reducer->optimizer->slices[b].states[s] = memory ? memory + used : NULL;
-            used += bytes; /* a multiple of 64, because slices are */
+        const size_t bytes = fusion_slice_bytes(reducer, b), states = states_of(reducer, b);
+        for (size_t s = fusion_has_master(optimizer, type) ? 0 : 1; s <= states; s++) {
+            const size_t all = bytes / shoal_type_bytes(type) * fusion_real_bytes(type);
+            slice->states[s] = take_memory(memory, all, &used);
+            slice->next[s] = has_next ? take_memory(memory, all, &used) : NULL;
         }
+        slice->kept = optimizer->steps_early ? take_memory(memory, bytes, &used) : NULL;
     }
     return used;
 }
 
 static void set_initial(struct shoal_reducer *reducer, size_t parameter)
 {
-    const struct range range = range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
     const double initial = reducer->optimizer->groups[reducer->optimizer->group_of[parameter]].initial;
     const bool is_wide = fusion_parameter(reducer, parameter)->type == SHOAL_FLOAT64;
+    char *first = fusion_slice_of(reducer, parameter)->states[SHOAL_STATE_FIRST];
     for (size_t i = 0; i < range.count; i++) {
-        void *at = state_at(reducer, parameter, SHOAL_STATE_FIRST, range.begin + i);
+        void *at = fusion_state_at(reducer, parameter, first, range.begin + i);
         if (is_wide)
             *(double *)at = initial;
         else
@@ -274,14 +209,14 @@ static enum shoal_status allocate_memory(struct shoal_reducer *reducer)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
     void *parameters;
-    optimizer->bytes = place_states(reducer, NULL);
+    optimizer->bytes = place_slices(reducer, NULL);
     FUSION_TRY(fusion_allocate(reducer, reducer->layout->bytes + FUSION_ALIGNMENT, &parameters));
     optimizer->parameters = parameters;
     optimizer->memory = aligned_alloc(FUSION_ALIGNMENT, optimizer->bytes + FUSION_ALIGNMENT);
     if (!optimizer->memory)
         return SHOAL_ERR_MEMORY;
     memset(optimizer->memory, 0, optimizer->bytes);
-    (void)place_states(reducer, optimizer->memory);
+    (void)place_slices(reducer, optimizer->memory);
     for (size_t i = 0; optimizer->rule == SHOAL_ADAGRAD && i < reducer->layout->parameters.count; i++)
         set_initial(reducer, i);
     return SHOAL_OK;
@@ -298,6 +233,7 @@ enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer)
     optimizer->slices = calloc(layout->buffer_count + 1, sizeof *optimizer->slices);
     if (!optimizer->slices || !copy_settings(optimizer, reducer->options.optimizer, layout->parameters.count))
         return SHOAL_ERR_MEMORY;
+    optimizer->steps_early &= fusion_optimizer_awaits_verdict(reducer);
     for (size_t b = 0; b < layout->buffer_count; b++)
         optimizer->slices[b].reducer = reducer;
     return allocate_memory(reducer);
@@ -334,9 +270,19 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
 
-bool fusion_steps_late(const struct shoal_reducer *reducer)
+bool fusion_optimizer_awaits_verdict(const struct shoal_reducer *reducer)
 {
     return reducer->optimizer && (reducer->options.max_norm > 0 || reducer->options.checks_finite);
+}
+
+bool fusion_steps_late(const struct shoal_reducer *reducer)
+{
+    return fusion_optimizer_awaits_verdict(reducer) && !reducer->optimizer->steps_early;
+}
+
+bool fusion_steps_early(const struct shoal_reducer *reducer)
+{
+    return fusion_optimizer_awaits_verdict(reducer) && reducer->optimizer->steps_early;
 }
 
 void fusion_optimizer_reset(struct shoal_reducer *reducer)
@@ -358,7 +304,7 @@ double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, do
     double squared = 0;
     for (uint32_t i = 0; i < found->count; i++) {
         const uint32_t parameter = reducer->layout->order[found->first + i];
-        const struct range range = range_of(reducer, parameter, reducer->rank);
+        const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
         const char *gradient = fusion_view(reducer, parameter) + range.begin * shoal_type_bytes(found->type);
         if (range.count > 0 && fusion_marks_use(reducer, parameter))
             reducer->kernels->move[found->type](NULL, gradient, range.count, factor * reducer->optimizer->scale, false,
@@ -384,32 +330,62 @@ enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, do
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
+/* Where a step of this rank's part of a parameter reads and writes. */
+static struct shoal_update_memory memory_of(const struct shoal_reducer *reducer, size_t parameter,
+                                            const struct fusion_range *range)
+{
+    const struct fusion_optimizer *optimizer = reducer->optimizer;
+    const struct fusion_slice *slice = fusion_slice_of(reducer, parameter);
+    const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
+    char *view = fusion_view(reducer, parameter) + range->begin * unit;
+    char *own = fusion_parameter_at(reducer, parameter) + range->begin * unit;
+    struct shoal_update_memory memory = {.gradient = view, .parameter = optimizer->is_atomic ? view : own};
+    char *from[FUSION_STATES], *to[FUSION_STATES];
+    for (size_t s = 0; s < FUSION_STATES; s++) {
+        from[s] = fusion_state_at(reducer, parameter, slice->states[s], range->begin);
+        to[s] = slice->next[s] ? fusion_state_at(reducer, parameter, slice->next[s], range->begin) : from[s];
+    }
+    if (slice->kept)
+        memory.gradient = slice->kept + fusion_slice_offset(reducer, parameter, range->begin) * unit;
+    memory.from_master = from[0] ? from[0] : own;
+    memory.to_master = to[0] ? to[0] : own;
+    for (size_t s = 0; s < SHOAL_UPDATE_STATES; s++) {
+        memory.from[s] = from[s + 1];
+        memory.to[s] = to[s + 1];
+    }
+    return memory;
+}
+
 static void step_parameter(struct shoal_reducer *reducer, size_t parameter, double factor)
 {
-    struct fusion_optimizer *optimizer = reducer->optimizer;
+    const struct fusion_optimizer *optimizer = reducer->optimizer;
     const struct shoal_optimizer_group *group = &optimizer->groups[optimizer->group_of[parameter]];
     const enum shoal_rule rule = fusion_group_rule(optimizer->rule, group);
-    const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    const struct range range = range_of(reducer, parameter, reducer->rank);
-    const struct shoal_update update = fusion_update_of(rule, group, ++optimizer->steps[parameter], factor * optimizer->scale);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
     if (range.count == 0)
         return;
-    char *own = parameter_at(reducer, parameter) + range.begin * shoal_type_bytes(type);
-    char *master = has_master(type) ? state_at(reducer, parameter, SHOAL_STATE_MASTER, range.begin) : own;
-    char *first = state_at(reducer, parameter, SHOAL_STATE_FIRST, range.begin);
-    char *second = state_at(reducer, parameter, SHOAL_STATE_SECOND, range.begin);
-    const struct shoal_update_memory memory = {fusion_view(reducer, parameter) + range.begin * shoal_type_bytes(type),
-                                               master,
-                                               {first, second},
-                                               master,
-                                               {first, second},
-                                               own};
-    reducer->kernels->update[rule][type](&update, &memory, range.count);
+    const struct shoal_update update =
+        fusion_update_of(rule, group, optimizer->steps[parameter] + 1, factor * optimizer->scale);
+    const struct shoal_update_memory memory = memory_of(reducer, parameter, &range);
+    reducer->kernels->update[rule][fusion_parameter(reducer, parameter)->type](&update, &memory, range.count);
+}
+
+/* The next states of a parameter that this step leaves alone. */
+static void carry_states(const struct shoal_reducer *reducer, size_t parameter)
+{
+    const struct fusion_slice *slice = fusion_slice_of(reducer, parameter);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const size_t bytes = range.count * fusion_real_bytes(fusion_parameter(reducer, parameter)->type);
+    for (size_t s = 0; s < FUSION_STATES && range.count > 0; s++) {
+        if (slice->next[s])
+            memcpy(fusion_state_at(reducer, parameter, slice->next[s], range.begin),
+                   fusion_state_at(reducer, parameter, slice->states[s], range.begin), bytes);
+    }
 }
 
 static void gather_done(void *arg, enum shoal_status status)
 {
-    struct slice *slice = arg;
+    struct fusion_slice *slice = arg;
     struct shoal_reducer *reducer = slice->reducer;
     if (status != SHOAL_OK) {
         fusion_operation_failed(reducer, status, slice - reducer->optimizer->slices);
@@ -425,14 +401,17 @@ static void gather_done(void *arg, enum shoal_status status)
 static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffer)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
-    struct slice *slice = &optimizer->slices[buffer];
+    struct fusion_slice *slice = &optimizer->slices[buffer];
     const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
     const struct shoal_options options = fusion_options(reducer);
-    char *parameters = optimizer->parameters + found->begin;
-    const size_t bytes = own_bytes(reducer, buffer);
+    char *parameters = optimizer->is_atomic ? fusion_buffer_memory(reducer, buffer) : optimizer->parameters + found->begin;
+    const size_t bytes = fusion_slice_bytes(reducer, buffer);
     struct shoal_request *request;
     fusion_lock(reducer);
     optimizer->posted++;
+    shoal_request_free(slice->gather); /* of a first attempt, which is done */
+    slice->gather = NULL;
+    slice->is_gathered = false;
     fusion_unlock(reducer);
     const enum shoal_status status =
         shoal_allgather_post(optimizer->comm, parameters + bytes * (size_t)reducer->rank, parameters,
@@ -455,8 +434,70 @@ enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t bu
         const uint32_t parameter = reducer->layout->order[found->first + i];
         if (fusion_marks_use(reducer, parameter))
             step_parameter(reducer, parameter, factor);
+        else
+            carry_states(reducer, parameter);
     }
     return post_gather(reducer, buffer);
+}
+
+void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer)
+{
+    const size_t bytes = fusion_slice_bytes(reducer, buffer);
+    const char *own = fusion_buffer_memory(reducer, buffer) + bytes * (size_t)reducer->rank;
+    memcpy(reducer->optimizer->slices[buffer].kept, own, bytes);
+}
+
+/* The parameter's own part as before the step, from its master. */
+static void undo_parameter(const struct shoal_reducer *reducer, size_t parameter)
+{
+    const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    if (range.count == 0)
+        return;
+    char *own = fusion_parameter_at(reducer, parameter) + range.begin * shoal_type_bytes(type);
+    const char *master =
+        fusion_state_at(reducer, parameter, fusion_slice_of(reducer, parameter)->states[SHOAL_STATE_MASTER], range.begin);
+    if (type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64)
+        memcpy(own, master, range.count * shoal_type_bytes(type));
+    else
+        (type == SHOAL_FLOAT16 ? reducer->kernels->to_float16 : reducer->kernels->to_bfloat16)(
+            (uint16_t *)(void *)own, (const float *)(const void *)master, range.count, 1);
+}
+
+enum shoal_status fusion_optimizer_undo(struct shoal_reducer *reducer, size_t buffer)
+{
+    const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
+    if (reducer->optimizer->is_atomic)
+        return SHOAL_OK; /* no parameter has changed */
+    for (uint32_t i = 0; i < found->count; i++)
+        undo_parameter(reducer, reducer->layout->order[found->first + i]);
+    return post_gather(reducer, buffer);
+}
+
+static void exchange_states(struct fusion_slice *slice)
+{
+    for (size_t s = 0; s < FUSION_STATES; s++) {
+        char *before = slice->states[s];
+        if (!slice->next[s])
+            continue;
+        slice->states[s] = slice->next[s];
+        slice->next[s] = before;
+    }
+}
+
+void fusion_optimizer_commit(struct shoal_reducer *reducer)
+{
+    struct fusion_optimizer *optimizer = reducer->optimizer;
+    for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
+        const size_t bytes = fusion_parameter_bytes(fusion_parameter(reducer, i));
+        if (!fusion_marks_use(reducer, i))
+            continue;
+        optimizer->steps[i]++;
+        if (optimizer->is_atomic && bytes > 0)
+            memcpy(fusion_parameter_at(reducer, i), fusion_view(reducer, i), bytes);
+    }
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
+        exchange_states(&optimizer->slices[b]);
 }
 
 bool fusion_optimizer_is_done(const struct shoal_reducer *reducer)
@@ -467,7 +508,7 @@ bool fusion_optimizer_is_done(const struct shoal_reducer *reducer)
 struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reducer)
 {
     for (size_t b = 0; reducer->optimizer && b < reducer->layout->buffer_count; b++) {
-        const struct slice *slice = &reducer->optimizer->slices[b];
+        const struct fusion_slice *slice = &reducer->optimizer->slices[b];
         if (slice->gather && !slice->is_gathered)
             return slice->gather;
     }
@@ -499,165 +540,4 @@ uint64_t fusion_optimizer_wire_bytes(const struct shoal_reducer *reducer)
 enum shoal_status fusion_optimizer_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes)
 {
     return reducer->optimizer ? fusion_add_sent_to(reducer->optimizer->comm, NULL, bytes) : SHOAL_OK;
-}
-
-/* ---- Public: parameters and settings ------------------------------------------------------------------------------------- */
-
-static enum shoal_status check_optimizer_call(const struct shoal_reducer *reducer, const char *call)
-{
-    if (!reducer)
-        return SHOAL_ERR_ARGUMENT;
-    if (fusion_failed(reducer) != SHOAL_OK)
-        return fusion_failure_status((struct shoal_reducer *)(uintptr_t)reducer);
-    if (!reducer->optimizer)
-        return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: the reducer has no optimizer (options.optimizer)", call);
-    if (fusion_marks_are_open(reducer))
-        return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: a step is open: call it before begin or after finish", call);
-    return SHOAL_OK;
-}
-
-void *shoal_reducer_parameter(const struct shoal_reducer *reducer, size_t parameter)
-{
-    if (!reducer || !reducer->optimizer || parameter >= reducer->layout->parameters.count)
-        return NULL;
-    return parameter_at(reducer, parameter);
-}
-
-enum shoal_status shoal_reducer_load_parameters(struct shoal_reducer *reducer)
-{
-    FUSION_TRY(check_optimizer_call(reducer, "shoal_reducer_load_parameters"));
-    for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
-        const enum shoal_type type = fusion_parameter(reducer, i)->type;
-        const struct range range = range_of(reducer, i, reducer->rank);
-        if (!has_master(type) || range.count == 0)
-            continue;
-        float *master = (float *)(void *)state_at(reducer, i, SHOAL_STATE_MASTER, range.begin);
-        const uint16_t *own = (const uint16_t *)(const void *)parameter_at(reducer, i) + range.begin;
-        (type == SHOAL_FLOAT16 ? reducer->kernels->from_float16 : reducer->kernels->from_bfloat16)(master, own, range.count, 1);
-    }
-    return SHOAL_OK;
-}
-
-enum shoal_status shoal_reducer_set_group(struct shoal_reducer *reducer, size_t group,
-                                          const struct shoal_optimizer_group *settings)
-{
-    static const char call[] = "shoal_reducer_set_group";
-    FUSION_TRY(check_optimizer_call(reducer, call));
-    struct fusion_optimizer *optimizer = reducer->optimizer;
-    if (group >= optimizer->group_count)
-        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: group %zu is out of range: there are %zu groups", call, group,
-                             optimizer->group_count);
-    if (!settings || settings->struct_bytes < offsetof(struct shoal_optimizer_group, is_nesterov))
-        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT,
-                             "%s: settings->struct_bytes is not set: use SHOAL_OPTIMIZER_GROUP_INIT", call);
-    const struct shoal_optimizer_group copy = fusion_group_copy(settings);
-    const char *fault = fusion_group_fault(optimizer->rule, &copy);
-    if (fault)
-        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: group %zu: %s", call, group, fault);
-    if (fusion_group_rule(optimizer->rule, &copy) != fusion_group_rule(optimizer->rule, &optimizer->groups[group]))
-        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT,
-                             "%s: group %zu: the momentum (beta1) may not become zero, or stop being zero", call, group);
-    optimizer->groups[group] = copy;
-    return SHOAL_OK;
-}
-
-enum shoal_status shoal_reducer_set_gradient_scale(struct shoal_reducer *reducer, double scale)
-{
-    FUSION_TRY(check_optimizer_call(reducer, "shoal_reducer_set_gradient_scale"));
-    if (!(scale > 0) || scale - scale != 0)
-        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "shoal_reducer_set_gradient_scale: %g is not a positive number",
-                             scale);
-    reducer->optimizer->scale = scale;
-    return SHOAL_OK;
-}
-
-/* ---- Public: states ------------------------------------------------------------------------------------------------------ */
-
-size_t shoal_reducer_optimizer_bytes(const struct shoal_reducer *reducer)
-{
-    return reducer && reducer->optimizer ? reducer->optimizer->bytes : 0;
-}
-
-static enum shoal_status check_state(const struct shoal_reducer *reducer, const char *call, size_t parameter,
-                                     enum shoal_optimizer_state state, const void *values)
-{
-    char name[FUSION_TEXT_MAX];
-    FUSION_TRY(check_optimizer_call(reducer, call));
-    const struct fusion_optimizer *optimizer = reducer->optimizer;
-    if (parameter >= reducer->layout->parameters.count || !values)
-        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: values is NULL, or parameter %zu is out of range: there are %zu",
-                             call, parameter, reducer->layout->parameters.count);
-    const struct shoal_optimizer_group *group = &optimizer->groups[optimizer->group_of[parameter]];
-    const size_t states = fusion_rule_states(fusion_group_rule(optimizer->rule, group));
-    if ((unsigned)state <= states)
-        return SHOAL_OK;
-    fusion_parameter_text(&reducer->layout->parameters, parameter, name, sizeof name);
-    return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: %.200s has no state %d: it has 0 (the master) to %zu", call, name,
-                         (int)state, states);
-}
-
-/* Returns the memory of this rank's range: in the states, or for a master that does not exist, in the parameter. */
-static char *values_at(const struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,
-                       const struct range *range)
-{
-    const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    if (state == SHOAL_STATE_MASTER && !has_master(type))
-        return parameter_at(reducer, parameter) + range->begin * shoal_type_bytes(type);
-    return state_at(reducer, parameter, (int)state, range->begin);
-}
-
-/* All ranks' ranges, which follow each other. */
-static enum shoal_status gather_values(struct shoal_reducer *reducer, size_t parameter, const char *own, char *values)
-{
-    const struct shoal_options options = fusion_options(reducer);
-    const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    size_t *counts = calloc((size_t)reducer->size, sizeof *counts);
-    if (!counts)
-        return fusion_fail(reducer, SHOAL_ERR_MEMORY, (long)parameter, "no memory for the counts of %d ranks", reducer->size);
-    for (int r = 0; r < reducer->size; r++)
-        counts[r] = range_of(reducer, parameter, r).count;
-    const enum shoal_status status = shoal_allgatherv(reducer->optimizer->comm, own, values, counts, NULL,
-                                                      type == SHOAL_FLOAT64 ? SHOAL_FLOAT64 : SHOAL_FLOAT32, &options);
-    free(counts);
-    if (status == SHOAL_OK)
-        return SHOAL_OK;
-    fusion_operation_failed(reducer, status, (long)reducer->layout->places[parameter].buffer);
-    return fusion_failure_status(reducer);
-}
-
-enum shoal_status shoal_reducer_read_state(struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,
-                                           void *values_out)
-{
-    FUSION_TRY(check_state(reducer, "shoal_reducer_read_state", parameter, state, values_out));
-    const struct range range = range_of(reducer, parameter, reducer->rank);
-    return gather_values(reducer, parameter, range.count ? values_at(reducer, parameter, state, &range) : NULL, values_out);
-}
-
-enum shoal_status shoal_reducer_write_state(struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,
-                                            const void *values)
-{
-    FUSION_TRY(check_state(reducer, "shoal_reducer_write_state", parameter, state, values));
-    const struct range range = range_of(reducer, parameter, reducer->rank);
-    const size_t unit = real_bytes(fusion_parameter(reducer, parameter)->type);
-    if (range.count > 0)
-        memcpy(values_at(reducer, parameter, state, &range), (const char *)values + range.begin * unit, range.count * unit);
-    return SHOAL_OK;
-}
-
-uint64_t shoal_reducer_parameter_steps(const struct shoal_reducer *reducer, size_t parameter)
-{
-    if (!reducer || !reducer->optimizer || parameter >= reducer->layout->parameters.count)
-        return 0;
-    return reducer->optimizer->steps[parameter];
-}
-
-enum shoal_status shoal_reducer_set_parameter_steps(struct shoal_reducer *reducer, size_t parameter, uint64_t steps)
-{
-    FUSION_TRY(check_optimizer_call(reducer, "shoal_reducer_set_parameter_steps"));
-    if (parameter >= reducer->layout->parameters.count)
-        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT,
-                             "shoal_reducer_set_parameter_steps: parameter %zu is out of range: there are %zu", parameter,
-                             reducer->layout->parameters.count);
-    reducer->optimizer->steps[parameter] = steps;
-    return SHOAL_OK;
 }

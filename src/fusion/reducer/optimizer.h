@@ -36,8 +36,13 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer);
 
 /* ---- A step ---- */
 
-/* Returns true if no parameter may be stepped before all buffers are reduced. */
+/* Returns true if all gradients together decide how the parameters are stepped: max_norm or checks_finite. Without an optimizer
+ * all three return false. */
+bool fusion_optimizer_awaits_verdict(const struct shoal_reducer *reducer);
+
+/* Return true if then no parameter is stepped before the verdict, or if all are stepped before and perhaps once more. */
 bool fusion_steps_late(const struct shoal_reducer *reducer);
+bool fusion_steps_early(const struct shoal_reducer *reducer);
 
 /* Call with the lock held when a step begins. */
 void fusion_optimizer_reset(struct shoal_reducer *reducer);
@@ -48,9 +53,19 @@ double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, do
 /* A collective call: sums over the ranks. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, double *squared);
 
-/* Steps this rank's slice of a reduced buffer, with gradients times factor, and posts the gather. Call once for each buffer, in
- * index order, from one thread at a time, without the lock. */
+/* Keeps the gradients of this rank's slice of a reduced buffer, because with fusion_steps_early() it may be stepped again. */
+void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer);
+
+/* Steps this rank's slice of a reduced buffer, with gradients times factor, and posts the gather. Call for each buffer in index
+ * order, from one thread at a time, without the lock. A second attempt begins when all gathers are done. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t buffer, double factor);
+
+/* Like a second attempt, but sets the parameters to their values before the step. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_undo(struct shoal_reducer *reducer, size_t buffer);
+
+/* Ends a step that has succeeded, when all gathers are done: from now on its states, and its parameters if is_atomic, are the
+ * current ones. */
+void fusion_optimizer_commit(struct shoal_reducer *reducer);
 
 /* Returns true if no gather is under way. Also without an optimizer. Call with the lock held. */
 bool fusion_optimizer_is_done(const struct shoal_reducer *reducer);

@@ -156,7 +156,9 @@ static bool out_clear_unused(struct shoal_reducer *reducer, size_t index)
 /* Steps the parameters of a buffer, unless all gradients have to be seen before. Returns false if the reducer has failed. */
 static bool step_buffer(struct shoal_reducer *reducer, size_t index)
 {
-    if (reducer->options.has_norms || fusion_steps_late(reducer))
+    if (fusion_steps_early(reducer))
+        fusion_optimizer_keep(reducer, index);
+    if (reducer->options.has_norms || fusion_optimizer_awaits_verdict(reducer))
         reducer->out->slices += fusion_optimizer_squares(reducer, index, reducer->out->factor);
     return fusion_steps_late(reducer) || fusion_optimizer_step(reducer, index, reducer->out->factor) == SHOAL_OK;
 }
@@ -280,6 +282,14 @@ static enum shoal_status step_all(struct shoal_reducer *reducer, double factor)
         if (fusion_optimizer_step(reducer, b, factor) != SHOAL_OK)
             return fusion_failure_status(reducer);
     fusion_stats_put_out(reducer, begin_ns);
+    return SHOAL_OK;
+}
+
+enum shoal_status fusion_out_undo(struct shoal_reducer *reducer)
+{
+    for (size_t b = 0; b < reducer->layout->buffer_count; b++)
+        if (fusion_optimizer_undo(reducer, b) != SHOAL_OK)
+            return fusion_failure_status(reducer);
     return SHOAL_OK;
 }
 

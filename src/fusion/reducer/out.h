@@ -38,7 +38,11 @@ void fusion_out_take_squares(struct shoal_reducer *reducer, size_t parameter, do
 /* Returns the squared norm of the averages, with has_norms or max_norm. */
 double fusion_out_squared(const struct shoal_reducer *reducer);
 
-/* With max_norm: multiplies the averages, once the norm is known. On an error the reducer has failed. */
+/* With max_norm: multiplies the averages, once the norm is known. With an optimizer it steps all parameters with them. On an
+ * error the reducer has failed. */
 SHOAL_MUST_USE enum shoal_status fusion_out_clip(struct shoal_reducer *reducer, double clip);
+
+/* With an optimizer that steps early: sets all parameters to their values before the step. Errors as above. */
+SHOAL_MUST_USE enum shoal_status fusion_out_undo(struct shoal_reducer *reducer);
 
 #endif

@@ -254,18 +254,18 @@ static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t
     return status;
 }
 
-#define OPTIONS(X)                                                                                                \
-    X(op)                                                                                                         \
-    X(buffer_bytes)                                                                                               \
-    X(first_buffer_bytes)                                                                                         \
-    X(rank_bytes)                                                                                                 \
-    X(flight_bytes)                                                                                               \
-    X(timeout_ms)                                                                                                 \
-    X(keeps_layout)                                                                                               \
-    X(results_in_views)                                                                                           \
-    X(allows_unused)                                                                                              \
-    X(is_uneven) X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread) \
-        X(is_on_device)
+#define OPTIONS(X)        \
+    X(op)                 \
+    X(buffer_bytes)       \
+    X(first_buffer_bytes) \
+    X(rank_bytes)         \
+    X(flight_bytes)       \
+    X(timeout_ms)         \
+    X(keeps_layout)       \
+    X(results_in_views)   \
+    X(allows_unused)      \
+    X(is_uneven)          \
+    X(divides_by_active) X(checks_finite) X(has_norms) X(compression) X(forgets_error) X(has_thread) X(is_on_device)
 
 static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, const struct fusion_parameters *parameters,
                                        enum shoal_status status, const char *text)
@@ -277,6 +277,8 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
 #undef OPTION
             fusion_real("max_norm", options->max_norm),
         fusion_number("the optimizer's rule", options->optimizer ? (uint64_t)options->optimizer->rule : 0),
+        fusion_number("the optimizer's steps_early", options->optimizer ? (uint64_t)options->optimizer->steps_early : 0),
+        fusion_number("the optimizer's is_atomic", options->optimizer ? (uint64_t)options->optimizer->is_atomic : 0),
         fusion_number("the optimizer's number of groups", options->optimizer ? options->optimizer->group_count : 0),
         fusion_hash_option("the hash of the optimizer's group_of", fusion_optimizer_hash(options, parameters->count)),
         fusion_number("a callback", options->on_buffer != NULL),

@@ -187,14 +187,15 @@ static enum shoal_status name_nonfinite(struct shoal_reducer *reducer, struct sh
 }
 
 /* Steps all parameters now that the whole gradient is known, or none if it is not finite. A sum of finite values may be
- * infinite, which the squares show. */
+ * infinite, which the squares show. Parameters that were stepped early are stepped again if they have to be clipped. */
 static enum shoal_status step_or_skip(struct shoal_reducer *reducer, struct shoal_step_result *result)
 {
     const bool is_finite = result->nonfinite_parameter < 0 && result->squared - result->squared == 0;
     result->is_skipped = reducer->options.checks_finite && !is_finite;
-    if (result->is_skipped)
-        return SHOAL_OK;
-    FUSION_TRY(fusion_out_clip(reducer, result->clip));
+    if (result->is_skipped && fusion_steps_early(reducer))
+        FUSION_TRY(fusion_out_undo(reducer));
+    else if (!result->is_skipped && (fusion_steps_late(reducer) || result->clip != 1))
+        FUSION_TRY(fusion_out_clip(reducer, result->clip));
     return wait_for_all(reducer);
 }
 
@@ -206,7 +207,7 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
     result->step = reducer->steps + 1;
     result->active = active;
     result->squared = fusion_out_squared(reducer);
-    if (reducer->optimizer && (reducer->options.has_norms || fusion_steps_late(reducer)))
+    if (reducer->optimizer && (reducer->options.has_norms || fusion_optimizer_awaits_verdict(reducer)))
         FUSION_TRY(fusion_optimizer_sum_squares(reducer, &result->squared));
     if (reducer->options.has_norms)
         result->local_squared = fusion_tally_squared(reducer) / active;
@@ -218,7 +219,7 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
         if (!reducer->optimizer)
             return fusion_out_clip(reducer, result->clip);
     }
-    return fusion_steps_late(reducer) ? step_or_skip(reducer, result) : SHOAL_OK;
+    return fusion_optimizer_awaits_verdict(reducer) ? step_or_skip(reducer, result) : SHOAL_OK;
 }
 
 /* The factor of an average over all ranks if those that have joined do not count. */
@@ -244,6 +245,8 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     FUSION_TRY(fusion_measure_take(reducer, factor_of(reducer, active)));
     FUSION_TRY(wait_for_all(reducer));
     FUSION_TRY(conclude(reducer, active, &result));
+    if (reducer->optimizer && !result.is_skipped)
+        fusion_optimizer_commit(reducer);
     reducer->steps++;
     fusion_stats_keep(reducer);
     close_step(reducer);

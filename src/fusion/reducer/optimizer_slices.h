@@ -1,0 +1,98 @@
+/* What the files of the optimizer share: its state, and where values of a parameter are. See optimizer.h. */
+#ifndef SHOAL_FUSION_OPTIMIZER_SLICES_H
+#define SHOAL_FUSION_OPTIMIZER_SLICES_H
+
+#include "fusion/optimizer/optimizer_group.h"
+#include "fusion/reducer/optimizer.h"
+
+#define FUSION_STATES (1 + SHOAL_UPDATE_STATES) /* the master is number 0 */
+
+/* A buffer: the states of this rank's slice, one value for each element, and the gather of its parameters. */
+struct fusion_slice {
+    struct shoal_reducer *reducer; /* for the callback */
+    char *states[FUSION_STATES];   /* of the last step that succeeded; NULL if the buffer has no such state */
+    char *next[FUSION_STATES];     /* a step writes here and, if it succeeds, exchanges both; NULL: it writes to `states` */
+    char *kept;                    /* with steps_early: the gradient of the slice, for a second attempt */
+    struct shoal_request *gather;  /* lock */
+    bool is_gathered;              /* lock */
+};
+
+struct fusion_optimizer {
+    enum shoal_optimizer_rule rule;
+    bool steps_early, is_atomic;
+    struct shoal_optimizer_group *groups;
+    size_t group_count;
+    uint32_t *group_of; /* [parameters] */
+    uint64_t *steps;    /* [parameters]: steps that succeeded */
+    struct shoal_comm *comm;
+    char *parameters; /* of all buffers, laid out as the gradients are */
+    char *memory;     /* of all slices */
+    size_t bytes;     /* of `memory` */
+    double scale;
+    struct fusion_slice *slices; /* [buffers] */
+    size_t posted, gathered;     /* lock: gathers of this step */
+};
+
+/* Elements [begin, begin + count) of a parameter. */
+struct fusion_range {
+    size_t begin, count;
+};
+
+static inline size_t fusion_slice_bytes(const struct shoal_reducer *reducer, size_t buffer)
+{
+    return reducer->layout->buffers[buffer].bytes / (size_t)reducer->size;
+}
+
+/* Returns the elements of a parameter in a rank's slice of its buffer. */
+static inline struct fusion_range fusion_range_of(const struct shoal_reducer *reducer, size_t parameter, int rank)
+{
+    const struct fusion_place *place = &reducer->layout->places[parameter];
+    const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
+    const size_t unit = shoal_type_bytes(each->type), bytes = fusion_slice_bytes(reducer, place->buffer);
+    const size_t slice_begin = bytes * (size_t)rank, slice_end = slice_begin + bytes;
+    const size_t begin = fusion_max(slice_begin, place->offset);
+    const size_t end = fusion_min(slice_end, place->offset + each->count * unit);
+    if (begin >= end)
+        return (struct fusion_range){0, 0};
+    return (struct fusion_range){(begin - place->offset) / unit, (end - begin) / unit};
+}
+
+/* Masters and states are computed in float32, or in float64 if the parameter is. */
+static inline size_t fusion_real_bytes(enum shoal_type type)
+{
+    return type == SHOAL_FLOAT64 ? sizeof(double) : sizeof(float);
+}
+
+/* A 16-bit parameter is rounded, so its exact value is kept as well. If a step may be undone, so is any value before it. */
+static inline bool fusion_has_master(const struct fusion_optimizer *optimizer, enum shoal_type type)
+{
+    return type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16 || optimizer->steps_early || optimizer->is_atomic;
+}
+
+/* Returns the offset of a parameter's element in this rank's slice, in elements. The slice must have the element. */
+static inline size_t fusion_slice_offset(const struct shoal_reducer *reducer, size_t parameter, size_t element)
+{
+    const struct fusion_place *place = &reducer->layout->places[parameter];
+    const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
+    return place->offset / unit + element - fusion_slice_bytes(reducer, place->buffer) * (size_t)reducer->rank / unit;
+}
+
+/* Returns the address of an element in an array of states of its slice, or NULL if there is no such array. */
+static inline char *fusion_state_at(const struct shoal_reducer *reducer, size_t parameter, char *array, size_t element)
+{
+    const size_t unit = fusion_real_bytes(fusion_parameter(reducer, parameter)->type);
+    return array ? array + fusion_slice_offset(reducer, parameter, element) * unit : NULL;
+}
+
+static inline struct fusion_slice *fusion_slice_of(const struct shoal_reducer *reducer, size_t parameter)
+{
+    return &reducer->optimizer->slices[reducer->layout->places[parameter].buffer];
+}
+
+static inline char *fusion_parameter_at(const struct shoal_reducer *reducer, size_t parameter)
+{
+    const struct fusion_place *place = &reducer->layout->places[parameter];
+    return reducer->optimizer->parameters + reducer->layout->buffers[place->buffer].begin + place->offset;
+}
+
+#endif
