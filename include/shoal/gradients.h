@@ -183,10 +183,13 @@ struct shoal_optimizer {
     const uint32_t *group_of; /* for each parameter, the number of its group; NULL: all are in group 0 */
     int steps_early; /* with max_norm or checks_finite: 1 steps before the verdict, and again if it has to be clipped */
     int is_atomic;   /* 1: parameters change only when the whole step has succeeded */
+    int degree; /* ranks that share one copy of the states; 0: all. Divides their number. SHOAL_DEGREE_HOST: those of a host,
+                   equally many on each */
 };
-#define SHOAL_OPTIMIZER_INIT                                       \
-    {                                                              \
-        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0 \
+#define SHOAL_DEGREE_HOST (-1)
+#define SHOAL_OPTIMIZER_INIT                                          \
+    {                                                                 \
+        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0, 0 \
     }
 
 /* All fields must be the same on all ranks, except struct_bytes, stream, and the functions and their arguments. */
@@ -519,6 +522,10 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  *     it steps all slices again from the states before, and the parameters travel twice. Costs memory for a second copy of
  *     masters and states, a master for every type, and the gradients of the slices: 7 values for each element of a slice with
  *     Adam, instead of 2.
+ *
+ * With a degree below the number of ranks, teams of that many ranks (0 to degree - 1, and so on, or the ranks of a host) keep a
+ * copy of the states each. A slice is summed in the team and then over the teams; new parameters are sent in the team only. So
+ * with SHOAL_DEGREE_HOST fewer bytes cross the network, and with degree 1 each rank steps all parameters.
  *
  * With is_atomic new parameters arrive in the gradients' buffers, and finish copies them to the parameters when all have
  * arrived: one pass over all parameters, and a second copy of masters and states. If a step fails, masters, states and

@@ -26,9 +26,15 @@ static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLO
 struct mode {
     int steps_early, is_atomic;
     const char *name;
+    int degree;
 };
 
-static const struct mode modes[] = {{0, 0, ""}, {1, 0, ", early"}, {0, 1, ", atomic"}, {1, 1, ", early and atomic"}};
+static const struct mode modes[] = {
+    {0, 0, "", 0}, {1, 0, ", early", 0}, {0, 1, ", atomic", 0}, {1, 1, ", early and atomic", 0}};
+static const struct mode teams[] = {{0, 0, ", teams of 2", 2},
+                                    {1, 1, ", teams of 2, early and atomic", 2},
+                                    {0, 0, ", teams of 1", 1},
+                                    {0, 0, ", teams of a host", SHOAL_DEGREE_HOST}};
 
 struct job {
     struct world *world;
@@ -77,11 +83,12 @@ static void open_job(struct job *job, struct world *world, uint64_t seed, enum s
     job->groups[1].rate_decay = 0.5;
     job->groups[1].initial = 0.25;
     job->groups[1].maximizes = 1;
-    job->optimizer = (struct shoal_optimizer){sizeof job->optimizer, rule, job->groups, GROUPS, job->group_of, 0, 0};
+    job->optimizer = (struct shoal_optimizer){sizeof job->optimizer, rule, job->groups, GROUPS, job->group_of, 0, 0, 0};
     if (world->arg) {
         const struct mode *mode = world->arg;
         job->optimizer.steps_early = mode->steps_early;
         job->optimizer.is_atomic = mode->is_atomic;
+        job->optimizer.degree = mode->degree;
     }
     job->options = (struct shoal_reducer_options)SHOAL_REDUCER_OPTIONS_INIT;
     job->options.buffer_bytes = 16 << 10;
@@ -525,7 +532,7 @@ static void move_states(struct job *from, struct job *to)
     }
 }
 
-/* A reducer with other slices goes on with the first one's states, and reaches the same bits. */
+/* A reducer with other slices continues with the first one's states, and reaches the same bits. */
 static void states_body(struct world *world)
 {
     for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LION; rule++) {
@@ -681,6 +688,26 @@ static void refused_body(struct world *world)
     }
 }
 
+/* Degrees that do not divide the ranks, and hosts with different numbers of ranks. */
+static void teams_refused_body(struct world *world)
+{
+    static const int degrees[] = {2, 4, -2, SHOAL_DEGREE_HOST};
+    for (size_t i = 0; i < COUNT_OF(degrees); i++) {
+        struct shoal_failure failure = SHOAL_FAILURE_INIT;
+        struct job job;
+        open_job(&job, world, 20, SHOAL_SGD);
+        job.optimizer.degree = degrees[i];
+        const enum shoal_status status = create(&job);
+        OK(world, shoal_last_failure(world->context, NULL, &failure));
+        CHECK(world,
+              status == SHOAL_ERR_ARGUMENT &&
+                  strstr(failure.text, degrees[i] == SHOAL_DEGREE_HOST ? "equally many ranks" : "does not divide the 3 ranks"),
+              "degree %d gave %s: %s", degrees[i], shoal_status_name(status), failure.text);
+        job.reducer = NULL;
+        close_job(&job);
+    }
+}
+
 static void differing_body(struct world *world)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -790,13 +817,29 @@ static void killed_body(struct world *world)
 
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
+static void run_in_modes(const char *name, world_body_fn body, const struct mode *list, size_t count, const char *where)
+{
+    for (size_t m = 0; m < count; m++) {
+        char text[128];
+        snprintf(text, sizeof text, "%s%s%s", name, where, list[m].name);
+        world_run(&(struct world_options){text, 4, NULL, body, &list[m]});
+    }
+}
+
 static void run_in_each_mode(const char *name, world_body_fn body)
 {
-    for (size_t m = 0; m < COUNT_OF(modes); m++) {
-        char text[96];
-        snprintf(text, sizeof text, "%s%s", name, modes[m].name);
-        world_run(&(struct world_options){text, 4, NULL, body, &modes[m]});
-    }
+    run_in_modes(name, body, modes, COUNT_OF(modes), "");
+}
+
+static void run_in_teams(const char *where)
+{
+    run_in_modes("optimizer_follows_each_rule", rules_body, teams, COUNT_OF(teams), where);
+    run_in_modes("optimizer_clips", clipping_body, teams, COUNT_OF(teams), where);
+    run_in_modes("optimizer_leaves_unused_parameters", unused_body, teams, COUNT_OF(teams), where);
+    run_in_modes("optimizer_states_move_to_other_slices", states_body, teams, COUNT_OF(teams), where);
+    world_expect_kill(3);
+    run_in_modes("optimizer_a_rank_dies_in_mid_step", killed_body, teams, COUNT_OF(teams), where);
+    world_expect_kill(0);
 }
 
 static void run_on_one_host(void)
@@ -823,6 +866,7 @@ static void run_on_one_host(void)
     world_expect_kill(3);
     run_in_each_mode("optimizer_a_rank_dies_in_mid_step", killed_body);
     world_expect_kill(0);
+    run_in_teams("");
 }
 
 static void run_on_two_hosts(void)
@@ -834,6 +878,9 @@ static void run_on_two_hosts(void)
     world_run(&(struct world_options){"optimizer_states_move_to_other_slices, 2 hosts", 4, NULL, states_body, NULL});
     world_expect_kill(3);
     world_run(&(struct world_options){"optimizer_a_rank_dies_in_mid_step, 2 hosts", 4, NULL, killed_body, &modes[3]});
+    world_expect_kill(0);
+    run_in_teams(", 2 hosts");
+    world_run(&(struct world_options){"optimizer_refuses_teams, 2 hosts", 3, NULL, teams_refused_body, NULL});
 }
 
 int main(int argument_count, char **arguments)

@@ -183,8 +183,8 @@ def unused(world):
         close(model.parameters(), theirs.parameters(), 2e-6, f"step {step}")
 
 
-def clips(world):
-    model, own, theirs, other = pair(plain, OPTIMIZERS["SGD"], max_norm=0.3)
+def clips(world, **modes):
+    model, own, theirs, other = pair(plain, OPTIMIZERS["SGD"], max_norm=0.3, **modes)
     expect(model.grad_norm() is None, "a norm before the first step")
     for step in range(4):
         step_of(model, own, world, step)
@@ -194,6 +194,12 @@ def clips(world):
         other.step()
         expect(abs(model.grad_norm() - norm) < 1e-4, model.grad_norm(), norm)
         close(model.parameters(), theirs.parameters(), 2e-6, f"step {step}")
+
+
+def clips_early(world):
+    clips(world, steps_early=True)
+    clips(world, steps_early=True, is_atomic=True, degree=1)
+    clips(world, degree="host")
 
 
 def scales(world):
@@ -253,7 +259,7 @@ def resumes(world):
 
 
 def resumes_half_precision(world):
-    """Masters are saved, so rounding starts where it ended. Without them, they begin at the parameters' values."""
+    """Masters are saved, so nothing is rounded twice. Without them, they begin at the parameters' values."""
     def make():
         model = seeded(lambda: plain(torch.bfloat16))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -337,6 +343,8 @@ def refuses(world):
     message_of(ValueError, wrap(stepped, module), "has made steps already")
     message_of(ValueError, lambda: ours(module, max_norm=1.0), "are for optimizer=")
     own = torch.optim.AdamW(module.parameters())
+    message_of(ValueError, wrap(own, module, degree="all"), "degree is 'all'")
+    message_of(Exception, wrap(own, module, degree=5), "does not divide")
     message_of(Exception, wrap(own, module, compression="int8"), "leave compression out")
     wrapped = ours(module, optimizer=own)
     message_of(ValueError, wrap(own, module), "of another module")
@@ -375,7 +383,7 @@ CASES = [optimizer_case(*row) for row in OPTIMIZERS.items()]
 if "decoupled_weight_decay" in torch.optim.Adam.__init__.__code__.co_varnames:
     CASES.append(optimizer_case("Adam, decoupled_weight_decay", decoupled))
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
-    half_precision, schedules_and_groups, accumulates, unused, clips, resumes, resumes_half_precision, changes_parameters,
+    half_precision, schedules_and_groups, accumulates, unused, clips, clips_early, resumes, resumes_half_precision, changes_parameters,
     closures_and_hooks)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, refuses)]
 CASES += [Case("refuses_join", refuses_join, sizes=(2,), fresh=True)]

@@ -88,14 +88,29 @@ static void draw_parameters(uint64_t *random, struct drawn *drawn)
     }
 }
 
+/* A team's size: all ranks, a host's, or a divisor of their number. */
+static int draw_degree(uint64_t *random, const struct drawn *drawn)
+{
+    const int size = drawn->world.size;
+    int degree = 1 + (int)reference_below(random, (size_t)size);
+    while (size % degree)
+        degree--;
+    const size_t kind = reference_below(random, 4);
+    return kind == 0 ? 0 : kind == 1 ? SHOAL_DEGREE_HOST : degree;
+}
+
 static void draw_optimizer(uint64_t *random, struct drawn *drawn)
 {
     drawn->group = (struct shoal_optimizer_group)SHOAL_OPTIMIZER_GROUP_INIT;
     drawn->group.rate = RATE;
     drawn->group.beta1 = 0;
-    drawn->optimizer = (struct shoal_optimizer){
-        sizeof drawn->optimizer,        SHOAL_SGD, &drawn->group, 1, NULL, (int)reference_below(random, 2),
-        (int)reference_below(random, 2)};
+    drawn->optimizer = (struct shoal_optimizer)SHOAL_OPTIMIZER_INIT;
+    drawn->optimizer.rule = SHOAL_SGD;
+    drawn->optimizer.groups = &drawn->group;
+    drawn->optimizer.group_count = 1;
+    drawn->optimizer.steps_early = (int)reference_below(random, 2);
+    drawn->optimizer.is_atomic = (int)reference_below(random, 2);
+    drawn->optimizer.degree = draw_degree(random, drawn);
     if (drawn->options.compression != SHOAL_COMPRESS_NONE || reference_below(random, 2))
         return;
     drawn->options.optimizer = &drawn->optimizer;
@@ -626,7 +641,8 @@ static void *run_poor(void *arg)
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
     const uint64_t hashes[LISTED] = {1, (uint64_t)poor->rank, 3};
     const struct shoal_optimizer_group group = SHOAL_OPTIMIZER_GROUP_INIT;
-    const struct shoal_optimizer optimizer = {sizeof optimizer, SHOAL_ADAM, &group, 1, NULL, scarce->is_made_before, 1};
+    const struct shoal_optimizer optimizer = {
+        sizeof optimizer, SHOAL_ADAM, &group, 1, NULL, scarce->is_made_before, 1, scarce->is_made_before ? 0 : 2};
     options.compression = scarce->compression;
     options.optimizer = scarce->has_optimizer ? &optimizer : NULL;
     options.checks_finite = 1;

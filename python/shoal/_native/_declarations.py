@@ -11,11 +11,11 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW",
            "ADAGRAD", "LION", "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "VERSION_MAJOR",
            "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX",
-           "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store",
-           "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn",
-           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch", "Parameter",
-           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
-           "StepStats", "BufferTimes", "OuterOptions", "OuterResult", "OuterTotals", "FUNCTIONS"]
+           "DEGREE_HOST", "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase",
+           "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic",
+           "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch",
+           "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions",
+           "StepResult", "StepStats", "BufferTimes", "OuterOptions", "OuterResult", "OuterTotals", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -25,6 +25,7 @@ RANKS_MAX = 4096
 EAGER_BYTES = 8192
 PARAMETERS_MAX = 1048576
 OPTIMIZER_GROUPS_MAX = 65536
+DEGREE_HOST = -1
 OUTER_FRAGMENTS_MAX = 64
 
 # enum shoal_status
@@ -251,7 +252,7 @@ class OptimizerGroup(Sized):
 @begins(rule=3)
 class Optimizer(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("rule", c_int), ("groups", POINTER(OptimizerGroup)), ("group_count", c_size_t),
-                ("group_of", POINTER(c_uint32)), ("steps_early", c_int), ("is_atomic", c_int)]
+                ("group_of", POINTER(c_uint32)), ("steps_early", c_int), ("is_atomic", c_int), ("degree", c_int)]
 
 
 @begins(op=1)

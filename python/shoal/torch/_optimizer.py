@@ -17,7 +17,7 @@ from .. import _native
 
 FIRST, SECOND, MASTER = _native.STATE_FIRST, _native.STATE_SECOND, _native.STATE_MASTER
 HALVES = (torch.float16, torch.bfloat16)
-MASTER_KEY = "master"  # of a parameter's entry in state_dict(): the float32 value of a parameter of 16 bits
+MASTER_KEY = "master"  # in state_dict(), the float32 value of a 16-bit parameter
 
 
 class _Stepped:
@@ -137,12 +137,13 @@ def _groups_of(optimizer, names, parameters):
 class Reduction:
     """Runs a torch optimizer in the reduction of one module's gradients."""
 
-    def __init__(self, optimizer, names, parameters, rank, max_norm=None, grad_scaler=None):
+    def __init__(self, optimizer, names, parameters, rank, max_norm=None, grad_scaler=None, **modes):
         _check(optimizer)
         self.optimizer, self._rule, self._rank = optimizer, _rule(optimizer), rank
         self._names, self._parameters, self._scaler = names, parameters, grad_scaler
         self._group_of = (ctypes.c_uint32 * len(parameters))(*_groups_of(optimizer, names, parameters))
         self._settings = self._read_settings()
+        self._modes = {name: int(value) for name, value in modes.items()}
         self._max_norm, self._library, self._address, self._versions = max_norm, _native.load(), None, None
         self._collected, self._result, self._scale = None, None, 1.0
         self._marker = min((one for one in parameters if one.numel()), key=torch.Tensor.numel, default=None)
@@ -153,7 +154,8 @@ class Reduction:
     def options(self):
         """Options of the reducer. The caller keeps this object at least until the reducer is made."""
         groups = (_native.OptimizerGroup * len(self._settings))(*(_native.OptimizerGroup(**each) for each in self._settings))
-        self._given = _native.Optimizer(rule=self._rule, groups=groups, group_count=len(groups), group_of=self._group_of)
+        self._given = _native.Optimizer(rule=self._rule, groups=groups, group_count=len(groups), group_of=self._group_of,
+                                        **self._modes)
         chosen = {"optimizer": ctypes.pointer(self._given), "has_thread": 1, "checks_finite": int(self._scaler is not None)}
         if self._max_norm is not None:
             chosen["max_norm"] = float(self._max_norm)
@@ -175,7 +177,7 @@ class Reduction:
     # ---- A step ----
 
     def before_step(self):
-        """Passes on what the program has changed: settings, the loss scale, and values of parameters."""
+        """Passes on changes by the program: settings, the loss scale, and values of parameters."""
         for number, (before, now) in enumerate(zip(self._settings, self._read_settings())):
             if before != now:
                 self._reducer.check(self._library.reducer_set_group(self._address, number, ctypes.byref(_native.OptimizerGroup(**now))))
@@ -269,7 +271,8 @@ class Reduction:
 
     def _versions_now(self):
         """Numbers that change when the program changes a parameter whose exact value the reducer keeps."""
-        return [parameter._version for parameter in self._parameters if parameter.dtype in HALVES]
+        keeps_all = self._modes["steps_early"] or self._modes["is_atomic"]
+        return [parameter._version for parameter in self._parameters if keeps_all or parameter.dtype in HALVES]
 
 
 def _steps_of(entry):

@@ -414,14 +414,18 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     steps only its share of the parameters, as soon as their gradients are summed, and keeps only its share of the optimizer's
     states. The backward pass then ends with stepped parameters; optimizer.step() stays in the program and finds nothing to do.
     `max_norm` clips the norm of the averages before the step, in place of torch.nn.utils.clip_grad_norm_; see grad_norm().
-    `grad_scaler` is the torch.amp.GradScaler that scales the loss: a step with an infinite gradient is skipped on all ranks."""
+    `grad_scaler` is the torch.amp.GradScaler that scales the loss: a step with an infinite gradient is skipped on all ranks.
+    `steps_early`: with one of these two, parameters are stepped during the backward pass, and again if they have to be clipped.
+    `is_atomic`: a step that fails leaves parameters and states as they were. `degree`: the number of ranks that share one copy of
+    the states, or "host" for the ranks of a host; all ranks otherwise."""
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True,
                  process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
                  gradient_as_bucket_view=False, static_graph=False, delay_all_reduce_named_params=None,
                  param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None, skip_all_reduce_unused_params=False,
                  bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, lazy_bucket_allocation=False,
-                 *, compression="none", optimizer=None, max_norm=None, grad_scaler=None):
+                 *, compression="none", optimizer=None, max_norm=None, grad_scaler=None,
+                 steps_early=False, is_atomic=False, degree=None):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
@@ -431,7 +435,11 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         if optimizer is None and not (max_norm is None and grad_scaler is None):
             raise ValueError("shoal: max_norm and grad_scaler are for optimizer=: without it, call clip_grad_norm_ and scaler.unscale_")
         self.module = module
+        if degree not in (None, "host") and not (isinstance(degree, int) and degree > 0):
+            raise ValueError(f"shoal: degree is {degree!r}, but must be a number of ranks, \"host\" or None")
         self._optimizer = (optimizer, max_norm, grad_scaler)
+        self._modes = {"steps_early": steps_early, "is_atomic": is_atomic,
+                       "degree": _native.DEGREE_HOST if degree == "host" else degree or 0}
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self.device = _device_of(*_parameters_of(module, self.parameters_to_ignore))
         self.device_ids, self.output_device = _check_device_ids(self.device, device_ids, output_device)
@@ -492,7 +500,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         if self.device.type != "cpu":
             raise NotImplementedError("shoal: optimizer= steps parameters on the CPU, and the module is on "
                                       f"{self.device}: leave it out, and call optimizer.step()")
-        return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler)
+        return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler,
+                                    **self._modes)
 
     # ---- A step ----
 

@@ -539,18 +539,6 @@ enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer)
 
 /* ---- Failures and statistics --------------------------------------------------------------------------------------------- */
 
-/* The text still counts ranks as the stage's communicator does, and names that communicator. */
-static void translate_rank(struct shoal_failure *failure, int rank)
-{
-    char text[sizeof failure->text];
-    if (failure->rank == rank)
-        return;
-    memcpy(text, failure->text, sizeof text);
-    snprintf(failure->text, sizeof failure->text, "rank %d, there rank %d: %.*s", rank, failure->rank,
-             (int)sizeof failure->text - 64, text);
-    failure->rank = rank;
-}
-
 bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure)
 {
     for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++) {
@@ -558,7 +546,7 @@ bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal
         if (!comm || shoal_last_failure(reducer->context, comm, failure) != SHOAL_OK)
             continue;
         if (!failure->is_given && failure->rank >= 0 && failure->rank < shoal_comm_size(comm))
-            translate_rank(failure, reducer->compressor->members[stage][failure->rank]);
+            fusion_translate_rank(failure, reducer->compressor->members[stage][failure->rank]);
         return true;
     }
     return false;

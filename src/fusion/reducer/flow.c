@@ -16,7 +16,7 @@ enum phase { FILLING, POSTED, DONE };
 struct posted_buffer {
     struct shoal_reducer *reducer; /* for the callback */
     enum phase phase;              /* lock */
-    struct shoal_request *request; /* lock; NULL if the buffer is compressed */
+    struct shoal_request *request; /* lock; NULL if the compressor or the optimizer has it */
 };
 
 struct fusion_flow {
@@ -82,7 +82,7 @@ void fusion_buffer_done(struct shoal_reducer *reducer, size_t buffer, enum shoal
     fusion_unlock(reducer);
 }
 
-static void reduction_done(void *arg, enum shoal_status status)
+static void allreduce_done(void *arg, enum shoal_status status)
 {
     const struct posted_buffer *posted = arg;
     fusion_buffer_done(posted->reducer, (size_t)(posted - posted->reducer->flow->buffers), status);
@@ -98,34 +98,25 @@ static enum shoal_status post_on_device(struct shoal_reducer *reducer, size_t in
     return SHOAL_OK;
 }
 
-/* With an optimizer each rank needs the sum of its own slice only. */
-static enum shoal_status post_reduction(struct shoal_reducer *reducer, size_t index, struct shoal_request **request_out)
-{
-    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    const struct shoal_options options = fusion_options(reducer);
-    const size_t count = buffer->bytes / shoal_type_bytes(buffer->type), slice = count / (size_t)reducer->size;
-    char *memory = fusion_buffer_memory(reducer, index);
-    if (!reducer->optimizer)
-        return shoal_allreduce_post(reducer->comm, memory, memory, count, buffer->type, reducer->options.op, &options,
-                                    request_out);
-    char *own = memory + slice * (size_t)reducer->rank * shoal_type_bytes(buffer->type);
-    return shoal_reduce_scatter_post(reducer->comm, memory, own, slice, buffer->type, reducer->options.op, &options,
-                                     request_out);
-}
-
 static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index)
 {
     struct posted_buffer *posted = &reducer->flow->buffers[index];
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    const struct shoal_options options = fusion_options(reducer);
+    char *memory = fusion_buffer_memory(reducer, index);
     struct shoal_request *request;
     if (reducer->device)
         return post_on_device(reducer, index);
     if (fusion_is_compressed(reducer, index))
         return fusion_compressed_post(reducer, index);
-    FUSION_TRY(post_reduction(reducer, index, &request));
+    if (reducer->optimizer)
+        return fusion_optimizer_post(reducer, index);
+    FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
+                                    reducer->options.op, &options, &request));
     fusion_lock(reducer);
     posted->request = request;
     fusion_unlock(reducer);
-    shoal_request_on_done(request, reduction_done, posted);
+    shoal_request_on_done(request, allreduce_done, posted);
     return SHOAL_OK;
 }
 
@@ -200,12 +191,19 @@ bool fusion_flow_is_posting(const struct shoal_reducer *reducer)
     return reducer->flow->is_posting;
 }
 
+static struct shoal_request *request_of(const struct shoal_reducer *reducer, size_t buffer)
+{
+    if (fusion_is_compressed(reducer, buffer))
+        return fusion_compressed_request(reducer, buffer);
+    return reducer->optimizer ? fusion_optimizer_reduction(reducer, buffer) : reducer->flow->buffers[buffer].request;
+}
+
 struct shoal_request *fusion_flow_oldest(const struct shoal_reducer *reducer)
 {
     const struct fusion_flow *flow = reducer->flow;
     for (size_t b = 0; b < flow->next; b++) {
         if (flow->buffers[b].phase == POSTED)
-            return fusion_is_compressed(reducer, b) ? fusion_compressed_request(reducer, b) : flow->buffers[b].request;
+            return request_of(reducer, b);
     }
     struct shoal_request *tail = fusion_tally_request(reducer);
     return tail ? tail : fusion_optimizer_request(reducer);

@@ -192,7 +192,7 @@ static size_t place_slices(struct shoal_reducer *reducer, char *memory)
 
 static void set_initial(struct shoal_reducer *reducer, size_t parameter)
 {
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     const double initial = reducer->optimizer->groups[reducer->optimizer->group_of[parameter]].initial;
     const bool is_wide = fusion_parameter(reducer, parameter)->type == SHOAL_FLOAT64;
     char *first = fusion_slice_of(reducer, parameter)->states[SHOAL_STATE_FIRST];
@@ -234,22 +234,11 @@ enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer)
     if (!optimizer->slices || !copy_settings(optimizer, reducer->options.optimizer, layout->parameters.count))
         return SHOAL_ERR_MEMORY;
     optimizer->steps_early &= fusion_optimizer_awaits_verdict(reducer);
+    optimizer->degree = fusion_optimizer_degree(reducer);
+    optimizer->place = fusion_optimizer_place(reducer);
     for (size_t b = 0; b < layout->buffer_count; b++)
         optimizer->slices[b].reducer = reducer;
     return allocate_memory(reducer);
-}
-
-enum shoal_status fusion_optimizer_open(struct shoal_reducer *reducer)
-{
-    if (!reducer->optimizer)
-        return SHOAL_OK;
-    return fusion_split(reducer, reducer->comm, ".parameters", 0, reducer->rank, &reducer->optimizer->comm);
-}
-
-void fusion_optimizer_stop(struct shoal_reducer *reducer)
-{
-    if (reducer->optimizer)
-        shoal_comm_free(reducer->optimizer->comm);
 }
 
 void fusion_optimizer_destroy(struct shoal_reducer *reducer)
@@ -262,6 +251,8 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
     fusion_free_memory(reducer, optimizer->parameters);
     free(optimizer->memory);
     free(optimizer->slices);
+    for (enum fusion_reach reach = FUSION_SCATTER; reach < FUSION_REACHES; reach++)
+        free(optimizer->members[reach]);
     free(optimizer->groups);
     free(optimizer->group_of);
     free(optimizer->steps);
@@ -291,11 +282,14 @@ void fusion_optimizer_reset(struct shoal_reducer *reducer)
     if (!optimizer)
         return;
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        shoal_request_free(optimizer->slices[b].gather);
-        optimizer->slices[b].gather = NULL;
-        optimizer->slices[b].is_gathered = false;
+        struct fusion_slice *slice = &optimizer->slices[b];
+        shoal_request_free(slice->scatter);
+        shoal_request_free(slice->across);
+        shoal_request_free(slice->gather);
+        slice->scatter = slice->across = slice->gather = NULL;
+        slice->is_scattered = slice->is_gathered = false;
     }
-    optimizer->posted = optimizer->gathered = 0;
+    optimizer->posted = optimizer->gathered = optimizer->next_across = 0;
 }
 
 double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, double factor)
@@ -304,7 +298,7 @@ double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, do
     double squared = 0;
     for (uint32_t i = 0; i < found->count; i++) {
         const uint32_t parameter = reducer->layout->order[found->first + i];
-        const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+        const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
         const char *gradient = fusion_view(reducer, parameter) + range.begin * shoal_type_bytes(found->type);
         if (range.count > 0 && fusion_marks_use(reducer, parameter))
             reducer->kernels->move[found->type](NULL, gradient, range.count, factor * reducer->optimizer->scale, false,
@@ -313,17 +307,19 @@ double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, do
     return squared;
 }
 
-/* Adds in the order of ranks, so that all ranks get the same bits. */
+/* Adds the slices of this rank's team in their order, so that all ranks get the same bits. */
 enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, double *squared)
 {
+    const struct fusion_optimizer *optimizer = reducer->optimizer;
     const struct shoal_options options = fusion_options(reducer);
-    double *all = calloc((size_t)reducer->size, sizeof *all);
+    double *all = calloc((size_t)optimizer->degree, sizeof *all);
     if (!all)
-        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for the norms of %d ranks", reducer->size);
-    const enum shoal_status status = shoal_allgather(reducer->comm, squared, all, 1, SHOAL_FLOAT64, &options);
+        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for the norms of %d ranks", optimizer->degree);
+    const enum shoal_status status =
+        shoal_allgather(optimizer->comms[FUSION_SCATTER], squared, all, 1, SHOAL_FLOAT64, &options);
     *squared = 0;
-    for (int r = 0; r < reducer->size; r++)
-        *squared += all[r];
+    for (int i = 0; i < optimizer->degree; i++)
+        *squared += all[i];
     free(all);
     if (status != SHOAL_OK)
         fusion_operation_failed(reducer, status, -1);
@@ -361,7 +357,7 @@ static void step_parameter(struct shoal_reducer *reducer, size_t parameter, doub
     const struct fusion_optimizer *optimizer = reducer->optimizer;
     const struct shoal_optimizer_group *group = &optimizer->groups[optimizer->group_of[parameter]];
     const enum shoal_rule rule = fusion_group_rule(optimizer->rule, group);
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     if (range.count == 0)
         return;
     const struct shoal_update update =
@@ -374,7 +370,7 @@ static void step_parameter(struct shoal_reducer *reducer, size_t parameter, doub
 static void carry_states(const struct shoal_reducer *reducer, size_t parameter)
 {
     const struct fusion_slice *slice = fusion_slice_of(reducer, parameter);
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     const size_t bytes = range.count * fusion_real_bytes(fusion_parameter(reducer, parameter)->type);
     for (size_t s = 0; s < FUSION_STATES && range.count > 0; s++) {
         if (slice->next[s])
@@ -414,8 +410,8 @@ static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffe
     slice->is_gathered = false;
     fusion_unlock(reducer);
     const enum shoal_status status =
-        shoal_allgather_post(optimizer->comm, parameters + bytes * (size_t)reducer->rank, parameters,
-                             bytes / shoal_type_bytes(found->type), found->type, &options, &request);
+        shoal_allgather_post(optimizer->comms[FUSION_GATHER], parameters + bytes * (size_t)reducer->optimizer->place,
+                             parameters, bytes / shoal_type_bytes(found->type), found->type, &options, &request);
     if (status != SHOAL_OK) {
         fusion_operation_not_posted(reducer, status, (long)buffer);
         return status;
@@ -443,7 +439,7 @@ enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t bu
 void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer)
 {
     const size_t bytes = fusion_slice_bytes(reducer, buffer);
-    const char *own = fusion_buffer_memory(reducer, buffer) + bytes * (size_t)reducer->rank;
+    const char *own = fusion_buffer_memory(reducer, buffer) + bytes * (size_t)reducer->optimizer->place;
     memcpy(reducer->optimizer->slices[buffer].kept, own, bytes);
 }
 
@@ -451,7 +447,7 @@ void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer)
 static void undo_parameter(const struct shoal_reducer *reducer, size_t parameter)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     if (range.count == 0)
         return;
     char *own = fusion_parameter_at(reducer, parameter) + range.begin * shoal_type_bytes(type);
@@ -513,31 +509,4 @@ struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reduc
             return slice->gather;
     }
     return NULL;
-}
-
-/* ---- The communicator of the gathers ------------------------------------------------------------------------------------- */
-
-void fusion_optimizer_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause)
-{
-    if (reducer->optimizer && reducer->optimizer->comm)
-        shoal_comm_fail(reducer->optimizer->comm, cause);
-}
-
-bool fusion_optimizer_failure(const struct shoal_reducer *reducer, struct shoal_failure *cause_out)
-{
-    return reducer->optimizer && reducer->optimizer->comm &&
-           shoal_last_failure(reducer->context, reducer->optimizer->comm, cause_out) == SHOAL_OK;
-}
-
-uint64_t fusion_optimizer_wire_bytes(const struct shoal_reducer *reducer)
-{
-    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
-    if (!reducer->optimizer || shoal_comm_traffic(reducer->optimizer->comm, &traffic) != SHOAL_OK)
-        return 0;
-    return traffic.sent_bytes;
-}
-
-enum shoal_status fusion_optimizer_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes)
-{
-    return reducer->optimizer ? fusion_add_sent_to(reducer->optimizer->comm, NULL, bytes) : SHOAL_OK;
 }

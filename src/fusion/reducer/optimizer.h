@@ -5,7 +5,7 @@
  *     max_norm or checks_finite      -> step.c, when all buffers are reduced and the verdict is known -> the same
  *
  * Gathers have a communicator of their own, because ranks finish reducing and begin gathering in different orders. On each
- * communicator buffers follow each other by index. */
+ * communicator buffers follow each other by index (optimizer_teams.c). */
 #ifndef SHOAL_FUSION_OPTIMIZER_H
 #define SHOAL_FUSION_OPTIMIZER_H
 
@@ -27,10 +27,17 @@ SHOAL_MUST_USE enum shoal_status fusion_optimizer_agree(struct shoal_reducer *re
 /* Allocates parameters, masters and states for the reducer's layout. Does nothing without an optimizer. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer);
 
-/* Makes the communicator of the gathers, a collective call. */
-SHOAL_MUST_USE enum shoal_status fusion_optimizer_open(struct shoal_reducer *reducer);
+/* Returns NULL, or why teams of that many ranks are impossible. text is room for the answer. */
+const char *fusion_degree_fault(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
 
-/* Frees the communicator: no gather completes later. Then the rest may be destroyed. */
+/* Return the number of ranks of a team, and this rank's number in its team. */
+int fusion_optimizer_degree(const struct shoal_reducer *reducer);
+int fusion_optimizer_place(const struct shoal_reducer *reducer);
+
+/* Makes the communicators, a collective call. If text is not empty after an error, it has the reason. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_open(struct shoal_reducer *reducer, char *text, size_t text_bytes);
+
+/* Frees the communicators: nothing completes later. Then the rest may be destroyed. */
 void fusion_optimizer_stop(struct shoal_reducer *reducer);
 void fusion_optimizer_destroy(struct shoal_reducer *reducer);
 
@@ -46,6 +53,15 @@ bool fusion_steps_early(const struct shoal_reducer *reducer);
 
 /* Call with the lock held when a step begins. */
 void fusion_optimizer_reset(struct shoal_reducer *reducer);
+
+/* Posts the sum of a full buffer; fusion_buffer_done() is called when this rank's slice is reduced. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_post(struct shoal_reducer *reducer, size_t buffer);
+
+/* Returns the operation of a posted buffer, or NULL if it waits for others. Call with the lock held. */
+struct shoal_request *fusion_optimizer_reduction(const struct shoal_reducer *reducer, size_t buffer);
+
+/* Returns true while a thread posts sums over teams. Call with the lock held. */
+bool fusion_optimizer_is_posting(const struct shoal_reducer *reducer);
 
 /* Returns the squares of this rank's slice of a reduced buffer, of gradients times factor. */
 double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, double factor);
@@ -73,7 +89,7 @@ bool fusion_optimizer_is_done(const struct shoal_reducer *reducer);
 /* Returns the first gather that is under way, or NULL. Call with the lock held. */
 struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reducer);
 
-/* ---- The communicator of the gathers, for failures and statistics; nothing happens without an optimizer ---- */
+/* ---- The communicators, for failures and statistics; nothing happens without an optimizer ---- */
 
 void fusion_optimizer_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause);
 bool fusion_optimizer_failure(const struct shoal_reducer *reducer, struct shoal_failure *cause_out);

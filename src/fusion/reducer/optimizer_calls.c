@@ -31,7 +31,7 @@ void *shoal_reducer_parameter(const struct shoal_reducer *reducer, size_t parame
 static void load_master(const struct shoal_reducer *reducer, size_t parameter)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     char *array = fusion_slice_of(reducer, parameter)->states[SHOAL_STATE_MASTER];
     if (!array || range.count == 0)
         return;
@@ -125,12 +125,13 @@ static enum shoal_status gather_values(struct shoal_reducer *reducer, size_t par
 {
     const struct shoal_options options = fusion_options(reducer);
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    size_t *counts = calloc((size_t)reducer->size, sizeof *counts);
+    const int degree = reducer->optimizer->degree;
+    size_t *counts = calloc((size_t)degree, sizeof *counts);
     if (!counts)
-        return fusion_fail(reducer, SHOAL_ERR_MEMORY, (long)parameter, "no memory for the counts of %d ranks", reducer->size);
-    for (int r = 0; r < reducer->size; r++)
-        counts[r] = fusion_range_of(reducer, parameter, r).count;
-    const enum shoal_status status = shoal_allgatherv(reducer->optimizer->comm, own, values, counts, NULL,
+        return fusion_fail(reducer, SHOAL_ERR_MEMORY, (long)parameter, "no memory for the counts of %d ranks", degree);
+    for (int i = 0; i < degree; i++)
+        counts[i] = fusion_range_of(reducer, parameter, i).count;
+    const enum shoal_status status = shoal_allgatherv(reducer->optimizer->comms[FUSION_GATHER], own, values, counts, NULL,
                                                       type == SHOAL_FLOAT64 ? SHOAL_FLOAT64 : SHOAL_FLOAT32, &options);
     free(counts);
     if (status == SHOAL_OK)
@@ -143,7 +144,7 @@ enum shoal_status shoal_reducer_read_state(struct shoal_reducer *reducer, size_t
                                            void *values_out)
 {
     FUSION_TRY(check_state(reducer, "shoal_reducer_read_state", parameter, state, values_out));
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     return gather_values(reducer, parameter, range.count ? values_at(reducer, parameter, state, &range) : NULL, values_out);
 }
 
@@ -151,7 +152,7 @@ enum shoal_status shoal_reducer_write_state(struct shoal_reducer *reducer, size_
                                             const void *values)
 {
     FUSION_TRY(check_state(reducer, "shoal_reducer_write_state", parameter, state, values));
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->rank);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     const size_t unit = fusion_real_bytes(fusion_parameter(reducer, parameter)->type);
     if (range.count > 0)
         memcpy(values_at(reducer, parameter, state, &range), (const char *)values + range.begin * unit, range.count * unit);

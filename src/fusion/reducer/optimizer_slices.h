@@ -1,4 +1,4 @@
-/* What the files of the optimizer share: its state, and where values of a parameter are. See optimizer.h. */
+/* The state that the files of the optimizer share, and the addresses of a parameter's values. See optimizer.h. */
 #ifndef SHOAL_FUSION_OPTIMIZER_SLICES_H
 #define SHOAL_FUSION_OPTIMIZER_SLICES_H
 
@@ -13,8 +13,18 @@ struct fusion_slice {
     char *states[FUSION_STATES];   /* of the last step that succeeded; NULL if the buffer has no such state */
     char *next[FUSION_STATES];     /* a step writes here and, if it succeeds, exchanges both; NULL: it writes to `states` */
     char *kept;                    /* with steps_early: the gradient of the slice, for a second attempt */
-    struct shoal_request *gather;  /* lock */
-    bool is_gathered;              /* lock */
+    struct shoal_request *scatter; /* lock, as all that follows */
+    struct shoal_request *across;
+    struct shoal_request *gather;
+    bool is_scattered, is_gathered;
+};
+
+/* The communicators. A team shares one copy of the states: all ranks, or `degree` of them. */
+enum fusion_reach {
+    FUSION_SCATTER, /* the team, for sums of slices; the reducer's own if the team is all ranks */
+    FUSION_ACROSS,  /* the ranks of other teams with the same slice, for sums over teams; NULL if there is one team */
+    FUSION_GATHER,  /* the team, for new parameters */
+    FUSION_REACHES,
 };
 
 struct fusion_optimizer {
@@ -24,13 +34,17 @@ struct fusion_optimizer {
     size_t group_count;
     uint32_t *group_of; /* [parameters] */
     uint64_t *steps;    /* [parameters]: steps that succeeded */
-    struct shoal_comm *comm;
-    char *parameters; /* of all buffers, laid out as the gradients are */
-    char *memory;     /* of all slices */
-    size_t bytes;     /* of `memory` */
+    int degree, place;  /* ranks of a team, and this rank among them: the number of its slice */
+    struct shoal_comm *comms[FUSION_REACHES];
+    int *members[FUSION_REACHES]; /* for each rank of a communicator, its rank in the reducer */
+    char *parameters;             /* of all buffers, laid out as the gradients are */
+    char *memory;                 /* of all slices */
+    size_t bytes;                 /* of `memory` */
     double scale;
     struct fusion_slice *slices; /* [buffers] */
     size_t posted, gathered;     /* lock: gathers of this step */
+    size_t next_across;          /* lock: buffers before it are posted there */
+    bool is_posting;             /* lock: a thread is posting there; it looks again before it leaves */
 };
 
 /* Elements [begin, begin + count) of a parameter. */
@@ -40,16 +54,16 @@ struct fusion_range {
 
 static inline size_t fusion_slice_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
-    return reducer->layout->buffers[buffer].bytes / (size_t)reducer->size;
+    return reducer->layout->buffers[buffer].bytes / (size_t)reducer->optimizer->degree;
 }
 
-/* Returns the elements of a parameter in a rank's slice of its buffer. */
-static inline struct fusion_range fusion_range_of(const struct shoal_reducer *reducer, size_t parameter, int rank)
+/* Returns the elements of a parameter in the slice with that number of its buffer. */
+static inline struct fusion_range fusion_range_of(const struct shoal_reducer *reducer, size_t parameter, int number)
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
     const size_t unit = shoal_type_bytes(each->type), bytes = fusion_slice_bytes(reducer, place->buffer);
-    const size_t slice_begin = bytes * (size_t)rank, slice_end = slice_begin + bytes;
+    const size_t slice_begin = bytes * (size_t)number, slice_end = slice_begin + bytes;
     const size_t begin = fusion_max(slice_begin, place->offset);
     const size_t end = fusion_min(slice_end, place->offset + each->count * unit);
     if (begin >= end)
@@ -74,7 +88,8 @@ static inline size_t fusion_slice_offset(const struct shoal_reducer *reducer, si
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
-    return place->offset / unit + element - fusion_slice_bytes(reducer, place->buffer) * (size_t)reducer->rank / unit;
+    return place->offset / unit + element -
+           fusion_slice_bytes(reducer, place->buffer) * (size_t)reducer->optimizer->place / unit;
 }
 
 /* Returns the address of an element in an array of states of its slice, or NULL if there is no such array. */

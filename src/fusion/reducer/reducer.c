@@ -102,6 +102,7 @@ static enum shoal_status reducer_check_optimizer(const struct shoal_reducer *red
     if (!reducer->options.optimizer)
         return SHOAL_OK;
     const char *wrong = fusion_optimizer_check(&reducer->options, parameter_count, room, sizeof room, &status);
+    wrong = wrong ? wrong : fusion_degree_fault(reducer, room, sizeof room);
     snprintf(text, text_bytes, "%s", wrong ? wrong : "");
     return wrong ? status : SHOAL_OK;
 }
@@ -278,6 +279,7 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
             fusion_real("max_norm", options->max_norm),
         fusion_number("the optimizer's rule", options->optimizer ? (uint64_t)options->optimizer->rule : 0),
         fusion_number("the optimizer's steps_early", options->optimizer ? (uint64_t)options->optimizer->steps_early : 0),
+        fusion_number("the optimizer's degree", options->optimizer ? (uint64_t)options->optimizer->degree : 0),
         fusion_number("the optimizer's is_atomic", options->optimizer ? (uint64_t)options->optimizer->is_atomic : 0),
         fusion_number("the optimizer's number of groups", options->optimizer ? options->optimizer->group_count : 0),
         fusion_hash_option("the hash of the optimizer's group_of", fusion_optimizer_hash(options, parameters->count)),
@@ -310,7 +312,10 @@ static enum shoal_status equip_optimizer(struct shoal_reducer *reducer, char *te
     const enum shoal_status status = fusion_optimizer_agree(reducer, text, text_bytes);
     if (status != SHOAL_OK && *text)
         return fusion_refuse(reducer, status, CALL ": %s", text);
-    return status == SHOAL_OK ? fusion_optimizer_open(reducer) : status;
+    if (status != SHOAL_OK)
+        return status;
+    const enum shoal_status opened = fusion_optimizer_open(reducer, text, text_bytes);
+    return opened != SHOAL_OK && *text ? fusion_refuse(reducer, opened, CALL ": %s", text) : opened;
 }
 
 /* A rank with an error of its own still takes part, so that all ranks learn of it. */

@@ -93,6 +93,17 @@ void fusion_give_cause(const struct shoal_reducer *reducer, const struct shoal_f
     fusion_optimizer_fail(reducer, cause);
 }
 
+void fusion_translate_rank(struct shoal_failure *failure, int rank)
+{
+    char text[sizeof failure->text];
+    if (failure->rank == rank)
+        return;
+    memcpy(text, failure->text, sizeof text);
+    snprintf(failure->text, sizeof failure->text, "rank %d, there rank %d: %.*s", rank, failure->rank,
+             (int)sizeof failure->text - 64, text);
+    failure->rank = rank;
+}
+
 /* For a fault of this rank. */
 static void claim_fault(struct shoal_reducer *reducer, enum shoal_status status, const char *operation, const char *text)
 {

@@ -292,7 +292,7 @@ static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_st
     if (!reducer)
         return status;
     fusion_lock(reducer);
-    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer))
+    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer) || fusion_optimizer_is_posting(reducer))
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
     return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
