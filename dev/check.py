@@ -91,7 +91,7 @@ OPAQUE = {
     "fusion_marks": ["fusion/reducer/marks.c"],
     "fusion_flow": ["fusion/reducer/flow.c"],
     "fusion_compressor": ["fusion/reducer/compress.c"],
-    "fusion_optimizer": ["fusion/reducer/optimizer_slices.h", "fusion/reducer/optimizer.c", "fusion/reducer/optimizer_calls.c",
+    "fusion_optimizer": ["fusion/reducer/optimizer_shards.h", "fusion/reducer/optimizer.c", "fusion/reducer/optimizer_calls.c",
                          "fusion/reducer/optimizer_teams.c"],
     "fusion_tally": ["fusion/reducer/tally.c"],
     "fusion_out": ["fusion/reducer/out.c"],

@@ -501,11 +501,11 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
 
 /* ---- 10. An optimizer in the reduction ----------------------------------------------------------------------------------- */
 
-/* With options.optimizer each rank owns one slice of every buffer: 1 / ranks of it. The owner receives the sum of its slice,
+/* With options.optimizer each rank owns one *shard* of every buffer: 1 / ranks of it. The owner receives the sum of its shard,
  * steps the parameters there, and sends the new parameters to the other ranks. So the same bytes travel as for an all-reduce,
  * but each rank computes only its share of the optimizer's step and keeps only its share of the states.
  *
- *     buffer   gradients --reduce-scatter--> slice --one pass: states, masters--> new parameters --all-gather--> parameters
+ *     buffer   gradients --reduce-scatter--> shard --one pass: states, masters--> new parameters --all-gather--> parameters
  *
  * The reducer owns the parameters' memory. A step looks like this:
  *
@@ -515,16 +515,16 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  *
  * Gradients are only read. A parameter may be written as soon as its buffer is full on all ranks, even before finish (with
  * has_thread): by then its gradient was marked, and the backward pass must no longer need its value. With max_norm or
- * checks_finite the step depends on all gradients. finish then sums the squares of the slices, and skips a step that is not
+ * checks_finite the step depends on all gradients. finish then sums the squares of the shards, and skips a step that is not
  * finite (is_skipped). There are two ways, with the same bits:
  *   - the plain one steps in finish, when the verdict is known: nothing of it is hidden behind the backward pass;
  *   - steps_early steps each buffer as if nothing had to be clipped. If that was right, finish has nothing left to do. If not,
- *     it steps all slices again from the states before, and the parameters travel twice. Costs memory for a second copy of
- *     masters and states, a master for every type, and the gradients of the slices: 7 values for each element of a slice with
+ *     it steps all shards again from the states before, and the parameters travel twice. Costs memory for a second copy of
+ *     masters and states, a master for every type, and the gradients of the shards: 7 values for each element of a shard with
  *     Adam, instead of 2.
  *
  * With a degree below the number of ranks, teams of that many ranks (0 to degree - 1, and so on, or the ranks of a host) keep a
- * copy of the states each. A slice is summed in the team and then over the teams; new parameters are sent in the team only. So
+ * copy of the states each. A shard is summed in the team and then over the teams; new parameters are sent in the team only. So
  * with SHOAL_DEGREE_HOST fewer bytes cross the network, and with degree 1 each rank steps all parameters.
  *
  * With is_atomic new parameters arrive in the gradients' buffers, and finish copies them to the parameters when all have
@@ -532,7 +532,7 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * parameters of every rank are then as the last step left them that returned OK there (ranks may differ by one step).
  *
  * Float32 and float64 parameters are stepped in their type, 16-bit ones in float32: the owner keeps a float32 *master* of its
- * slice, and the parameter is the master, rounded. Results have the same bits on all ranks and in every run with as many ranks.
+ * shard, and the parameter is the master, rounded. Results have the same bits on all ranks and in every run with as many ranks.
  * If allows_unused is set, a parameter that no rank has used in a step is not stepped.
  *
  * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
@@ -545,7 +545,7 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * steps. Returns NULL if the parameter is out of range or the reducer has no optimizer. */
 SHOAL_API void *shoal_reducer_parameter(const struct shoal_reducer *reducer, size_t parameter);
 
-/* Takes over what the caller has written to parameters: masters are set to the values in this rank's slices. Call it after the
+/* Takes over what the caller has written to parameters: masters are set to the values in this rank's shards. Call it after the
  * first values are written, and whenever the caller has changed parameters itself. A local call between steps, but all ranks
  * must have written the same values. ERR_STATE inside a step or without an optimizer. Otherwise the reducer's failure. */
 SHOAL_CALL shoal_reducer_load_parameters(struct shoal_reducer *reducer);
@@ -575,7 +575,7 @@ enum shoal_optimizer_state {
 SHOAL_CALL shoal_reducer_read_state(struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,
                                     void *values_out);
 
-/* Sets a state from all count elements of the parameter, of which this rank keeps its slice: any number of ranks may have saved
+/* Sets a state from all count elements of the parameter, of which this rank keeps its shard: any number of ranks may have saved
  * them. A new master does not change the parameter: write that as well, rounded. A local call between steps, with the same
  * values on all ranks. Errors as for shoal_reducer_read_state. */
 SHOAL_CALL shoal_reducer_write_state(struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,

@@ -1,5 +1,5 @@
 /* An optimizer in the reduction, between real processes: every rule and type against a plain loop in float64 that sees all
- * gradients; parameters in the same bits on all ranks; states that go from one division into slices to another; and each error,
+ * gradients; parameters in the same bits on all ranks; states that go from one division into shards to another; and each error,
  * the same on every rank. */
 #include <math.h>
 #include <pthread.h>
@@ -463,7 +463,7 @@ static void local_body(struct world *world)
     close_job(&job);
 }
 
-/* Ranks stop after different numbers of steps; those that have joined still step their slices. */
+/* Ranks stop after different numbers of steps; those that have joined still step their shards. */
 static void uneven_body(struct world *world)
 {
     struct job job;
@@ -532,7 +532,7 @@ static void move_states(struct job *from, struct job *to)
     }
 }
 
-/* A reducer with other slices continues with the first one's states, and reaches the same bits. */
+/* A reducer with other shards continues with the first one's states, and reaches the same bits. */
 static void states_body(struct world *world)
 {
     for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LION; rule++) {
@@ -560,7 +560,7 @@ static void states_body(struct world *world)
     }
 }
 
-/* Each way of stepping gives the same bits, with clipped steps and with others. */
+/* All ways of stepping lead to the same bits, with clipped steps and with others. */
 static void alike_body(struct world *world)
 {
     for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LION; rule++) {
@@ -836,7 +836,7 @@ static void run_in_teams(const char *where)
     run_in_modes("optimizer_follows_each_rule", rules_body, teams, COUNT_OF(teams), where);
     run_in_modes("optimizer_clips", clipping_body, teams, COUNT_OF(teams), where);
     run_in_modes("optimizer_leaves_unused_parameters", unused_body, teams, COUNT_OF(teams), where);
-    run_in_modes("optimizer_states_move_to_other_slices", states_body, teams, COUNT_OF(teams), where);
+    run_in_modes("optimizer_states_move_to_other_shards", states_body, teams, COUNT_OF(teams), where);
     world_expect_kill(3);
     run_in_modes("optimizer_a_rank_dies_in_mid_step", killed_body, teams, COUNT_OF(teams), where);
     world_expect_kill(0);
@@ -856,8 +856,8 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"optimizer_steps_sums_of_local_steps, atomic", 2, NULL, local_body, &modes[2]});
     world_run(&(struct world_options){"optimizer_with_uneven_steps", STEPS, NULL, uneven_body, NULL});
     world_run(&(struct world_options){"optimizer_settings_change", 2, NULL, settings_body, NULL});
-    world_run(&(struct world_options){"optimizer_states_move_to_other_slices", 4, NULL, states_body, NULL});
-    world_run(&(struct world_options){"optimizer_states_move_to_other_slices, atomic", 4, NULL, states_body, &modes[2]});
+    world_run(&(struct world_options){"optimizer_states_move_to_other_shards", 4, NULL, states_body, NULL});
+    world_run(&(struct world_options){"optimizer_states_move_to_other_shards, atomic", 4, NULL, states_body, &modes[2]});
     world_run(&(struct world_options){"optimizer_keeps_its_share", 4, NULL, bytes_body, NULL});
     world_run(&(struct world_options){"optimizer_refuses_options", 3, NULL, refused_body, NULL});
     world_run(&(struct world_options){"optimizer_names_settings_that_differ", 3, NULL, differing_body, NULL});
@@ -875,7 +875,7 @@ static void run_on_two_hosts(void)
     world_run(&(struct world_options){"optimizer_follows_each_rule, 2 hosts", 4, NULL, rules_body, NULL});
     world_run(&(struct world_options){"optimizer_clips, 2 hosts", 4, NULL, clipping_body, NULL});
     world_run(&(struct world_options){"optimizer_clips, 2 hosts, early", 4, NULL, clipping_body, &modes[1]});
-    world_run(&(struct world_options){"optimizer_states_move_to_other_slices, 2 hosts", 4, NULL, states_body, NULL});
+    world_run(&(struct world_options){"optimizer_states_move_to_other_shards, 2 hosts", 4, NULL, states_body, NULL});
     world_expect_kill(3);
     world_run(&(struct world_options){"optimizer_a_rank_dies_in_mid_step, 2 hosts", 4, NULL, killed_body, &modes[3]});
     world_expect_kill(0);

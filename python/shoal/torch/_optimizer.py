@@ -1,4 +1,4 @@
-"""torch.optim's optimizers, run by the gradient engine: each rank steps its slice of every buffer (include/shoal/gradients.h,
+"""torch.optim's optimizers, run by the gradient engine: each rank steps its shard of every buffer (include/shoal/gradients.h,
 section 10).
 
     optimizer = torch.optim.AdamW(model.parameters())
@@ -189,7 +189,7 @@ class Reduction:
             self._load_parameters()
 
     def after_step(self, result):
-        """Drops the gradients, which are no averages. A loss scaler gets one that shows whether the step was skipped."""
+        """Drops the gradients, which are not averages. A loss scaler gets one that shows whether the step was skipped."""
         self._result = result
         for parameter in self._parameters:
             parameter.grad = None
@@ -232,7 +232,7 @@ class Reduction:
     def put_collected(self):
         if not self._collected:
             where = "" if self._collected is None else ", and state_dict() on the rank that it names (to=0)"
-            raise RuntimeError("shoal: each rank has only its slice of the optimizer's states: call "
+            raise RuntimeError("shoal: each rank has only its shard of the optimizer's states: call "
                                f"optimizer.consolidate_state_dict() on all ranks before{where}")
         for index, entry in self._collected.items():
             if self._rule == _native.SGD:

@@ -9,7 +9,7 @@
 #include "fusion/layout/hash.h"
 #include "fusion/layout/lists.h"
 #include "fusion/reducer/marks.h"
-#include "fusion/reducer/optimizer_slices.h"
+#include "fusion/reducer/optimizer_shards.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
 
@@ -162,7 +162,7 @@ static size_t states_of(const struct shoal_reducer *reducer, size_t buffer)
     return states;
 }
 
-/* Hands out memory, or only counts it if there is none yet. Lengths are multiples of 64, because those of slices are. */
+/* Hands out memory, or only counts it if there is none yet. Lengths are multiples of 64, because those of shards are. */
 static char *take_memory(char *memory, size_t bytes, size_t *used)
 {
     char *at = memory ? memory + *used : NULL;
@@ -170,22 +170,22 @@ static char *take_memory(char *memory, size_t bytes, size_t *used)
     return at;
 }
 
-/* Returns the bytes of all slices. */
-static size_t place_slices(struct shoal_reducer *reducer, char *memory)
+/* Returns the bytes of all shards. */
+static size_t place_shards(struct shoal_reducer *reducer, char *memory)
 {
     const struct fusion_optimizer *optimizer = reducer->optimizer;
     const bool has_next = optimizer->steps_early || optimizer->is_atomic;
     size_t used = 0;
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        struct fusion_slice *slice = &optimizer->slices[b];
+        struct fusion_shard *shard = &optimizer->shards[b];
         const enum shoal_type type = reducer->layout->buffers[b].type;
-        const size_t bytes = fusion_slice_bytes(reducer, b), states = states_of(reducer, b);
+        const size_t bytes = fusion_shard_bytes(reducer, b), states = states_of(reducer, b);
         for (size_t s = fusion_has_master(optimizer, type) ? 0 : 1; s <= states; s++) {
             const size_t all = bytes / shoal_type_bytes(type) * fusion_real_bytes(type);
-            slice->states[s] = take_memory(memory, all, &used);
-            slice->next[s] = has_next ? take_memory(memory, all, &used) : NULL;
+            shard->states[s] = take_memory(memory, all, &used);
+            shard->next[s] = has_next ? take_memory(memory, all, &used) : NULL;
         }
-        slice->kept = optimizer->steps_early ? take_memory(memory, bytes, &used) : NULL;
+        shard->kept = optimizer->steps_early ? take_memory(memory, bytes, &used) : NULL;
     }
     return used;
 }
@@ -195,7 +195,7 @@ static void set_initial(struct shoal_reducer *reducer, size_t parameter)
     const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     const double initial = reducer->optimizer->groups[reducer->optimizer->group_of[parameter]].initial;
     const bool is_wide = fusion_parameter(reducer, parameter)->type == SHOAL_FLOAT64;
-    char *first = fusion_slice_of(reducer, parameter)->states[SHOAL_STATE_FIRST];
+    char *first = fusion_shard_of(reducer, parameter)->states[SHOAL_STATE_FIRST];
     for (size_t i = 0; i < range.count; i++) {
         void *at = fusion_state_at(reducer, parameter, first, range.begin + i);
         if (is_wide)
@@ -209,14 +209,14 @@ static enum shoal_status allocate_memory(struct shoal_reducer *reducer)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
     void *parameters;
-    optimizer->bytes = place_slices(reducer, NULL);
+    optimizer->bytes = place_shards(reducer, NULL);
     FUSION_TRY(fusion_allocate(reducer, reducer->layout->bytes + FUSION_ALIGNMENT, &parameters));
     optimizer->parameters = parameters;
     optimizer->memory = aligned_alloc(FUSION_ALIGNMENT, optimizer->bytes + FUSION_ALIGNMENT);
     if (!optimizer->memory)
         return SHOAL_ERR_MEMORY;
     memset(optimizer->memory, 0, optimizer->bytes);
-    (void)place_slices(reducer, optimizer->memory);
+    (void)place_shards(reducer, optimizer->memory);
     for (size_t i = 0; optimizer->rule == SHOAL_ADAGRAD && i < reducer->layout->parameters.count; i++)
         set_initial(reducer, i);
     return SHOAL_OK;
@@ -230,14 +230,14 @@ enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer)
     struct fusion_optimizer *optimizer = reducer->optimizer = calloc(1, sizeof *optimizer);
     if (!optimizer)
         return SHOAL_ERR_MEMORY;
-    optimizer->slices = calloc(layout->buffer_count + 1, sizeof *optimizer->slices);
-    if (!optimizer->slices || !copy_settings(optimizer, reducer->options.optimizer, layout->parameters.count))
+    optimizer->shards = calloc(layout->buffer_count + 1, sizeof *optimizer->shards);
+    if (!optimizer->shards || !copy_settings(optimizer, reducer->options.optimizer, layout->parameters.count))
         return SHOAL_ERR_MEMORY;
     optimizer->steps_early &= fusion_optimizer_awaits_verdict(reducer);
     optimizer->degree = fusion_optimizer_degree(reducer);
     optimizer->place = fusion_optimizer_place(reducer);
     for (size_t b = 0; b < layout->buffer_count; b++)
-        optimizer->slices[b].reducer = reducer;
+        optimizer->shards[b].reducer = reducer;
     return allocate_memory(reducer);
 }
 
@@ -246,11 +246,11 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
     struct fusion_optimizer *optimizer = reducer->optimizer;
     if (!optimizer)
         return;
-    if (optimizer->slices)
+    if (optimizer->shards)
         fusion_optimizer_reset(reducer);
     fusion_free_memory(reducer, optimizer->parameters);
     free(optimizer->memory);
-    free(optimizer->slices);
+    free(optimizer->shards);
     for (enum fusion_reach reach = FUSION_SCATTER; reach < FUSION_REACHES; reach++)
         free(optimizer->members[reach]);
     free(optimizer->groups);
@@ -282,12 +282,12 @@ void fusion_optimizer_reset(struct shoal_reducer *reducer)
     if (!optimizer)
         return;
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        struct fusion_slice *slice = &optimizer->slices[b];
-        shoal_request_free(slice->scatter);
-        shoal_request_free(slice->across);
-        shoal_request_free(slice->gather);
-        slice->scatter = slice->across = slice->gather = NULL;
-        slice->is_scattered = slice->is_gathered = false;
+        struct fusion_shard *shard = &optimizer->shards[b];
+        shoal_request_free(shard->scatter);
+        shoal_request_free(shard->across);
+        shoal_request_free(shard->gather);
+        shard->scatter = shard->across = shard->gather = NULL;
+        shard->is_scattered = shard->is_gathered = false;
     }
     optimizer->posted = optimizer->gathered = optimizer->next_across = 0;
 }
@@ -307,7 +307,7 @@ double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, do
     return squared;
 }
 
-/* Adds the slices of this rank's team in their order, so that all ranks get the same bits. */
+/* Adds the shards of this rank's team in their order, so that all ranks get the same bits. */
 enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, double *squared)
 {
     const struct fusion_optimizer *optimizer = reducer->optimizer;
@@ -326,23 +326,23 @@ enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, do
     return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
-/* Where a step of this rank's part of a parameter reads and writes. */
+/* Returns the memory that a step of this rank's part of a parameter reads and writes. */
 static struct shoal_update_memory memory_of(const struct shoal_reducer *reducer, size_t parameter,
                                             const struct fusion_range *range)
 {
     const struct fusion_optimizer *optimizer = reducer->optimizer;
-    const struct fusion_slice *slice = fusion_slice_of(reducer, parameter);
+    const struct fusion_shard *shard = fusion_shard_of(reducer, parameter);
     const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
     char *view = fusion_view(reducer, parameter) + range->begin * unit;
     char *own = fusion_parameter_at(reducer, parameter) + range->begin * unit;
     struct shoal_update_memory memory = {.gradient = view, .parameter = optimizer->is_atomic ? view : own};
     char *from[FUSION_STATES], *to[FUSION_STATES];
     for (size_t s = 0; s < FUSION_STATES; s++) {
-        from[s] = fusion_state_at(reducer, parameter, slice->states[s], range->begin);
-        to[s] = slice->next[s] ? fusion_state_at(reducer, parameter, slice->next[s], range->begin) : from[s];
+        from[s] = fusion_state_at(reducer, parameter, shard->states[s], range->begin);
+        to[s] = shard->next[s] ? fusion_state_at(reducer, parameter, shard->next[s], range->begin) : from[s];
     }
-    if (slice->kept)
-        memory.gradient = slice->kept + fusion_slice_offset(reducer, parameter, range->begin) * unit;
+    if (shard->kept)
+        memory.gradient = shard->kept + fusion_shard_offset(reducer, parameter, range->begin) * unit;
     memory.from_master = from[0] ? from[0] : own;
     memory.to_master = to[0] ? to[0] : own;
     for (size_t s = 0; s < SHOAL_UPDATE_STATES; s++) {
@@ -369,26 +369,26 @@ static void step_parameter(struct shoal_reducer *reducer, size_t parameter, doub
 /* The next states of a parameter that this step leaves alone. */
 static void carry_states(const struct shoal_reducer *reducer, size_t parameter)
 {
-    const struct fusion_slice *slice = fusion_slice_of(reducer, parameter);
+    const struct fusion_shard *shard = fusion_shard_of(reducer, parameter);
     const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
     const size_t bytes = range.count * fusion_real_bytes(fusion_parameter(reducer, parameter)->type);
     for (size_t s = 0; s < FUSION_STATES && range.count > 0; s++) {
-        if (slice->next[s])
-            memcpy(fusion_state_at(reducer, parameter, slice->next[s], range.begin),
-                   fusion_state_at(reducer, parameter, slice->states[s], range.begin), bytes);
+        if (shard->next[s])
+            memcpy(fusion_state_at(reducer, parameter, shard->next[s], range.begin),
+                   fusion_state_at(reducer, parameter, shard->states[s], range.begin), bytes);
     }
 }
 
 static void gather_done(void *arg, enum shoal_status status)
 {
-    struct fusion_slice *slice = arg;
-    struct shoal_reducer *reducer = slice->reducer;
+    struct fusion_shard *shard = arg;
+    struct shoal_reducer *reducer = shard->reducer;
     if (status != SHOAL_OK) {
-        fusion_operation_failed(reducer, status, slice - reducer->optimizer->slices);
+        fusion_operation_failed(reducer, status, shard - reducer->optimizer->shards);
         return;
     }
     fusion_lock(reducer);
-    slice->is_gathered = true;
+    shard->is_gathered = true;
     reducer->optimizer->gathered++;
     pthread_cond_broadcast(&reducer->changed);
     fusion_unlock(reducer);
@@ -397,17 +397,17 @@ static void gather_done(void *arg, enum shoal_status status)
 static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffer)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
-    struct fusion_slice *slice = &optimizer->slices[buffer];
+    struct fusion_shard *shard = &optimizer->shards[buffer];
     const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
     const struct shoal_options options = fusion_options(reducer);
     char *parameters = optimizer->is_atomic ? fusion_buffer_memory(reducer, buffer) : optimizer->parameters + found->begin;
-    const size_t bytes = fusion_slice_bytes(reducer, buffer);
+    const size_t bytes = fusion_shard_bytes(reducer, buffer);
     struct shoal_request *request;
     fusion_lock(reducer);
     optimizer->posted++;
-    shoal_request_free(slice->gather); /* of a first attempt, which is done */
-    slice->gather = NULL;
-    slice->is_gathered = false;
+    shoal_request_free(shard->gather); /* of a first attempt, which is done */
+    shard->gather = NULL;
+    shard->is_gathered = false;
     fusion_unlock(reducer);
     const enum shoal_status status =
         shoal_allgather_post(optimizer->comms[FUSION_GATHER], parameters + bytes * (size_t)reducer->optimizer->place,
@@ -417,9 +417,9 @@ static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffe
         return status;
     }
     fusion_lock(reducer);
-    slice->gather = request;
+    shard->gather = request;
     fusion_unlock(reducer);
-    shoal_request_on_done(request, gather_done, slice);
+    shoal_request_on_done(request, gather_done, shard);
     return SHOAL_OK;
 }
 
@@ -438,9 +438,9 @@ enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t bu
 
 void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer)
 {
-    const size_t bytes = fusion_slice_bytes(reducer, buffer);
+    const size_t bytes = fusion_shard_bytes(reducer, buffer);
     const char *own = fusion_buffer_memory(reducer, buffer) + bytes * (size_t)reducer->optimizer->place;
-    memcpy(reducer->optimizer->slices[buffer].kept, own, bytes);
+    memcpy(reducer->optimizer->shards[buffer].kept, own, bytes);
 }
 
 /* The parameter's own part as before the step, from its master. */
@@ -452,7 +452,7 @@ static void undo_parameter(const struct shoal_reducer *reducer, size_t parameter
         return;
     char *own = fusion_parameter_at(reducer, parameter) + range.begin * shoal_type_bytes(type);
     const char *master =
-        fusion_state_at(reducer, parameter, fusion_slice_of(reducer, parameter)->states[SHOAL_STATE_MASTER], range.begin);
+        fusion_state_at(reducer, parameter, fusion_shard_of(reducer, parameter)->states[SHOAL_STATE_MASTER], range.begin);
     if (type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64)
         memcpy(own, master, range.count * shoal_type_bytes(type));
     else
@@ -470,14 +470,14 @@ enum shoal_status fusion_optimizer_undo(struct shoal_reducer *reducer, size_t bu
     return post_gather(reducer, buffer);
 }
 
-static void exchange_states(struct fusion_slice *slice)
+static void exchange_states(struct fusion_shard *shard)
 {
     for (size_t s = 0; s < FUSION_STATES; s++) {
-        char *before = slice->states[s];
-        if (!slice->next[s])
+        char *before = shard->states[s];
+        if (!shard->next[s])
             continue;
-        slice->states[s] = slice->next[s];
-        slice->next[s] = before;
+        shard->states[s] = shard->next[s];
+        shard->next[s] = before;
     }
 }
 
@@ -493,7 +493,7 @@ void fusion_optimizer_commit(struct shoal_reducer *reducer)
             memcpy(fusion_parameter_at(reducer, i), fusion_view(reducer, i), bytes);
     }
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
-        exchange_states(&optimizer->slices[b]);
+        exchange_states(&optimizer->shards[b]);
 }
 
 bool fusion_optimizer_is_done(const struct shoal_reducer *reducer)
@@ -504,9 +504,9 @@ bool fusion_optimizer_is_done(const struct shoal_reducer *reducer)
 struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reducer)
 {
     for (size_t b = 0; reducer->optimizer && b < reducer->layout->buffer_count; b++) {
-        const struct fusion_slice *slice = &reducer->optimizer->slices[b];
-        if (slice->gather && !slice->is_gathered)
-            return slice->gather;
+        const struct fusion_shard *shard = &reducer->optimizer->shards[b];
+        if (shard->gather && !shard->is_gathered)
+            return shard->gather;
     }
     return NULL;
 }

@@ -1,7 +1,7 @@
-/* The optimizer in the reduction: each rank steps its slice of every buffer, and all ranks gather the new parameters. See
+/* The optimizer in the reduction: each rank steps its shard of every buffer, and all ranks gather the new parameters. See
  * section 10 of the public header.
  *
- *     flow.c: the buffer is reduced  -> out.c, in index order -> step the own slice, post the gather
+ *     flow.c: the buffer is reduced  -> out.c, in index order -> step the own shard, post the gather
  *     max_norm or checks_finite      -> step.c, when all buffers are reduced and the verdict is known -> the same
  *
  * Gathers have a communicator of their own, because ranks finish reducing and begin gathering in different orders. On each
@@ -54,7 +54,7 @@ bool fusion_steps_early(const struct shoal_reducer *reducer);
 /* Call with the lock held when a step begins. */
 void fusion_optimizer_reset(struct shoal_reducer *reducer);
 
-/* Posts the sum of a full buffer; fusion_buffer_done() is called when this rank's slice is reduced. */
+/* Posts the sum of a full buffer; fusion_buffer_done() is called when this rank's shard is reduced. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_post(struct shoal_reducer *reducer, size_t buffer);
 
 /* Returns the operation of a posted buffer, or NULL if it waits for others. Call with the lock held. */
@@ -63,16 +63,16 @@ struct shoal_request *fusion_optimizer_reduction(const struct shoal_reducer *red
 /* Returns true while a thread posts sums over teams. Call with the lock held. */
 bool fusion_optimizer_is_posting(const struct shoal_reducer *reducer);
 
-/* Returns the squares of this rank's slice of a reduced buffer, of gradients times factor. */
+/* Returns the squares of this rank's shard of a reduced buffer, of gradients times factor. */
 double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, double factor);
 
 /* A collective call: sums over the ranks. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, double *squared);
 
-/* Keeps the gradients of this rank's slice of a reduced buffer, because with fusion_steps_early() it may be stepped again. */
+/* Keeps the gradients of this rank's shard of a reduced buffer, because with fusion_steps_early() it may be stepped again. */
 void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer);
 
-/* Steps this rank's slice of a reduced buffer, with gradients times factor, and posts the gather. Call for each buffer in index
+/* Steps this rank's shard of a reduced buffer, with gradients times factor, and posts the gather. Call for each buffer in index
  * order, from one thread at a time, without the lock. A second attempt begins when all gathers are done. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t buffer, double factor);
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "fusion/reducer/marks.h"
-#include "fusion/reducer/optimizer_slices.h"
+#include "fusion/reducer/optimizer_shards.h"
 #include "fusion/reducer/reducer_failure.h"
 
 /* ---- Parameters and settings --------------------------------------------------------------------------------------------- */
@@ -32,7 +32,7 @@ static void load_master(const struct shoal_reducer *reducer, size_t parameter)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
     const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
-    char *array = fusion_slice_of(reducer, parameter)->states[SHOAL_STATE_MASTER];
+    char *array = fusion_shard_of(reducer, parameter)->states[SHOAL_STATE_MASTER];
     if (!array || range.count == 0)
         return;
     float *master = (float *)(void *)fusion_state_at(reducer, parameter, array, range.begin);
@@ -114,7 +114,7 @@ static char *values_at(const struct shoal_reducer *reducer, size_t parameter, en
                        const struct fusion_range *range)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    char *array = fusion_slice_of(reducer, parameter)->states[state];
+    char *array = fusion_shard_of(reducer, parameter)->states[state];
     if (state == SHOAL_STATE_MASTER && !array)
         return fusion_parameter_at(reducer, parameter) + range->begin * shoal_type_bytes(type);
     return fusion_state_at(reducer, parameter, array, range->begin);

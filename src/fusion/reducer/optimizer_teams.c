@@ -1,7 +1,7 @@
-/* The communicators of an optimizer in the reduction, and the sums of slices. There are size / degree teams of `degree` ranks:
+/* The communicators of an optimizer in the reduction, and the sums of shards. There are size / degree teams of `degree` ranks:
  *
- *     scatter   reduce-scatter in the team            all of a buffer -> its slice
- *     across    all-reduce over the teams             the slice, with the ranks that have the same one
+ *     scatter   reduce-scatter in the team            all of a buffer -> its shard
+ *     across    all-reduce over the teams             the shard, with the ranks that have the same one
  *
  * On each communicator buffers follow each other by index. A thread that learns that a buffer is scattered posts everything
  * that can be posted across. */
@@ -11,7 +11,7 @@
 
 #include "base/assert.h"
 #include "fusion/reducer/flow.h"
-#include "fusion/reducer/optimizer_slices.h"
+#include "fusion/reducer/optimizer_shards.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
 
@@ -120,38 +120,38 @@ void fusion_optimizer_stop(struct shoal_reducer *reducer)
         shoal_comm_free(own_comm(reducer, reach));
 }
 
-/* ---- Sums of slices ------------------------------------------------------------------------------------------------------ */
+/* ---- Sums of shards ------------------------------------------------------------------------------------------------------ */
 
-static size_t buffer_of(const struct fusion_slice *slice)
+static size_t buffer_of(const struct fusion_shard *shard)
 {
-    return (size_t)(slice - slice->reducer->optimizer->slices);
+    return (size_t)(shard - shard->reducer->optimizer->shards);
 }
 
-static char *own_slice(const struct shoal_reducer *reducer, size_t buffer)
+static char *own_shard(const struct shoal_reducer *reducer, size_t buffer)
 {
-    return fusion_buffer_memory(reducer, buffer) + fusion_slice_bytes(reducer, buffer) * (size_t)reducer->optimizer->place;
+    return fusion_buffer_memory(reducer, buffer) + fusion_shard_bytes(reducer, buffer) * (size_t)reducer->optimizer->place;
 }
 
 static void across_done(void *arg, enum shoal_status status)
 {
-    const struct fusion_slice *slice = arg;
-    fusion_buffer_done(slice->reducer, buffer_of(slice), status);
+    const struct fusion_shard *shard = arg;
+    fusion_buffer_done(shard->reducer, buffer_of(shard), status);
 }
 
 static enum shoal_status post_across(struct shoal_reducer *reducer, size_t buffer)
 {
     const enum shoal_type type = reducer->layout->buffers[buffer].type;
-    struct fusion_slice *slice = &reducer->optimizer->slices[buffer];
+    struct fusion_shard *shard = &reducer->optimizer->shards[buffer];
     const struct shoal_options options = fusion_options(reducer);
-    char *own = own_slice(reducer, buffer);
+    char *own = own_shard(reducer, buffer);
     struct shoal_request *request;
     FUSION_TRY(shoal_allreduce_post(reducer->optimizer->comms[FUSION_ACROSS], own, own,
-                                    fusion_slice_bytes(reducer, buffer) / shoal_type_bytes(type), type, reducer->options.op,
+                                    fusion_shard_bytes(reducer, buffer) / shoal_type_bytes(type), type, reducer->options.op,
                                     &options, &request));
     fusion_lock(reducer);
-    slice->across = request;
+    shard->across = request;
     fusion_unlock(reducer);
-    shoal_request_on_done(request, across_done, slice);
+    shoal_request_on_done(request, across_done, shard);
     return SHOAL_OK;
 }
 
@@ -162,7 +162,7 @@ static void advance_across(struct shoal_reducer *reducer)
     if (optimizer->is_posting)
         return; /* the thread that posts looks again, with the lock */
     optimizer->is_posting = true;
-    while (optimizer->next_across < reducer->layout->buffer_count && optimizer->slices[optimizer->next_across].is_scattered &&
+    while (optimizer->next_across < reducer->layout->buffer_count && optimizer->shards[optimizer->next_across].is_scattered &&
            fusion_failed(reducer) == SHOAL_OK && reducer->is_armed) {
         const size_t buffer = optimizer->next_across++;
         fusion_unlock(reducer);
@@ -177,14 +177,14 @@ static void advance_across(struct shoal_reducer *reducer)
 
 static void scatter_done(void *arg, enum shoal_status status)
 {
-    struct fusion_slice *slice = arg;
-    struct shoal_reducer *reducer = slice->reducer;
+    struct fusion_shard *shard = arg;
+    struct shoal_reducer *reducer = shard->reducer;
     if (status != SHOAL_OK || !has_teams(reducer)) {
-        fusion_buffer_done(reducer, buffer_of(slice), status);
+        fusion_buffer_done(reducer, buffer_of(shard), status);
         return;
     }
     fusion_lock(reducer);
-    slice->is_scattered = true;
+    shard->is_scattered = true;
     advance_across(reducer);
     fusion_unlock(reducer);
 }
@@ -192,23 +192,23 @@ static void scatter_done(void *arg, enum shoal_status status)
 enum shoal_status fusion_optimizer_post(struct shoal_reducer *reducer, size_t buffer)
 {
     const enum shoal_type type = reducer->layout->buffers[buffer].type;
-    struct fusion_slice *slice = &reducer->optimizer->slices[buffer];
+    struct fusion_shard *shard = &reducer->optimizer->shards[buffer];
     const struct shoal_options options = fusion_options(reducer);
     struct shoal_request *request;
     FUSION_TRY(shoal_reduce_scatter_post(
-        reducer->optimizer->comms[FUSION_SCATTER], fusion_buffer_memory(reducer, buffer), own_slice(reducer, buffer),
-        fusion_slice_bytes(reducer, buffer) / shoal_type_bytes(type), type, reducer->options.op, &options, &request));
+        reducer->optimizer->comms[FUSION_SCATTER], fusion_buffer_memory(reducer, buffer), own_shard(reducer, buffer),
+        fusion_shard_bytes(reducer, buffer) / shoal_type_bytes(type), type, reducer->options.op, &options, &request));
     fusion_lock(reducer);
-    slice->scatter = request;
+    shard->scatter = request;
     fusion_unlock(reducer);
-    shoal_request_on_done(request, scatter_done, slice);
+    shoal_request_on_done(request, scatter_done, shard);
     return SHOAL_OK;
 }
 
 struct shoal_request *fusion_optimizer_reduction(const struct shoal_reducer *reducer, size_t buffer)
 {
-    const struct fusion_slice *slice = &reducer->optimizer->slices[buffer];
-    return slice->across ? slice->across : slice->is_scattered ? NULL : slice->scatter;
+    const struct fusion_shard *shard = &reducer->optimizer->shards[buffer];
+    return shard->across ? shard->across : shard->is_scattered ? NULL : shard->scatter;
 }
 
 bool fusion_optimizer_is_posting(const struct shoal_reducer *reducer)

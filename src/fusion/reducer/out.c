@@ -19,7 +19,7 @@ struct fusion_out {
     double factor;        /* for averages on their way out: 1, or ranks / active */
     bool is_factor_known; /* lock */
     double *squared;      /* [parameters]: squared norms of the averages */
-    double slices;        /* with an optimizer: the squares of this rank's slices */
+    double shards;        /* with an optimizer: the squares of this rank's shards */
     pthread_t thread;
     bool has_thread;
     bool is_ending; /* lock: asks the thread to end */
@@ -82,7 +82,7 @@ void fusion_out_reset(struct shoal_reducer *reducer)
 {
     reducer->out->next = 0;
     reducer->out->factor = 1;
-    reducer->out->slices = 0;
+    reducer->out->shards = 0;
     reducer->out->is_factor_known = !reducer->options.divides_by_active;
 }
 
@@ -159,7 +159,7 @@ static bool step_buffer(struct shoal_reducer *reducer, size_t index)
     if (fusion_steps_early(reducer))
         fusion_optimizer_keep(reducer, index);
     if (reducer->options.has_norms || fusion_optimizer_awaits_verdict(reducer))
-        reducer->out->slices += fusion_optimizer_squares(reducer, index, reducer->out->factor);
+        reducer->out->shards += fusion_optimizer_squares(reducer, index, reducer->out->factor);
     return fusion_steps_late(reducer) || fusion_optimizer_step(reducer, index, reducer->out->factor) == SHOAL_OK;
 }
 
@@ -262,7 +262,7 @@ void fusion_out_take_squares(struct shoal_reducer *reducer, size_t parameter, do
 
 double fusion_out_squared(const struct shoal_reducer *reducer)
 {
-    double squared = reducer->out->slices;
+    double squared = reducer->out->shards;
     for (size_t i = 0; i < reducer->layout->parameters.count; i++)
         squared += reducer->out->squared[i];
     return squared;

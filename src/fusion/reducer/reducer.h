@@ -4,7 +4,7 @@
  *                                                                         tally; compress.c: in stages, if it is compressed
  *     an operation is done (the thread that makes progress) -> flow.c notes it, posts what had to wait
  *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order; or, with an optimizer
- *                                        (optimizer.c), steps this rank's slice and has the parameters gathered
+ *                                        (optimizer.c), steps this rank's shard and has the parameters gathered
  *
  * For gradients on a device, reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
  * computes norms.

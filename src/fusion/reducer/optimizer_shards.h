@@ -1,18 +1,18 @@
 /* The state that the files of the optimizer share, and the addresses of a parameter's values. See optimizer.h. */
-#ifndef SHOAL_FUSION_OPTIMIZER_SLICES_H
-#define SHOAL_FUSION_OPTIMIZER_SLICES_H
+#ifndef SHOAL_FUSION_OPTIMIZER_SHARDS_H
+#define SHOAL_FUSION_OPTIMIZER_SHARDS_H
 
 #include "fusion/optimizer/optimizer_group.h"
 #include "fusion/reducer/optimizer.h"
 
 #define FUSION_STATES (1 + SHOAL_UPDATE_STATES) /* the master is number 0 */
 
-/* A buffer: the states of this rank's slice, one value for each element, and the gather of its parameters. */
-struct fusion_slice {
+/* A buffer: the states of this rank's shard, one value for each element, and the gather of its parameters. */
+struct fusion_shard {
     struct shoal_reducer *reducer; /* for the callback */
     char *states[FUSION_STATES];   /* of the last step that succeeded; NULL if the buffer has no such state */
     char *next[FUSION_STATES];     /* a step writes here and, if it succeeds, exchanges both; NULL: it writes to `states` */
-    char *kept;                    /* with steps_early: the gradient of the slice, for a second attempt */
+    char *kept;                    /* with steps_early: the gradient of the shard, for a second attempt */
     struct shoal_request *scatter; /* lock, as all that follows */
     struct shoal_request *across;
     struct shoal_request *gather;
@@ -21,8 +21,8 @@ struct fusion_slice {
 
 /* The communicators. A team shares one copy of the states: all ranks, or `degree` of them. */
 enum fusion_reach {
-    FUSION_SCATTER, /* the team, for sums of slices; the reducer's own if the team is all ranks */
-    FUSION_ACROSS,  /* the ranks of other teams with the same slice, for sums over teams; NULL if there is one team */
+    FUSION_SCATTER, /* the team, for sums of shards; the reducer's own if the team is all ranks */
+    FUSION_ACROSS,  /* the ranks of other teams with the same shard, for sums over teams; NULL if there is one team */
     FUSION_GATHER,  /* the team, for new parameters */
     FUSION_REACHES,
 };
@@ -34,14 +34,14 @@ struct fusion_optimizer {
     size_t group_count;
     uint32_t *group_of; /* [parameters] */
     uint64_t *steps;    /* [parameters]: steps that succeeded */
-    int degree, place;  /* ranks of a team, and this rank among them: the number of its slice */
+    int degree, place;  /* ranks of a team, and this rank among them: the number of its shard */
     struct shoal_comm *comms[FUSION_REACHES];
     int *members[FUSION_REACHES]; /* for each rank of a communicator, its rank in the reducer */
     char *parameters;             /* of all buffers, laid out as the gradients are */
-    char *memory;                 /* of all slices */
+    char *memory;                 /* of all shards */
     size_t bytes;                 /* of `memory` */
     double scale;
-    struct fusion_slice *slices; /* [buffers] */
+    struct fusion_shard *shards; /* [buffers] */
     size_t posted, gathered;     /* lock: gathers of this step */
     size_t next_across;          /* lock: buffers before it are posted there */
     bool is_posting;             /* lock: a thread is posting there; it looks again before it leaves */
@@ -52,20 +52,20 @@ struct fusion_range {
     size_t begin, count;
 };
 
-static inline size_t fusion_slice_bytes(const struct shoal_reducer *reducer, size_t buffer)
+static inline size_t fusion_shard_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
     return reducer->layout->buffers[buffer].bytes / (size_t)reducer->optimizer->degree;
 }
 
-/* Returns the elements of a parameter in the slice with that number of its buffer. */
+/* Returns the elements of a parameter in the shard with that number of its buffer. */
 static inline struct fusion_range fusion_range_of(const struct shoal_reducer *reducer, size_t parameter, int number)
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
-    const size_t unit = shoal_type_bytes(each->type), bytes = fusion_slice_bytes(reducer, place->buffer);
-    const size_t slice_begin = bytes * (size_t)number, slice_end = slice_begin + bytes;
-    const size_t begin = fusion_max(slice_begin, place->offset);
-    const size_t end = fusion_min(slice_end, place->offset + each->count * unit);
+    const size_t unit = shoal_type_bytes(each->type), bytes = fusion_shard_bytes(reducer, place->buffer);
+    const size_t shard_begin = bytes * (size_t)number, shard_end = shard_begin + bytes;
+    const size_t begin = fusion_max(shard_begin, place->offset);
+    const size_t end = fusion_min(shard_end, place->offset + each->count * unit);
     if (begin >= end)
         return (struct fusion_range){0, 0};
     return (struct fusion_range){(begin - place->offset) / unit, (end - begin) / unit};
@@ -83,25 +83,25 @@ static inline bool fusion_has_master(const struct fusion_optimizer *optimizer, e
     return type == SHOAL_BFLOAT16 || type == SHOAL_FLOAT16 || optimizer->steps_early || optimizer->is_atomic;
 }
 
-/* Returns the offset of a parameter's element in this rank's slice, in elements. The slice must have the element. */
-static inline size_t fusion_slice_offset(const struct shoal_reducer *reducer, size_t parameter, size_t element)
+/* Returns the offset of a parameter's element in this rank's shard, in elements. The shard must have the element. */
+static inline size_t fusion_shard_offset(const struct shoal_reducer *reducer, size_t parameter, size_t element)
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
     return place->offset / unit + element -
-           fusion_slice_bytes(reducer, place->buffer) * (size_t)reducer->optimizer->place / unit;
+           fusion_shard_bytes(reducer, place->buffer) * (size_t)reducer->optimizer->place / unit;
 }
 
-/* Returns the address of an element in an array of states of its slice, or NULL if there is no such array. */
+/* Returns the address of an element in an array of states of its shard, or NULL if there is no such array. */
 static inline char *fusion_state_at(const struct shoal_reducer *reducer, size_t parameter, char *array, size_t element)
 {
     const size_t unit = fusion_real_bytes(fusion_parameter(reducer, parameter)->type);
-    return array ? array + fusion_slice_offset(reducer, parameter, element) * unit : NULL;
+    return array ? array + fusion_shard_offset(reducer, parameter, element) * unit : NULL;
 }
 
-static inline struct fusion_slice *fusion_slice_of(const struct shoal_reducer *reducer, size_t parameter)
+static inline struct fusion_shard *fusion_shard_of(const struct shoal_reducer *reducer, size_t parameter)
 {
-    return &reducer->optimizer->slices[reducer->layout->places[parameter].buffer];
+    return &reducer->optimizer->shards[reducer->layout->places[parameter].buffer];
 }
 
 static inline char *fusion_parameter_at(const struct shoal_reducer *reducer, size_t parameter)
