@@ -586,6 +586,29 @@ SHOAL_CALL shoal_reducer_write_state(struct shoal_reducer *reducer, size_t param
 SHOAL_API uint64_t shoal_reducer_parameter_steps(const struct shoal_reducer *reducer, size_t parameter);
 SHOAL_CALL shoal_reducer_set_parameter_steps(struct shoal_reducer *reducer, size_t parameter, uint64_t steps);
 
+/* A range of elements that shoal_optimizer_update steps. Begins as SHOAL_OPTIMIZER_RANGE_INIT. Arrays may not overlap; they need
+ * only the alignment of an element. master and the states are float64 if the type is, otherwise float32. */
+struct shoal_optimizer_range {
+    size_t struct_bytes;
+    enum shoal_type type; /* of gradient and parameter */
+    size_t count;
+    const void *gradient;
+    void *parameter;
+    void *master; /* NULL for FLOAT32 and FLOAT64: the parameter itself */
+    void *first;  /* the states that the rule has; NULL otherwise */
+    void *second;
+};
+#define SHOAL_OPTIMIZER_RANGE_INIT                                            \
+    {                                                                         \
+        sizeof(struct shoal_optimizer_range), SHOAL_FLOAT32, 0, 0, 0, 0, 0, 0 \
+    }
+
+/* Steps a range on the calling thread, as a reducer does it: for programs that own their memory and need no reduction. `step`
+ * counts the parameter's steps from 1; gradients are multiplied by scale. Needs no context. ERR_ARGUMENT, and nothing has
+ * changed: impossible settings, a type that is not one of the four, step 0, an array that is missing. */
+SHOAL_CALL shoal_optimizer_update(enum shoal_optimizer_rule rule, const struct shoal_optimizer_group *group, uint64_t step,
+                                  double scale, const struct shoal_optimizer_range *range);
+
 #ifdef __cplusplus
 }
 #endif

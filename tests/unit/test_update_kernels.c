@@ -295,12 +295,85 @@ static void sets_and_floating_point_states_give_the_same_bits(void **state)
         }
 }
 
+/* ---- The public function ------------------------------------------------------------------------------------------------- */
+
+static struct shoal_optimizer_range range_of(enum shoal_type type, struct arrays *arrays, size_t count)
+{
+    struct shoal_optimizer_range range = SHOAL_OPTIMIZER_RANGE_INIT;
+    range.type = type;
+    range.count = count;
+    range.gradient = arrays->gradient + shoal_type_bytes(type);
+    range.parameter = arrays->parameter + shoal_type_bytes(type);
+    range.master = arrays->master + real_bytes(type);
+    range.first = arrays->states[0] + real_bytes(type);
+    range.second = arrays->states[1] + real_bytes(type);
+    return range;
+}
+
+static void update_corrects_the_bias(void **state)
+{
+    static struct arrays arrays;
+    static struct element elements[LENGTH_MAX];
+    const struct shoal_gradient_kernels *kernels = shoal_gradient_kernels_at(0);
+    struct shoal_optimizer_group group = SHOAL_OPTIMIZER_GROUP_INIT;
+    (void)state;
+    for (size_t t = 0; t < SHOAL_COUNT_OF(types); t++) {
+        fill(types[t], &arrays, elements, LENGTH_MAX);
+        for (uint64_t s = 1; s <= 20; s++) {
+            const struct shoal_optimizer_range range = range_of(types[t], &arrays, LENGTH_MAX);
+            const struct shoal_update by = {.factor = 0.5,
+                                            .shrink = 1,
+                                            .keep1 = 0.9,
+                                            .add1 = 0.1,
+                                            .keep2 = 0.999,
+                                            .add2 = 0.001,
+                                            .rate = 0.001 / (1 - pow(0.9, (double)s)),
+                                            .root = 1 / sqrt(1 - pow(0.999, (double)s)),
+                                            .epsilon = 1e-8};
+            for (size_t i = 0; i < LENGTH_MAX; i++) {
+                put_gradient(kernels, types[t], arrays.gradient, i + 1, gradient_of(i, (int)s));
+                step(SHOAL_RULE_ADAM, &by, &elements[i], gradient_of(i, (int)s));
+            }
+            assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, s, 0.5, &range), SHOAL_OK);
+            check_elements(SHOAL_RULE_ADAM, types[t], &arrays, elements, LENGTH_MAX);
+            check_copy(kernels, types[t], &arrays, LENGTH_MAX);
+        }
+    }
+}
+
+static void update_refuses_what_is_wrong(void **state)
+{
+    static struct arrays arrays;
+    struct shoal_optimizer_group group = SHOAL_OPTIMIZER_GROUP_INIT, odd = SHOAL_OPTIMIZER_GROUP_INIT;
+    struct shoal_optimizer_range range = range_of(SHOAL_FLOAT32, &arrays, 3), wrong;
+    (void)state;
+    odd.rate = -1;
+    assert_int_equal(shoal_optimizer_update((enum shoal_optimizer_rule)0, &group, 1, 1, &range), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, NULL, 1, 1, &range), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &odd, 1, 1, &range), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, 0, 1, &range), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, 1, 1, NULL), SHOAL_ERR_ARGUMENT);
+    wrong = range, wrong.struct_bytes = 0;
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, 1, 1, &wrong), SHOAL_ERR_ARGUMENT);
+    wrong = range, wrong.second = NULL;
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, 1, 1, &wrong), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAGRAD, &group, 1, 1, &wrong), SHOAL_OK);
+    wrong = range, wrong.type = SHOAL_BFLOAT16, wrong.master = NULL;
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, 1, 1, &wrong), SHOAL_ERR_ARGUMENT);
+    wrong = range, wrong.type = SHOAL_INT32;
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, 1, 1, &wrong), SHOAL_ERR_ARGUMENT);
+    wrong = (struct shoal_optimizer_range)SHOAL_OPTIMIZER_RANGE_INIT;
+    assert_int_equal(shoal_optimizer_update(SHOAL_ADAM, &group, 1, 1, &wrong), SHOAL_OK); /* no elements */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_rule_follows_its_formula),
         cmocka_unit_test(parameter_may_be_the_master),
         cmocka_unit_test(sets_and_floating_point_states_give_the_same_bits),
+        cmocka_unit_test(update_corrects_the_bias),
+        cmocka_unit_test(update_refuses_what_is_wrong),
     };
     cmocka_set_message_output(CM_OUTPUT_TAP);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -15,7 +15,8 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic",
            "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch",
            "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions",
-           "StepResult", "StepStats", "BufferTimes", "OuterOptions", "OuterResult", "OuterTotals", "FUNCTIONS"]
+           "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "OuterOptions", "OuterResult", "OuterTotals",
+           "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -298,6 +299,12 @@ STATE_FIRST = 1
 STATE_SECOND = 2
 
 
+@begins()
+class OptimizerRange(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("type", c_int), ("count", c_size_t), ("gradient", c_void_p),
+                ("parameter", c_void_p), ("master", c_void_p), ("first", c_void_p), ("second", c_void_p)]
+
+
 @begins(fragments=1, lr=1, nesterov=1)
 class OuterOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("every", c_uint32), ("fragments", c_uint32),
@@ -460,6 +467,7 @@ FUNCTIONS = {
     "shoal_reducer_write_state": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "shoal_reducer_parameter_steps": (c_uint64, [c_void_p, c_size_t]),
     "shoal_reducer_set_parameter_steps": (c_int, [c_void_p, c_size_t, c_uint64]),
+    "shoal_optimizer_update": (c_int, [c_int, POINTER(OptimizerGroup), c_uint64, c_double, POINTER(OptimizerRange)]),
     "shoal_outer_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(c_void_p), POINTER(OuterOptions),
                                    POINTER(c_void_p)]),
     "shoal_outer_free": (None, [c_void_p]),

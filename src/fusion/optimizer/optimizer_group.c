@@ -4,6 +4,11 @@
 
 #include "base/floats.h"
 
+bool fusion_group_is_set(const struct shoal_optimizer_group *group)
+{
+    return group && group->struct_bytes >= offsetof(struct shoal_optimizer_group, is_nesterov);
+}
+
 struct shoal_optimizer_group fusion_group_copy(const struct shoal_optimizer_group *group)
 {
     struct shoal_optimizer_group copy = SHOAL_OPTIMIZER_GROUP_INIT;

@@ -5,6 +5,9 @@
 
 #include "fusion/codec/update_kernels.h"
 
+/* Returns true if struct_bytes of the settings is set. group may be NULL. */
+bool fusion_group_is_set(const struct shoal_optimizer_group *group);
+
 /* Copies settings of a public struct, whose struct_bytes may be that of an older version. */
 struct shoal_optimizer_group fusion_group_copy(const struct shoal_optimizer_group *group);
 

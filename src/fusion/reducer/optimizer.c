@@ -18,7 +18,7 @@
 static const char *check_groups(const struct shoal_optimizer *optimizer, char *text, size_t text_bytes)
 {
     for (size_t g = 0; g < optimizer->group_count; g++) {
-        if (optimizer->groups[g].struct_bytes < offsetof(struct shoal_optimizer_group, is_nesterov)) {
+        if (!fusion_group_is_set(&optimizer->groups[g])) {
             snprintf(text, text_bytes, "group %zu of the optimizer: struct_bytes is not set: use SHOAL_OPTIMIZER_GROUP_INIT",
                      g);
             return text;

@@ -60,7 +60,7 @@ enum shoal_status shoal_reducer_set_group(struct shoal_reducer *reducer, size_t 
     if (group >= optimizer->group_count)
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: group %zu is out of range: there are %zu groups", call, group,
                              optimizer->group_count);
-    if (!settings || settings->struct_bytes < offsetof(struct shoal_optimizer_group, is_nesterov))
+    if (!fusion_group_is_set(settings))
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT,
                              "%s: settings->struct_bytes is not set: use SHOAL_OPTIMIZER_GROUP_INIT", call);
     const struct shoal_optimizer_group copy = fusion_group_copy(settings);
