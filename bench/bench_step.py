@@ -88,7 +88,7 @@ class Bench:
                 backward = round(wire_ms(BYTES[profile], rate, self.options.hosts))
                 for optimizer in ("after", "buffers"):
                     self.run("tied", number, rate, ["--profile", profile, "--backward", backward, "--steps", STEPS[profile],
-                                                    "--optimizer", optimizer])
+                                                    "--optimizer", "sgd", "--when", optimizer])
 
     def int8(self, number):
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
@@ -165,7 +165,7 @@ class Bench:
         lines = [("suite", "profile", "Gbit/s", "", "backward ms", "bound ms", "step ms", "over bound", "hidden")]
         seen = {}
         for row in (row for row in self.rows if not row["suite"].startswith("torch")):
-            word = row["compress"] if row["suite"] == "int8" else row["optimizer"]
+            word = row["compress"] if row["suite"] == "int8" else row["when"]
             seen.setdefault((row["suite"], row["profile"], row["rate_gbit_s"], word), []).append(row)
         for (suite, profile, rate, word), rows in seen.items():
             def middle(name, scale=1):

@@ -144,6 +144,9 @@ int bench_crew_run(const struct bench_crew *wanted);
 /* `shoal bench step`; argv[0] is "step". Returns the exit code. */
 int bench_step_run(int argc, char **argv);
 
+/* `shoal bench optimizer`; argv[0] is "optimizer". Returns the exit code. */
+int bench_optimizer_run(int argc, char **argv);
+
 /* Runs the whole measurement as one rank of the job that the environment describes. area is NULL under a foreign launcher.
  * Returns the exit code, after printing the reason if it is not 0. */
 int bench_worker_run(const struct bench_options *options, struct bench_area *area);

@@ -32,9 +32,11 @@ static const char help_text[] =
     "                             round; a step then ends when the device has the averages (plain)\n"
     "    --steps N                measured, after three that are not (10)\n"
     "    --views                  gradients are made in the engine's buffers: nothing is copied in or out\n"
-    "    --optimizer WORD         none; after: SGD on all parameters when the step is over; buffers: on those of each buffer "
-    "as\n"
-    "                             soon as it is averaged (none)\n"
+    "    --optimizer RULE         none, sgd, momentum, adam, adamw, adagrad or lion: each rank steps all parameters (none)\n"
+    "    --when after|buffers     when it does: after the step, or for each buffer as soon as it is averaged (after)\n"
+    "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share of "
+    "the\n"
+    "                             states. All ranks share one copy of them, or the ranks of a host, or every K ranks\n"
     "    --no-thread              averages are copied back when the backward pass is over, not by a thread meanwhile\n"
     "    --buffer SIZE            a buffer of gradients grows up to so much (25M)\n"
     "    --first SIZE             the first one (1M)\n"
@@ -80,7 +82,8 @@ static const char help_text[] =
     "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 the arguments or the profile make no sense.\n";
 
 static const char *const compressions[] = {"none", "fp16", "bf16", "int8", NULL};
-static const char *const optimizers[] = {"none", "after", "buffers", NULL};
+static const char *const rules[] = {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "lion", NULL};
+static const char *const whens[] = {"after", "buffers", NULL};
 static const char *const formats[] = {"table", "json", NULL};
 static const char *const memories[] = {"plain", "gpu", NULL};
 
@@ -94,6 +97,8 @@ enum option {
     OPTION_STEPS,
     OPTION_VIEWS,
     OPTION_OPTIMIZER,
+    OPTION_WHEN,
+    OPTION_SHARD,
     OPTION_NO_THREAD,
     OPTION_BUFFER,
     OPTION_FIRST,
@@ -117,7 +122,9 @@ static const struct tool_option options_known[] = {
     {"--memory", OPTION_MEMORY, "plain|gpu"},
     {"--steps", OPTION_STEPS, "N"},
     {"--views", OPTION_VIEWS, NULL},
-    {"--optimizer", OPTION_OPTIMIZER, "none|after|buffers"},
+    {"--optimizer", OPTION_OPTIMIZER, "none|sgd|momentum|adam|adamw|adagrad|lion"},
+    {"--when", OPTION_WHEN, "after|buffers"},
+    {"--shard", OPTION_SHARD, "all|host|K"},
     {"--no-thread", OPTION_NO_THREAD, NULL},
     {"--buffer", OPTION_BUFFER, "SIZE"},
     {"--first", OPTION_FIRST, "SIZE"},
@@ -142,6 +149,27 @@ enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX =
 const char *bench_step_compression_name(int compression)
 {
     return compressions[compression];
+}
+
+const char *bench_step_rule_name(int rule)
+{
+    return rules[rule];
+}
+
+const char *bench_step_when_name(int when)
+{
+    return whens[when];
+}
+
+const char *bench_step_shard_name(const struct bench_step_options *options)
+{
+    static char number[16];
+    if (!options->is_sharded)
+        return "none";
+    if (options->shard_degree <= 0)
+        return options->shard_degree == SHOAL_DEGREE_HOST ? "host" : "all";
+    snprintf(number, sizeof number, "%d", options->shard_degree);
+    return number;
 }
 
 /* int8 is sent in blocks of 256 values with a scale of 4 bytes each. */
@@ -169,6 +197,15 @@ static bool rate_read(const struct tool_args *args, double *gbit_s_out)
 static bool size_read(const struct tool_args *args, size_t *bytes_out)
 {
     return tool_size_read(args, bytes_out) && (*bytes_out > 0 || tool_value_fail(args, "a size above 0"));
+}
+
+static bool shard_read(const struct tool_args *args, struct bench_step_options *options)
+{
+    options->is_sharded = true;
+    options->shard_degree = !strcmp(args->value, "host") ? SHOAL_DEGREE_HOST : 0;
+    if (!strcmp(args->value, "host") || !strcmp(args->value, "all"))
+        return true;
+    return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->shard_degree);
 }
 
 static bool profile_read(const struct tool_args *args, struct bench_step_options *options, int *code_out)
@@ -222,7 +259,12 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_step
     case OPTION_VIEWS:
         return options->has_views = true;
     case OPTION_OPTIMIZER:
-        return tool_word_read(args, optimizers, &options->optimizer);
+        return tool_word_read(args, rules, &options->rule);
+    case OPTION_WHEN:
+        options->has_when = true;
+        return tool_word_read(args, whens, &options->when);
+    case OPTION_SHARD:
+        return shard_read(args, options);
     case OPTION_NO_THREAD:
         return options->has_no_thread = true;
     case OPTION_BUFFER:
@@ -244,8 +286,14 @@ static bool options_finish(const struct bench_step_options *options)
         return !tool_usage_fail("bench step", "which model? Such as: --profile resnet50");
     if (options->backward_us < 0)
         return !tool_usage_fail("bench step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
-    if (options->is_on_gpu && options->optimizer)
+    if (options->is_on_gpu && options->rule)
         return !tool_usage_fail("bench step", "--optimizer is of the processor: leave it out with --memory gpu");
+    if ((options->is_sharded || options->has_when) && !options->rule)
+        return !tool_usage_fail("bench step", "which optimizer? Such as: --optimizer adamw --shard all");
+    if (options->is_sharded && options->has_when)
+        return !tool_usage_fail("bench step", "--when is for ranks that step all parameters: leave it or --shard out");
+    if (options->is_sharded && options->compression)
+        return !tool_usage_fail("bench step", "--shard sums in full precision: leave it or --compress out");
     return true;
 }
 

@@ -7,7 +7,16 @@
 
 #include "step_profile.h"
 
-enum bench_step_optimizer { STEP_OPTIMIZER_NONE, STEP_OPTIMIZER_AFTER, STEP_OPTIMIZER_BUFFERS };
+enum bench_step_rule {
+    STEP_RULE_NONE,
+    STEP_RULE_SGD,
+    STEP_RULE_MOMENTUM,
+    STEP_RULE_ADAM,
+    STEP_RULE_ADAMW,
+    STEP_RULE_ADAGRAD,
+    STEP_RULE_LION
+};
+enum bench_step_when { STEP_WHEN_AFTER, STEP_WHEN_BUFFERS };
 
 struct bench_step_options {
     bool help;
@@ -20,7 +29,11 @@ struct bench_step_options {
     bool has_views;
     bool has_no_thread;
     int is_on_gpu; /* gradients are in memory of a CUDA device */
-    int optimizer;      /* enum bench_step_optimizer */
+    int rule;      /* of the optimizer: enum bench_step_rule */
+    int when;      /* enum bench_step_when */
+    bool has_when;
+    bool is_sharded;    /* the reducer steps its shard */
+    int shard_degree;   /* as in struct shoal_optimizer */
     double rate_gbit_s; /* for the bound; 0: measured */
     int ranks;          /* 0 if not given */
     bool pin;
@@ -32,6 +45,11 @@ struct bench_step_options {
 
 const char *bench_step_compression_name(int compression);
 
+/* Return "adamw" and so on, and "all", "host", "2" or "none" for the ranks that share the states. Static storage. */
+const char *bench_step_rule_name(int rule);
+const char *bench_step_shard_name(const struct bench_step_options *options);
+const char *bench_step_when_name(int when);
+
 /* Returns the factor by which fewer bytes cross the network. */
 double bench_step_wire_ratio(int compression, int hosts);
 
@@ -41,6 +59,7 @@ struct step_report {
     double step_us, backward_us, exposed_us;
     double cpu_s; /* CPU time of a step, all threads of the rank */
     double pack_us, unpack_us, callback_us;
+    double optimizer_us, optimizer_bytes; /* the time of the rank's optimizer in a step, and its states */
     double sent_bytes, received_bytes, network_bytes, copied_bytes;
     double wire_sent_bytes, wire_received_bytes; /* as counted by the transports, mean over the steps; 0 on one host */
     double flight_buffers;

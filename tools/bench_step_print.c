@@ -39,11 +39,12 @@ static void rank_object_print(const struct step_result *result, int rank)
     printf("{\"record\":\"rank\",\"rank\":%d,\"host\":%.0f,\"step_us\":%.1f,\"backward_us\":%.1f,\"exposed_us\":%.1f,"
            "\"bytes_sent\":%.0f,\"bytes_received\":%.0f,\"bytes_network\":%.0f,\"bytes_wire_sent\":%.0f,"
            "\"bytes_wire_received\":%.0f,\"cpu_s\":%.6f,\"balance\":%.6f,\"pack_us\":%.1f,\"unpack_us\":%.1f,"
-           "\"callback_us\":%.1f,\"bytes_copied\":%.0f,\"flight_buffers\":%.0f,\"errors\":%.0f}\n",
+           "\"callback_us\":%.1f,\"optimizer_us\":%.1f,\"optimizer_bytes\":%.0f,\"bytes_copied\":%.0f,\"flight_buffers\":%.0f,"
+           "\"errors\":%.0f}\n",
            rank, report->host, report->step_us, report->backward_us, report->exposed_us, report->sent_bytes,
            report->received_bytes, report->network_bytes, report->wire_sent_bytes, report->wire_received_bytes, report->cpu_s,
-           result->balance, report->pack_us, report->unpack_us, report->callback_us, report->copied_bytes,
-           report->flight_buffers, report->errors);
+           result->balance, report->pack_us, report->unpack_us, report->callback_us, report->optimizer_us,
+           report->optimizer_bytes, report->copied_bytes, report->flight_buffers, report->errors);
 }
 
 static double sum_of_errors(const struct step_result *result)
@@ -64,20 +65,21 @@ static double sum_of_cpu(const struct step_result *result)
 
 static void step_object_print(const struct step_result *result)
 {
-    static const char *const optimizers[] = {"none", "after", "buffers"};
     const struct bench_step_options *options = result->options;
     const struct step_profile *profile = &options->profile;
     fputs("{\"record\":\"step\",\"profile\":", stdout);
     trace_json_print_text(stdout, profile->name);
     printf(
         ",\"tensors\":%zu,\"bytes\":%zu,\"buffers\":%zu,\"ranks\":%d,\"hosts\":%d,\"steps\":%d,\"busy\":%s,\"compress\":\"%s\","
-        "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"thread\":%s,\"asked_backward_us\":%.1f,\"backward_us\":%.1f,"
+        "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"when\":\"%s\",\"shard\":\"%s\",\"thread\":%s,\"asked_backward_"
+        "us\":%.1f,\"backward_us\":%.1f,"
         "\"step_us\":%.1f,"
         "\"step_p90_us\":%.1f,\"exposed_us\":%.1f,\"alone_us\":%.1f,\"hidden_alone\":%.5f,\"wire_us\":%.1f,\"hidden\":%.5f,"
         "\"bound_us\":%.1f,\"bound_tensor\":",
         profile->count, profile->elements * STEP_ELEMENT_BYTES, shoal_gradient_layout_buffers(result->layout), result->ranks,
         result->hosts, options->steps, options->is_busy ? "true" : "false", bench_step_compression_name(options->compression),
-        options->is_on_gpu ? "gpu" : "plain", options->has_views ? "true" : "false", optimizers[options->optimizer],
+        options->is_on_gpu ? "gpu" : "plain", options->has_views ? "true" : "false", bench_step_rule_name(options->rule),
+        bench_step_when_name(options->when), bench_step_shard_name(options),
         options->has_no_thread || options->is_on_gpu ? "false" : "true", options->backward_us, result->backward_us,
         result->step_us, result->step_p90_us, result->exposed_us, result->bare_us, hidden(result->exposed_us, result->bare_us),
         result->wire_us, hidden(result->exposed_us, result->wire_us), result->bound.us);
@@ -136,6 +138,21 @@ static void rows_print(const struct step_result *result)
     }
 }
 
+static void optimizer_print(const struct step_result *result)
+{
+    const struct bench_step_options *options = result->options;
+    double us = 0, bytes = 0;
+    char size[24];
+    if (!options->rule)
+        return;
+    for (int r = 0; r < result->ranks; r++) {
+        us = fmax(us, result->reports[r].optimizer_us);
+        bytes = fmax(bytes, result->reports[r].optimizer_bytes);
+    }
+    printf("optimizer %s, %s: %.2f ms of a step, and %s of states on a rank\n", bench_step_rule_name(options->rule),
+           options->is_sharded ? "each rank steps its shard" : "each rank steps everything", us / 1e3, size_text(bytes, size));
+}
+
 static void sums_print(const struct step_result *result)
 {
     const struct step_profile *profile = &result->options->profile;
@@ -156,6 +173,7 @@ static void sums_print(const struct step_result *result)
     printf("          the step takes %.3f times the bound with one buffer's own time on the wire\n", over_bound(result));
     printf("buffer    what crosses the wire of the largest (%s) takes %.2f ms as an all-reduce by itself\n",
            size_text(result->buffer_bytes, buffer), result->buffer_us / 1e3);
+    optimizer_print(result);
     printf("balance   %.4f: the most bytes that a rank sends or receives%s, over the mean\n", result->balance,
            result->hosts > 1 ? " over the network" : "");
 }

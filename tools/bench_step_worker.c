@@ -11,6 +11,7 @@
 
 #include "bench.h"
 #include "bench_gpu.h"
+#include "bench_step_optimizer.h"
 
 enum { WARMUPS = 3, PROBES = 3, STREAM_BYTES = 16384, ALIGNMENT = 64, LINE_S = 30 };
 
@@ -27,9 +28,10 @@ struct stepper {
     float *gradients;                   /* NULL: gradients are made in the buffers. On a GPU: host copies of the gradients */
     struct bench_gpu *gpu;              /* NULL: gradients are in host memory */
     float *there;                       /* gradients on the GPU, or room for a buffer */
-    float *weights;                     /* of the optimizer */
-    double work_per_us;                 /* rounds of compute() */
-    double begun_s, ready_s;            /* times of the current step: its beginning, and when the last gradient was ready */
+    struct step_optimizer optimizer;
+    double optimizer_us;     /* of each step, summed up; with --when buffers the reducer counts */
+    double work_per_us;      /* rounds of compute() */
+    double begun_s, ready_s; /* times of the current step: its beginning, and when the last gradient was ready */
     double *step_us, *backward_us, *exposed_us; /* of each step */
     double buffer_bytes, buffer_us;
     double bare_us; /* time of a step whose gradients are all ready at once: only copies and sums */
@@ -142,29 +144,24 @@ static enum shoal_status backward(struct stepper *stepper, double backward_us)
 
 /* ---- The optimizer ------------------------------------------------------------------------------------------------------- */
 
-/* The step is so small that weights stay finite. */
-static void parameter_step(const struct stepper *stepper, size_t parameter)
-{
-    const float *gradient = gradient_of(stepper, parameter);
-    float *weight = stepper->weights + stepper->offsets[parameter];
-    for (size_t i = 0; i < stepper->parameters[parameter].count; i++)
-        weight[i] -= 1e-6f * gradient[i];
-}
-
 static enum shoal_status buffer_step(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count)
 {
+    const struct stepper *stepper = arg;
     (void)buffer;
     for (size_t i = 0; i < parameter_count; i++)
-        parameter_step(arg, parameters[i]);
+        step_optimizer_run(&stepper->optimizer, parameters[i], gradient_of(stepper, parameters[i]));
     return SHOAL_OK;
 }
 
-static void optimizer_run(const struct stepper *stepper)
+static void optimizer_run(struct stepper *stepper)
 {
-    if (stepper->options->optimizer != STEP_OPTIMIZER_AFTER)
+    const struct bench_step_options *options = stepper->options;
+    const double begin = bench_now();
+    if (options->rule == STEP_RULE_NONE || options->is_sharded || options->when != STEP_WHEN_AFTER)
         return;
     for (size_t i = 0; i < stepper->profile->count; i++)
-        parameter_step(stepper, i);
+        step_optimizer_run(&stepper->optimizer, i, gradient_of(stepper, i));
+    stepper->optimizer_us += (bench_now() - begin) * 1e6;
 }
 
 /* ---- Checking the averages ----------------------------------------------------------------------------------------------- */
@@ -200,6 +197,27 @@ static double error_most(const struct bench_step_options *options, double value)
     default:
         return value / 100;
     }
+}
+
+/* With --shard no rank has all averages: compares the parameters after the first step. */
+static void parameters_check(struct stepper *stepper)
+{
+    enum { CHUNK = 1024 };
+    double sum = 0;
+    for (int r = 0; r < stepper->ranks; r++)
+        sum += r % 8;
+    stepper->optimizer.steps = 1;
+    for (size_t p = 0; p < stepper->profile->count; p++) {
+        const float *weights = shoal_reducer_parameter(stepper->reducer, p);
+        for (size_t begin = 0; begin < stepper->parameters[p].count; begin += CHUNK) {
+            float average[CHUNK];
+            const size_t left = stepper->parameters[p].count - begin, length = left < CHUNK ? left : CHUNK;
+            for (size_t i = 0; i < length; i++)
+                average[i] = gradient_value(p, begin + i, sum / stepper->ranks);
+            stepper->report.errors += step_optimizer_errors(&stepper->optimizer, weights + begin, average, length);
+        }
+    }
+    stepper->optimizer.steps = 2;
 }
 
 static enum shoal_status averages_check(struct stepper *stepper)
@@ -242,6 +260,7 @@ static enum shoal_status step_run(struct stepper *stepper, double backward_us)
     if (stepper->gpu)
         TRY(device_wait(stepper));
     optimizer_run(stepper);
+    stepper->optimizer.steps++;
     return SHOAL_OK;
 }
 
@@ -251,7 +270,10 @@ static enum shoal_status warm_up(struct stepper *stepper)
 {
     stepper->is_verified = true;
     TRY(step_run(stepper, 0));
-    TRY(averages_check(stepper));
+    if (stepper->options->is_sharded)
+        parameters_check(stepper);
+    else
+        TRY(averages_check(stepper));
     stepper->is_verified = false;
     for (int i = 1; i < WARMUPS; i++)
         TRY(step_run(stepper, 0));
@@ -300,6 +322,7 @@ static enum shoal_status steps_run(struct stepper *stepper)
     double cpu_s = 0;
     stepper->told_s = start_s;
     TRY(wire_count(stepper, -1));
+    stepper->optimizer_us = 0;
     for (int i = 0; i < stepper->options->steps; i++) {
         progress_print(stepper, start_s, i);
         const double cpu_begun_s = cpu_now_s();
@@ -341,6 +364,7 @@ static enum shoal_status report_fill(struct stepper *stepper)
     struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
     struct shoal_place place = SHOAL_PLACE_INIT;
     struct step_report *report = &stepper->report;
+    const struct bench_step_options *options = stepper->options;
     TRY(shoal_reducer_stats(stepper->reducer, &stats));
     TRY(shoal_comm_place(stepper->comm, stepper->rank, &place));
     report->step_us = quantile(stepper, stepper->step_us, 0.5);
@@ -349,6 +373,10 @@ static enum shoal_status report_fill(struct stepper *stepper)
     report->pack_us = stats.pack_us;
     report->unpack_us = stats.unpack_us;
     report->callback_us = stats.callback_us;
+    report->optimizer_us = options->is_sharded                  ? stats.unpack_us
+                           : options->when == STEP_WHEN_BUFFERS ? stats.callback_us
+                                                                : stepper->optimizer_us / options->steps;
+    report->optimizer_bytes = (double)step_optimizer_bytes(&stepper->optimizer, stepper->reducer);
     report->sent_bytes = (double)stats.sent_bytes;
     report->received_bytes = (double)stats.received_bytes;
     report->network_bytes = (double)stats.network_bytes;
@@ -558,7 +586,9 @@ static enum shoal_status memory_open(struct stepper *stepper)
         TRY(memory_map(stepper, &stepper->gradients));
     if (options->is_on_gpu)
         TRY(device_open(stepper));
-    return options->optimizer ? memory_map(stepper, &stepper->weights) : SHOAL_OK;
+    const bool has_optimizer =
+        step_optimizer_open(&stepper->optimizer, options, stepper->parameters, stepper->offsets, stepper->elements);
+    return has_optimizer ? SHOAL_OK : memory_fail(stepper, 3 * stepper->elements * sizeof(float));
 }
 
 static enum shoal_status reducer_open(struct stepper *stepper)
@@ -575,7 +605,8 @@ static enum shoal_status reducer_open(struct stepper *stepper)
     wanted.compression = (enum shoal_compression)options->compression;
     wanted.is_on_device = options->is_on_gpu;
     wanted.has_thread = !options->has_no_thread && !options->is_on_gpu;
-    if (options->optimizer == STEP_OPTIMIZER_BUFFERS) {
+    wanted.optimizer = options->is_sharded ? &stepper->optimizer.in_reduction : NULL;
+    if (options->rule && !options->is_sharded && options->when == STEP_WHEN_BUFFERS) {
         wanted.on_buffer = buffer_step;
         wanted.on_buffer_arg = stepper;
     }
@@ -611,8 +642,7 @@ static void stepper_close(struct stepper *stepper)
     bench_gpu_close(stepper->gpu);
     if (stepper->gradients)
         munmap(stepper->gradients, bytes);
-    if (stepper->weights)
-        munmap(stepper->weights, bytes);
+    step_optimizer_close(&stepper->optimizer);
     free(stepper->parameters);
     free(stepper->offsets);
     free(stepper->wire_bytes);

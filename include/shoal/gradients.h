@@ -586,8 +586,8 @@ SHOAL_CALL shoal_reducer_write_state(struct shoal_reducer *reducer, size_t param
 SHOAL_API uint64_t shoal_reducer_parameter_steps(const struct shoal_reducer *reducer, size_t parameter);
 SHOAL_CALL shoal_reducer_set_parameter_steps(struct shoal_reducer *reducer, size_t parameter, uint64_t steps);
 
-/* A range of elements that shoal_optimizer_update steps. Begins as SHOAL_OPTIMIZER_RANGE_INIT. Arrays may not overlap; they need
- * only the alignment of an element. master and the states are float64 if the type is, otherwise float32. */
+/* A range of elements for shoal_optimizer_update. Begins as SHOAL_OPTIMIZER_RANGE_INIT. Arrays may not overlap; they need only
+ * the alignment of an element. master and the states are float64 if the type is, otherwise float32. */
 struct shoal_optimizer_range {
     size_t struct_bytes;
     enum shoal_type type; /* of gradient and parameter */

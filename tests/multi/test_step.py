@@ -33,7 +33,7 @@ SMALL.write_text(json.dumps([{"name": f"layer.{TENSORS - 1 - i}", "elements": EL
                              for i in range(TENSORS)]))
 BUFFERS = ("--buffer", "1M", "--first", "1M", "--rank-bytes", "64K")
 RANK_FIELDS = ["record", "rank", "host", "step_us", "backward_us", "exposed_us", "bytes_sent", "bytes_received", "bytes_network",
-               "bytes_wire_sent", "bytes_wire_received", "cpu_s", "balance", "pack_us", "unpack_us", "callback_us", "bytes_copied", "flight_buffers", "errors"]
+               "bytes_wire_sent", "bytes_wire_received", "cpu_s", "balance", "pack_us", "unpack_us", "callback_us", "optimizer_us", "optimizer_bytes", "bytes_copied", "flight_buffers", "errors"]
 
 
 def refused(*words, about):
@@ -208,7 +208,7 @@ def gradients_on_a_device_are_averaged():
     code, out, err = call(*summing, SHOAL, "bench", "step", "--profile", SMALL, "--backward", "5", "--steps", "3", *BUFFERS, "--memory", "gpu",
                           "-n", "2", timeout=120)
     expect(code == 0 and "GPUs sum all-reduces of 1 bytes and more among themselves" in err and "do not sum" not in err, code, out, err)
-    refused("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "after", about="--optimizer is of")
+    refused("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "sgd", about="--optimizer is of")
     code, out, err = call("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=0", SHOAL, "bench", "step", "--profile", SMALL,
                           "--backward", "1", "--memory", "gpu")
     expect(code == 1 and "--memory gpu: " in err and "device" in err, code, out, err)
@@ -237,14 +237,52 @@ def every_rank_reports_its_step():
 def every_way_of_a_step_gives_the_averages():
     """Each variant's first step is compared element by element."""
     size = 4 * TENSORS * ELEMENTS
-    for words in (["--busy"], ["--views"], ["--no-thread"], ["--optimizer", "after"], ["--optimizer", "buffers"],
-                  ["--views", "--optimizer", "buffers", "--no-thread"], ["--compress", "bf16"], ["--compress", "int8", "--views"],
+    for words in (["--busy"], ["--views"], ["--no-thread"], ["--optimizer", "sgd"], ["--optimizer", "adamw", "--when", "buffers"],
+                  ["--views", "--optimizer", "lion", "--when", "buffers", "--no-thread"], ["--compress", "bf16"], ["--compress", "int8", "--views"],
                   ["--flight", "1M"]):
         rows, step = bench(*words, backward="5")
         expect(step["busy"] == ("--busy" in words) and step["thread"] == ("--no-thread" not in words), words, step)
         copied = 0 if "--views" in words else 2 * size
         expect(all(row["bytes_copied"] == copied for row in rows), words, rows)
         expect(all((row["callback_us"] > 0) == ("buffers" in words) for row in rows), words, rows)
+
+
+def each_optimizer_steps_its_shard():
+    """The parameters after the first step are compared element by element. Two float32 states of AdamW take twice the bytes of
+    the parameters, divided by the ranks that share them."""
+    size = 4 * TENSORS * ELEMENTS
+    for rule, states in (("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2), ("adagrad", 1), ("lion", 1)):
+        rows, step = bench("--optimizer", rule, "--shard", "all", backward="5", ranks=3)
+        expect((step["optimizer"], step["shard"]) == (rule, "all") and step["errors"] == 0, step)
+        expect(all(states * size / 3 <= row["optimizer_bytes"] <= 1.02 * states * size / 3 for row in rows), rule, rows)
+    for shard, sharers, words in (("2", 2, []), ("host", 4, ["--views"]), ("1", 1, ["--no-thread"])):
+        rows, step = bench("--optimizer", "adamw", "--shard", shard, *words, backward="5", ranks=4)
+        expect(step["shard"] == shard and all(2 * size / sharers <= row["optimizer_bytes"] <= 2.04 * size / sharers for row in rows), rows)
+        expect(all(row["optimizer_us"] > 0 for row in rows), rows)
+    rows, _ = bench("--optimizer", "adamw", backward="5")
+    expect(all(row["optimizer_bytes"] >= 2 * size and row["optimizer_us"] > 0 for row in rows), rows)
+    for words, about in ((["--shard", "all"], "which optimizer"), (["--when", "after"], "which optimizer"),
+                         (["--optimizer", "adam", "--shard", "none"], "none"), (["--optimizer", "rmsprop"], "rmsprop"),
+                         (["--optimizer", "adam", "--shard", "all", "--when", "after"], "--when is for"),
+                         (["--optimizer", "adam", "--shard", "all", "--compress", "int8"], "full precision")):
+        refused("bench", "step", "--profile", SMALL, "--backward", "1", *words, about=about)
+    code, out, err = call(SHOAL, "bench", "step", "--profile", SMALL, "--backward", "3", "--steps", "1", "--optimizer", "adamw", "--shard", "all")
+    expect(code == 0 and re.search(r"^optimizer adamw, each rank steps its shard: ", out, re.M), code, out, err)
+    code, out, err = call(SHOAL, "bench", "step", "--profile", SMALL, "--backward", "3", "--optimizer", "adamw", "--shard", "3", "-n", "2")
+    expect(code == 1 and "does not divide the 2 ranks" in err, code, out, err)
+
+
+def optimizers_are_measured_on_one_core():
+    for kind in ("float32", "bfloat16", "float16"):
+        code, out, err = call(SHOAL, "bench", "optimizer", "--size", "1M", "--rounds", "2", "--type", kind, "--format", "json")
+        rows = [json.loads(line) for line in out.splitlines()]
+        expect(code == 0 and not err, code, out, err)
+        expect([row["optimizer"] for row in rows] == ["sgd", "momentum", "adam", "adamw", "adagrad", "lion", "memcpy"], rows)
+        expect(all(row["gb_s"] > 0 and row["type"] == kind for row in rows[:-1]), rows)
+    code, out, err = call(SHOAL, "bench", "optimizer", "--size", "64K", "--rounds", "1")
+    expect(code == 0 and re.search(r"^adamw +float32 +\d", out, re.M), out, err)
+    for words, about in ((["--size", "1"], "at least 4K"), (["--type", "int8"], "int8"), (["--rounds", "0"], "--rounds"), (["adam"], "adam")):
+        refused("bench", "optimizer", *words, about=about)
 
 
 def busy_ranks_compute():
@@ -409,6 +447,7 @@ def measurements_that_make_no_sense_are_refused():
 
 
 def help_teaches():
+    expect("Figures:" in call(SHOAL, "bench", "optimizer", "--help")[1])
     for words in (("bench", "step", "--help"), ("sim", "step", "--help")):
         code, out, err = call(SHOAL, *words)
         expect(code == 0 and not err and len(out.splitlines()) > 40 and max(map(len, out.splitlines())) <= 128, out)
