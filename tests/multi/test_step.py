@@ -463,6 +463,7 @@ if __name__ == "__main__":
                late_tensors_bound_the_step_and_are_named, forms_of_prediction_agree, longer_backward_passes_hide_more,
                names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
                predictions_that_make_no_sense_are_refused, gradients_on_a_device_are_averaged, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,
+               each_optimizer_steps_its_shard, optimizers_are_measured_on_one_core,
                busy_ranks_compute, buffers_are_averaged_while_the_backward_pass_goes_on,
                tables_say_what_bounds_the_step, models_run_as_they_are, launchers_start_the_ranks, hosts_send_less_where_gradients_are_compressed,
                long_measurements_say_what_they_are_at, a_killed_worker_is_named_by_the_others, measurements_that_make_no_sense_are_refused, help_teaches])
