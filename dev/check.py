@@ -58,6 +58,7 @@ ALLOWED = {
     "fusion/codec": {"fusion"},
     "fusion/optimizer": {"fusion/codec"},
     "fusion/reducer": {"fusion/layout", "fusion/codec", "fusion/optimizer"},
+    "fusion/shards": {"fusion/layout", "fusion/codec", "fusion/optimizer"},
     "fusion/outer": {"fusion/layout", "fusion/codec", "fusion/reducer"},
     "data": set(),
 }
@@ -69,6 +70,7 @@ ALSO = {"fusion": {"base/struct_bytes.h"},
         "fusion/optimizer": {"base/floats.h"},
         "fusion/reducer": {"base/assert.h", "base/floats.h", "comm/packers.h", "device/gpu_packer.h"},
         "fusion/outer": {"base/floats.h"},
+        "fusion/shards": {"base/assert.h", "base/floats.h"},
         "data": {"base/struct_bytes.h"}}
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {

@@ -16,7 +16,7 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch",
            "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions",
            "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "OuterOptions", "OuterResult", "OuterTotals",
-           "FUNCTIONS"]
+           "ShardsOptions", "ShardsResult", "ShardsBytes", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -324,6 +324,25 @@ class OuterTotals(Sized):
                 ("network_bytes", c_uint64), ("waited_us", c_double), ("computed_us", c_double)]
 
 
+@begins(op=1)
+class ShardsOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("unit_of", POINTER(c_uint32)),
+                ("optimizer", POINTER(Optimizer)), ("op", c_int), ("live_units", c_uint32), ("whole_bytes", c_size_t),
+                ("max_norm", c_double), ("checks_finite", c_int), ("timeout_ms", c_uint32)]
+
+
+@begins(clip=1)
+class ShardsResult(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("squared", c_double), ("clip", c_double),
+                ("is_skipped", c_int)]
+
+
+@begins()
+class ShardsBytes(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("shard_bytes", c_size_t), ("live_bytes", c_size_t), ("gradient_bytes", c_size_t),
+                ("whole_bytes", c_size_t)]
+
+
 # The return type and the arguments of each function.
 FUNCTIONS = {
     "shoal_version": (c_char_p, []),
@@ -479,4 +498,20 @@ FUNCTIONS = {
     "shoal_outer_state_bytes": (c_size_t, [c_void_p]),
     "shoal_outer_export": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_outer_import": (c_int, [c_void_p, c_void_p, c_size_t]),
+    "shoal_shards_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(ShardsOptions),
+                                    POINTER(c_void_p)]),
+    "shoal_shards_free": (None, [c_void_p]),
+    "shoal_shards_gather": (c_int, [c_void_p, c_uint32, c_uint32]),
+    "shoal_shards_parameter": (c_void_p, [c_void_p, c_size_t]),
+    "shoal_shards_release": (c_int, [c_void_p, c_uint32]),
+    "shoal_shards_gradient": (c_void_p, [c_void_p, c_size_t]),
+    "shoal_shards_ready": (c_int, [c_void_p, c_size_t, c_void_p, c_size_t]),
+    "shoal_shards_step": (c_int, [c_void_p, POINTER(ShardsResult)]),
+    "shoal_shards_set_group": (c_int, [c_void_p, c_size_t, POINTER(OptimizerGroup)]),
+    "shoal_shards_set_gradient_scale": (c_int, [c_void_p, c_double]),
+    "shoal_shards_write": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
+    "shoal_shards_read": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
+    "shoal_shards_parameter_steps": (c_uint64, [c_void_p, c_size_t]),
+    "shoal_shards_set_parameter_steps": (c_int, [c_void_p, c_size_t, c_uint64]),
+    "shoal_shards_memory": (c_int, [c_void_p, POINTER(ShardsBytes)]),
 }

@@ -1,0 +1,437 @@
+/* A step with sharded parameters: gather, release, gradients, step. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/floats.h"
+#include "fusion/shards/shards_state.h"
+
+/* ---- Ranges -------------------------------------------------------------------------------------------------------------- */
+
+struct shards_range shards_range_of(const struct shoal_shards *shards, size_t parameter, int rank)
+{
+    const struct shards_unit *unit = shards_unit_of(shards, parameter);
+    const struct shoal_parameter *each = &shards->parameters.items[parameter];
+    const size_t element = shoal_type_bytes(each->type), offset = shards->offsets[parameter];
+    const size_t shard_begin = unit->is_whole ? 0 : unit->shard_bytes * (size_t)rank;
+    const size_t begin = fusion_max(offset, shard_begin);
+    const size_t end = fusion_min(offset + each->count * element, shard_begin + unit->shard_bytes);
+    if (begin >= end)
+        return (struct shards_range){0, 0};
+    return (struct shards_range){(begin - offset) / element, (end - begin) / element};
+}
+
+size_t shards_offset(const struct shoal_shards *shards, size_t parameter, size_t element)
+{
+    const struct shards_unit *unit = shards_unit_of(shards, parameter);
+    const size_t bytes = shoal_type_bytes(unit->type);
+    const size_t shard_begin = unit->is_whole ? 0 : unit->shard_bytes * (size_t)shards->rank;
+    return shards->offsets[parameter] / bytes + element - shard_begin / bytes;
+}
+
+/* ---- Errors -------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shards_refuse(const struct shoal_shards *shards, enum shoal_status status, const char *format, ...)
+{
+    char text[FUSION_TEXT_MAX], line[FUSION_TEXT_MAX + 64];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    snprintf(line, sizeof line, "%s, rank %d: %s", shards->name, shards->rank, text);
+    return shoal_report(shards->context, status, "fusion", line);
+}
+
+enum shoal_status shards_fail(struct shoal_shards *shards, enum shoal_status status, uint32_t unit, const char *what)
+{
+    shards->failed = status;
+    if (unit == SHOAL_SHARDS_NONE)
+        return shards_refuse(shards, status, "%s failed: %s", what, shoal_status_name(status));
+    char name[FUSION_TEXT_MAX];
+    fusion_parameter_text(&shards->parameters, shards->members[shards->units[unit].first], name, sizeof name);
+    return shards_refuse(shards, status, "%s of unit %u, which begins with %.200s, failed: %s", what, unit, name,
+                         shoal_status_name(status));
+}
+
+enum shoal_status shards_check(const struct shoal_shards *shards)
+{
+    if (!shards)
+        return SHOAL_ERR_ARGUMENT;
+    if (shards->failed != SHOAL_OK)
+        return shards_refuse(shards, shards->failed, "an operation has failed before: free the shards and make new ones");
+    return SHOAL_OK;
+}
+
+enum shoal_status shards_check_between(const struct shoal_shards *shards, const char *call)
+{
+    FUSION_TRY(shards_check(shards));
+    for (uint32_t s = 0; s < shards->options.live_units; s++)
+        if (shards->slots[s].is_live)
+            return shards_refuse(shards, SHOAL_ERR_STATE, "%s: unit %u is live: release it first", call, shards->slots[s].unit);
+    for (size_t i = 0; i < shards->parameters.count; i++)
+        if (shards->is_ready[i])
+            return shards_refuse(shards, SHOAL_ERR_STATE, "%s: gradients are ready: call shoal_shards_step first", call);
+    return SHOAL_OK;
+}
+
+enum shoal_status shards_wait(struct shoal_request **request)
+{
+    if (!*request)
+        return SHOAL_OK;
+    const enum shoal_status status = shoal_request_wait(*request, SHOAL_FOREVER); /* its own deadline ends it */
+    shoal_request_free(*request);
+    *request = NULL;
+    return status;
+}
+
+static struct shoal_options shards_options(const struct shoal_shards *shards)
+{
+    return fusion_deadline(shards->options.timeout_ms);
+}
+
+/* ---- Gather and release -------------------------------------------------------------------------------------------------- */
+
+/* Returns the slot that makes room, or SHARDS_NO_SLOT: an empty one, else the one whose unit was used longest ago. All ranks
+ * choose alike, because they make the same calls. */
+static uint32_t find_unit_slot(const struct shoal_shards *shards)
+{
+    uint32_t best = SHARDS_NO_SLOT;
+    for (uint32_t s = 0; s < shards->options.live_units; s++) {
+        const struct shards_slot *slot = &shards->slots[s];
+        if (slot->is_live || slot->request)
+            continue;
+        if (slot->unit == SHOAL_SHARDS_NONE)
+            return s;
+        if (best == SHARDS_NO_SLOT || slot->used < shards->slots[best].used)
+            best = s;
+    }
+    return best;
+}
+
+/* Begins to gather a unit that is in no slot. */
+static enum shoal_status post_gather_of(struct shoal_shards *shards, uint32_t u, uint32_t s)
+{
+    struct shards_unit *unit = &shards->units[u];
+    struct shards_slot *slot = &shards->slots[s];
+    const struct shoal_options options = shards_options(shards);
+    if (slot->unit != SHOAL_SHARDS_NONE)
+        shards->units[slot->unit].slot = SHARDS_NO_SLOT;
+    slot->unit = u;
+    unit->slot = s;
+    const enum shoal_status status =
+        shoal_allgather_post(shards->gathers, unit->own, slot->memory, unit->shard_bytes / shoal_type_bytes(unit->type),
+                             unit->type, &options, &slot->request);
+    return status == SHOAL_OK ? SHOAL_OK : shards_fail(shards, status, u, "the gather");
+}
+
+static enum shoal_status no_room(const struct shoal_shards *shards, uint32_t unit)
+{
+    for (uint32_t s = 0; s < shards->options.live_units; s++)
+        if (shards->slots[s].is_live)
+            return shards_refuse(shards, SHOAL_ERR_STATE,
+                                 "shoal_shards_gather: no room for unit %u: %u units are live or being gathered, such as unit "
+                                 "%u: release one, or raise live_units",
+                                 unit, shards->options.live_units, shards->slots[s].unit);
+    return shards_refuse(shards, SHOAL_ERR_STATE, "shoal_shards_gather: no room for unit %u: %u units are being gathered", unit,
+                         shards->options.live_units);
+}
+
+static enum shoal_status make_live(struct shoal_shards *shards, uint32_t u)
+{
+    struct shards_unit *unit = &shards->units[u];
+    if (unit->slot == SHARDS_NO_SLOT) {
+        const uint32_t s = find_unit_slot(shards);
+        if (s == SHARDS_NO_SLOT)
+            return no_room(shards, u);
+        FUSION_TRY(post_gather_of(shards, u, s));
+    }
+    struct shards_slot *slot = &shards->slots[unit->slot];
+    const enum shoal_status status = shards_wait(&slot->request);
+    if (status != SHOAL_OK)
+        return shards_fail(shards, status, u, "the gather");
+    slot->is_live = true;
+    slot->used = ++shards->uses;
+    return SHOAL_OK;
+}
+
+static void begin_next(struct shoal_shards *shards, uint32_t u, enum shoal_status *status)
+{
+    const uint32_t s =
+        shards->units[u].slot == SHARDS_NO_SLOT && !shards->units[u].is_whole ? find_unit_slot(shards) : SHARDS_NO_SLOT;
+    if (s != SHARDS_NO_SLOT) /* otherwise it is here already, or has to wait for room */
+        *status = post_gather_of(shards, u, s);
+}
+
+enum shoal_status shoal_shards_gather(struct shoal_shards *shards, uint32_t unit, uint32_t next)
+{
+    FUSION_TRY(shards_check(shards));
+    if (unit >= shards->unit_count || (next != SHOAL_SHARDS_NONE && next >= shards->unit_count))
+        return shards_refuse(shards, SHOAL_ERR_ARGUMENT, "shoal_shards_gather: unit %u or %u is out of range: there are %u",
+                             unit, next, shards->unit_count);
+    enum shoal_status status = shards->units[unit].is_whole ? SHOAL_OK : make_live(shards, unit);
+    if (status == SHOAL_OK && next != SHOAL_SHARDS_NONE)
+        begin_next(shards, next, &status);
+    return status;
+}
+
+static bool is_live(const struct shoal_shards *shards, const struct shards_unit *unit)
+{
+    return unit->slot != SHARDS_NO_SLOT && shards->slots[unit->slot].is_live;
+}
+
+const void *shoal_shards_parameter(const struct shoal_shards *shards, size_t parameter)
+{
+    if (!shards || parameter >= shards->parameters.count)
+        return NULL;
+    const struct shards_unit *unit = shards_unit_of(shards, parameter);
+    if (unit->is_whole)
+        return unit->own + shards->offsets[parameter];
+    return is_live(shards, unit) ? shards->slots[unit->slot].memory + shards->offsets[parameter] : NULL;
+}
+
+enum shoal_status shoal_shards_release(struct shoal_shards *shards, uint32_t unit)
+{
+    FUSION_TRY(shards_check(shards));
+    if (unit >= shards->unit_count || (!shards->units[unit].is_whole && !is_live(shards, &shards->units[unit])))
+        return shards_refuse(shards, SHOAL_ERR_STATE, "shoal_shards_release: unit %u is not live", unit);
+    if (!shards->units[unit].is_whole)
+        shards->slots[shards->units[unit].slot].is_live = false;
+    return SHOAL_OK;
+}
+
+enum shoal_status shards_forget_slots(struct shoal_shards *shards)
+{
+    for (uint32_t s = 0; s < shards->options.live_units; s++) {
+        struct shards_slot *slot = &shards->slots[s];
+        const enum shoal_status status = shards_wait(&slot->request);
+        if (status != SHOAL_OK)
+            return shards_fail(shards, status, slot->unit, "the gather");
+        if (slot->unit != SHOAL_SHARDS_NONE)
+            shards->units[slot->unit].slot = SHARDS_NO_SLOT;
+        slot->unit = SHOAL_SHARDS_NONE;
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Gradients ----------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status wait_for_sum(struct shoal_shards *shards, uint32_t u)
+{
+    const enum shoal_status status = shards_wait(&shards->units[u].sum);
+    return status == SHOAL_OK ? SHOAL_OK : shards_fail(shards, status, u, "the sum");
+}
+
+enum shoal_status shards_wait_for_sums(struct shoal_shards *shards)
+{
+    for (uint32_t u = 0; u < shards->unit_count; u++)
+        FUSION_TRY(wait_for_sum(shards, u));
+    for (size_t g = 0; g < SHARDS_GRADIENTS; g++)
+        shards->gradients[g].busy = SHOAL_SHARDS_NONE;
+    return SHOAL_OK;
+}
+
+/* Finds memory that waits for no gradients; a sum that still reads it must end first. */
+static enum shoal_status open_gradients(struct shoal_shards *shards, uint32_t u)
+{
+    struct shards_unit *unit = &shards->units[u];
+    for (uint32_t g = 0; g < SHARDS_GRADIENTS; g++) {
+        struct shards_gradients *gradients = &shards->gradients[g];
+        if (gradients->unit != SHOAL_SHARDS_NONE)
+            continue;
+        if (gradients->busy != SHOAL_SHARDS_NONE)
+            FUSION_TRY(wait_for_sum(shards, gradients->busy));
+        gradients->busy = SHOAL_SHARDS_NONE;
+        gradients->unit = u;
+        unit->gradient_slot = g;
+        memset(gradients->memory, 0, unit->bytes);
+        return SHOAL_OK;
+    }
+    return shards_refuse(shards, SHOAL_ERR_STATE, "unit %u cannot wait for gradients: units %u and %u do already", u,
+                         shards->gradients[0].unit, shards->gradients[1].unit);
+}
+
+/* Returns the memory of a unit's gradients, which is zeroed when it is opened. */
+static enum shoal_status gradients_of(struct shoal_shards *shards, uint32_t u, char **memory_out)
+{
+    struct shards_unit *unit = &shards->units[u];
+    if (unit->is_whole && unit->missing == unit->count && unit->gradient_slot == SHARDS_NO_SLOT) {
+        memset(unit->gradient, 0, unit->bytes);
+        unit->gradient_slot = 0; /* opened; it needs no memory of the two */
+    }
+    if (!unit->is_whole && unit->gradient_slot == SHARDS_NO_SLOT)
+        FUSION_TRY(open_gradients(shards, u));
+    *memory_out = unit->is_whole ? unit->gradient : shards->gradients[unit->gradient_slot].memory;
+    return SHOAL_OK;
+}
+
+void *shoal_shards_gradient(struct shoal_shards *shards, size_t parameter)
+{
+    char *memory;
+    if (shards_check(shards) != SHOAL_OK || parameter >= shards->parameters.count)
+        return NULL;
+    if (shards_unit_of(shards, parameter)->is_summed || gradients_of(shards, shards->unit_of[parameter], &memory) != SHOAL_OK)
+        return NULL;
+    return memory + shards->offsets[parameter];
+}
+
+static enum shoal_status post_unit_sum(struct shoal_shards *shards, uint32_t u)
+{
+    struct shards_unit *unit = &shards->units[u];
+    const struct shoal_options options = shards_options(shards);
+    const size_t element = shoal_type_bytes(unit->type);
+    enum shoal_status status;
+    if (unit->is_whole) {
+        status = shoal_allreduce_post(shards->sums, unit->gradient, unit->gradient, unit->bytes / element, unit->type,
+                                      shards->options.op, &options, &unit->sum);
+    } else {
+        struct shards_gradients *gradients = &shards->gradients[unit->gradient_slot];
+        status = shoal_reduce_scatter_post(shards->sums, gradients->memory, unit->gradient, unit->shard_bytes / element,
+                                           unit->type, shards->options.op, &options, &unit->sum);
+        gradients->busy = u;
+        gradients->unit = SHOAL_SHARDS_NONE;
+    }
+    unit->gradient_slot = SHARDS_NO_SLOT;
+    unit->is_summed = true;
+    return status == SHOAL_OK ? SHOAL_OK : shards_fail(shards, status, u, "the sum");
+}
+
+enum shoal_status shoal_shards_ready(struct shoal_shards *shards, size_t parameter, const void *gradient, size_t count)
+{
+    char name[FUSION_TEXT_MAX], *memory;
+    FUSION_TRY(shards_check(shards));
+    if (parameter >= shards->parameters.count || count != shards->parameters.items[parameter].count || (count && !gradient))
+        return shards_refuse(shards, SHOAL_ERR_ARGUMENT,
+                             "shoal_shards_ready: parameter %zu with %zu elements: it is out of range, has another length, or "
+                             "gradient is NULL",
+                             parameter, count);
+    struct shards_unit *unit = shards_unit_of(shards, parameter);
+    if (shards->is_ready[parameter])
+        return shards_refuse(shards, SHOAL_ERR_STATE, "shoal_shards_ready: %s was ready in this step already",
+                             fusion_parameter_text(&shards->parameters, parameter, name, sizeof name));
+    FUSION_TRY(gradients_of(shards, shards->unit_of[parameter], &memory));
+    char *own = memory + shards->offsets[parameter];
+    if (count && gradient != own)
+        memcpy(own, gradient, count * shoal_type_bytes(unit->type));
+    shards->is_ready[parameter] = true;
+    return --unit->missing == 0 ? post_unit_sum(shards, shards->unit_of[parameter]) : SHOAL_OK;
+}
+
+/* ---- Step ---------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status check_gradients(const struct shoal_shards *shards)
+{
+    char name[FUSION_TEXT_MAX];
+    for (size_t i = 0; i < shards->parameters.count; i++) {
+        const struct shards_unit *unit = shards_unit_of(shards, i);
+        if (unit->missing == 0 || unit->missing == unit->count || shards->is_ready[i])
+            continue;
+        return shards_refuse(shards, SHOAL_ERR_STATE, "shoal_shards_step: %s has no gradient, but others of unit %u have one",
+                             fusion_parameter_text(&shards->parameters, i, name, sizeof name), shards->unit_of[i]);
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_step(const struct shoal_shards *shards, const struct shoal_shards_result *result_out)
+{
+    FUSION_TRY(shards_check(shards));
+    if (result_out && !shoal_struct_bytes(result_out))
+        return shards_refuse(shards, SHOAL_ERR_ARGUMENT,
+                             "shoal_shards_step: result_out->struct_bytes is not set: use SHOAL_SHARDS_RESULT_INIT");
+    for (uint32_t s = 0; s < shards->options.live_units; s++)
+        if (shards->slots[s].is_live)
+            return shards_refuse(shards, SHOAL_ERR_STATE, "shoal_shards_step: unit %u is live: release it first",
+                                 shards->slots[s].unit);
+    return check_gradients(shards);
+}
+
+/* Adds the squares of this rank's shards. A unit that is whole counts on rank 0 only. */
+static double own_squares(const struct shoal_shards *shards)
+{
+    double squared = 0;
+    for (uint32_t u = 0; u < shards->unit_count; u++) {
+        const struct shards_unit *unit = &shards->units[u];
+        if (unit->is_summed && (!unit->is_whole || shards->rank == 0))
+            shards->kernels->move[unit->type](NULL, unit->gradient, unit->shard_bytes / shoal_type_bytes(unit->type),
+                                              shards->scale, false, &squared);
+    }
+    return squared;
+}
+
+/* Adds in the order of ranks, so that all ranks get the same bits. */
+static enum shoal_status sum_squares_of_ranks(struct shoal_shards *shards, double *squared)
+{
+    const struct shoal_options options = shards_options(shards);
+    double *all = calloc((size_t)shards->size, sizeof *all);
+    if (!all)
+        return shards_fail(shards, SHOAL_ERR_MEMORY, SHOAL_SHARDS_NONE, "allocating the norms of all ranks");
+    const double own = own_squares(shards);
+    const enum shoal_status status = shoal_allgather(shards->sums, &own, all, 1, SHOAL_FLOAT64, &options);
+    SHOAL_DEFAULT_FLOATS;
+    *squared = 0;
+    for (int r = 0; r < shards->size; r++)
+        *squared += all[r];
+    free(all);
+    return status == SHOAL_OK ? SHOAL_OK : shards_fail(shards, status, SHOAL_SHARDS_NONE, "the exchange of norms");
+}
+
+/* Decides by what gradients are multiplied, and whether the step is skipped. */
+static void judge_step(const struct shoal_shards *shards, struct shoal_shards_result *result)
+{
+    SHOAL_DEFAULT_FLOATS;
+    const double most = shards->options.max_norm;
+    const double clip = most > 0 ? most / (fusion_square_root(result->squared) + 1e-6) : 1;
+    result->clip = clip < 1 ? clip : 1; /* NaN: 1, because clipping cannot help */
+    result->is_skipped = shards->options.checks_finite && result->squared - result->squared != 0;
+}
+
+static void step_range(struct shoal_shards *shards, size_t parameter, double factor)
+{
+    const struct shards_unit *unit = shards_unit_of(shards, parameter);
+    const struct shoal_optimizer_group *group = &shards->groups[shards->group_of[parameter]];
+    const struct shards_range range = shards_range_of(shards, parameter, shards->rank);
+    const enum shoal_rule rule = fusion_group_rule(shards->rule, group);
+    const struct shoal_update update = fusion_update_of(rule, group, ++shards->steps[parameter], factor);
+    if (range.count == 0)
+        return;
+    const size_t offset = shards_offset(shards, parameter, range.begin), real = shards_real_bytes(unit->type);
+    char *own = unit->own + offset * shoal_type_bytes(unit->type);
+    struct shoal_update_memory memory = {.gradient = unit->gradient + offset * shoal_type_bytes(unit->type), .parameter = own};
+    memory.to_master = unit->states[0] ? unit->states[0] + offset * real : own;
+    memory.from_master = memory.to_master;
+    for (size_t s = 0; s < SHOAL_UPDATE_STATES; s++) {
+        memory.to[s] = unit->states[s + 1] ? unit->states[s + 1] + offset * real : NULL;
+        memory.from[s] = memory.to[s];
+    }
+    shards->kernels->update[rule][unit->type](&update, &memory, range.count);
+}
+
+static void close_gradients(struct shoal_shards *shards)
+{
+    for (uint32_t u = 0; u < shards->unit_count; u++) {
+        shards->units[u].missing = shards->units[u].count;
+        shards->units[u].is_summed = false;
+        shards->units[u].gradient_slot = SHARDS_NO_SLOT;
+    }
+    for (size_t g = 0; g < SHARDS_GRADIENTS; g++)
+        shards->gradients[g].unit = SHOAL_SHARDS_NONE;
+    memset(shards->is_ready, 0, shards->parameters.count * sizeof *shards->is_ready);
+}
+
+enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_result *result_out)
+{
+    struct shoal_shards_result result = SHOAL_SHARDS_RESULT_INIT;
+    FUSION_TRY(check_step(shards, result_out));
+    FUSION_TRY(shards_wait_for_sums(shards));
+    FUSION_TRY(shards_forget_slots(shards)); /* the shards change */
+    FUSION_TRY(sum_squares_of_ranks(shards, &result.squared));
+    judge_step(shards, &result);
+    for (size_t i = 0; !result.is_skipped && i < shards->parameters.count; i++)
+        if (shards_unit_of(shards, i)->is_summed)
+            step_range(shards, i, shards->scale * result.clip);
+    close_gradients(shards);
+    result.step = ++shards->step;
+    shoal_struct_copy_out(result_out, &result, sizeof result);
+    return SHOAL_OK;
+}
