@@ -359,7 +359,7 @@ def tests_of_python_wait_for_what_is_installed():
     with tempfile.TemporaryDirectory() as folder:
         dev, order = dev_test(folder), []
         dev.BUILDS = dict.fromkeys(("plain", "python", "asan"), ("build", "cc", []))
-        dev.why_impossible = lambda name: None
+        dev.why_impossible = dev.why_configured_again = lambda name: None
         dev.build = lambda name, is_beside: (order.append(f"build {name}") or True, 0, 0)
         dev.tests_of = lambda name, pattern: [{"name": "one", "priority": 0, "is_parallel": False, "suite": ["unit"], "timeout": 1}]
         dev.run_timed = lambda test, directory: (0, "ok 1 - case", 0, 0)
@@ -376,6 +376,10 @@ def tests_of_python_wait_for_what_is_installed():
         order.clear()
         dev.Plan(argparse.Namespace(builds=["python"], part=None, k="", install="false"), total).run()
         expect(order == ["build python", "test python"], order)
+        order.clear()
+        dev.why_configured_again = lambda name: "ninja explain: the interpreter is newer"
+        dev.Plan(argparse.Namespace(builds=["plain", "python"], part=None, k="", install=None), total).run()
+        expect(order == ["build plain", "test plain"] and total.failures == ["FAILED build python"], order, total.failures)
 
 
 def most_at_once(idle_cores, patience_s):
