@@ -138,7 +138,7 @@ def record_is_compared_with_the_files():
 
 
 def newer_glibc_is_named():
-    """A symbol of glibc 2.34 or newer, where this machine's compiler makes one."""
+    """pthread_create has a version of 2.34 on a machine with that glibc or a newer one."""
     newer = library("#include <pthread.h>\nint f(pthread_t *t, void *(*g)(void *)) { return pthread_create(t, 0, g, 0); }")
     if not any(needed > (2, 28) for needed in wheel_check.read_elf(newer)["glibc"]):
         raise Skip("this machine's glibc has no symbol that is newer than 2.28 here")
