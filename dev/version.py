@@ -3,7 +3,7 @@
 
   dev/version.py           prints it
   dev/version.py 0.2.0     writes another one into meson.build and all files that repeat it
-  dev/version.py --check   prints files that name another one; exit code 1 if there are any (dev/check.py runs the same check)"""
+  dev/version.py --check   prints files that name another one; exit code 1 if there are any (dev/check.py does the same)"""
 import pathlib
 import re
 import sys
@@ -53,8 +53,11 @@ def differences(top=TOP):
     for place in (*REPEATED, CHANGELOG):
         text, match = find(top, place)
         if match[1] != part_of(wanted, place[2]):
-            mend = f"begin the notes of {wanted} here" if place is CHANGELOG else f"dev/version.py {wanted} writes it everywhere"
-            found.append((place[0], text.count("\n", 0, match.start()) + 1, f"{match[1]}, but meson.build says {wanted}: {mend}"))
+            line = text.count("\n", 0, match.start()) + 1
+            mend = f"dev/version.py {wanted} writes it everywhere"
+            if place is CHANGELOG:
+                mend = f"begin the notes of {wanted} here"
+            found.append((place[0], line, f"{match[1]}, but meson.build says {wanted}: {mend}"))
     return found
 
 

@@ -9,8 +9,8 @@ import re
 import shutil
 import uuid
 
-# What a wheel carries. `files`: where it is in the wheel. `origin`: the distribution on PyPI that it comes from. `licence_file`:
-# a pattern of the licence's file, in the wheel (`shoal/`) or among the origin's files.
+# What a wheel carries. `files`: its files in the wheel. `origin`: the distribution on PyPI that they come from. `licence_file`:
+# in the compiled wheel, or in the packages of the tools.
 Component = collections.namedtuple("Component", "name version licence source files origin licence_file note")
 COMPONENTS = (
     Component("libfabric", "2.5.1", "BSD-2-Clause", "https://github.com/ofiwg/libfabric",
@@ -29,8 +29,10 @@ class Unknown(Exception):
     """The wheel carries something else than this page says; the text names it."""
 
 
-def add(content, machine, commit, epoch, bundle, tools):
-    """Moves the licences into the unpacked wheel's dist-info, names them in its metadata, and writes the bill of materials."""
+def add(content, one, bundle, tools, headers):
+    """Moves the licences into the unpacked wheel's dist-info, names them in its metadata, and writes the bill of materials.
+    `one` has the machine, the commit and its time (`epoch`). `tools` is the environment that made the wheel; `headers` has the
+    versions of headers that it was compiled with."""
     info = next(content.glob("*.dist-info"))
     components = [*COMPONENTS, runtime_of(tools)]
     for component in components:
@@ -39,7 +41,7 @@ def add(content, machine, commit, epoch, bundle, tools):
     name_licences(info / "METADATA", components)
     listed = [describe(component, content, bundle) for component in components]
     (info / "sboms").mkdir()
-    text = json.dumps(bill(info, machine, commit, epoch, listed, tools), indent=2, sort_keys=True)
+    text = json.dumps(bill(info, one, listed, tool_versions(tools, headers)), indent=2, sort_keys=True)
     (info / "sboms/shoal.cdx.json").write_text(text + "\n")
 
 
@@ -88,7 +90,8 @@ def describe(component, content, bundle):
         if not path.is_file():
             raise Unknown(f"{path.name} is missing: the build found no {component.name} in {bundle}")
     if component in COMPONENTS and component.version.encode() + b"\0" not in files[0].read_bytes():
-        raise Unknown(f"{files[0].name} is not version {component.version}: dev/wheel_bill.py names the version of {component.origin}'s")
+        raise Unknown(f"{files[0].name} of {component.origin} is not version {component.version}: did "
+                      "dev/wheel_bundle.txt change? COMPONENTS in dev/wheel_bill.py names the version")
     return {
         "type": "library", "bom-ref": component.name, "name": component.name, "version": component.version,
         "description": component.note, "licenses": [{"license": {"id": component.licence}}],
@@ -104,23 +107,29 @@ def origins(component, bundle):
         return [{"type": "distribution", "url": f"pkg:pypi/{component.origin}@{component.version}"}]
     found = next((bundle / "files").glob(f"{component.origin}-*.whl"))
     version = found.name.split("-")[1]
-    return [{"type": "distribution", "url": f"pkg:pypi/{component.origin}@{version}?file_name={found.name}", "hashes": digest(found)}]
+    url = f"pkg:pypi/{component.origin}@{version}?file_name={found.name}"
+    return [{"type": "distribution", "url": url, "hashes": digest(found)}]
 
 
-def bill(info, machine, commit, epoch, components, tools):
+def tool_versions(tools, headers):
+    programs = {name: version_in(tools, name) for name in ("meson", "meson-python", "wheel", "ziglang")}
+    return [*({"type": "application", "name": name, "version": version} for name, version in programs.items()),
+            *({"type": "library", "name": name, "version": version} for name, version in headers.items())]
+
+
+def bill(info, one, components, tools):
     """Returns the bill of materials, in CycloneDX. Nothing in it depends on when or where it is written."""
     version = info.name.removesuffix(".dist-info").partition("-")[2]
-    wheel = f"shoal-{version}-py3-none-manylinux_2_28_{machine}.whl"
+    purl = f"pkg:pypi/shoal@{version}?file_name=shoal-{version}-py3-none-manylinux_2_28_{one.machine}.whl"
     return {
-        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1,
-        "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'pkg:pypi/shoal@{version}?file_name={wheel}#{commit}')}",
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6",
+        "version": 1, "serialNumber": f"urn:uuid:{uuid.uuid5(uuid.NAMESPACE_URL, f'{purl}#{one.commit}')}",
         "metadata": {
-            "timestamp": datetime.datetime.fromtimestamp(epoch, datetime.timezone.utc).isoformat(),
+            "timestamp": datetime.datetime.fromtimestamp(one.epoch, datetime.timezone.utc).isoformat(),
             "component": {"type": "library", "bom-ref": "shoal", "name": "shoal", "version": version,
-                          "purl": f"pkg:pypi/shoal@{version}?file_name={wheel}", "licenses": [{"license": {"id": OWN_LICENCE}}],
-                          "properties": [{"name": "shoal:commit", "value": commit}]},
-            "tools": {"components": [{"type": "application", "name": name, "version": version_in(tools, name)}
-                                     for name in ("meson", "meson-python", "wheel", "ziglang")]},
+                          "purl": purl, "licenses": [{"license": {"id": OWN_LICENCE}}],
+                          "properties": [{"name": "shoal:commit", "value": one.commit}]},
+            "tools": {"components": tools},
         },
         "components": components,
         "dependencies": [{"ref": "shoal", "dependsOn": sorted(component["bom-ref"] for component in components)},

@@ -14,7 +14,8 @@ import zipfile
 NAME = re.compile(r"shoal-(?P<version>[\d.]+)-py3-none-manylinux_2_(?P<glibc>\d+)_(?P<machine>x86_64|aarch64)\.whl")
 MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}  # as readelf prints them
 # What every system of manylinux_2_28 has (the policy of PEP 600), as far as libraries in C use it.
-SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
+SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2",
+          "ld-linux-aarch64.so.1"}
 # libfabric loads its providers for network cards only if the machine has the libraries of rdma-core, which belong to its
 # driver. So these two may need them, and nothing else may.
 RDMA_CORE = {"libefa.so.1", "libibverbs.so.1", "librdmacm.so.1"}
@@ -35,7 +36,14 @@ def problems_of(wheel):
         files = {entry: archive.read(entry) for entry in archive.namelist()}
     info = f"shoal-{name['version']}.dist-info"
     return [*(f"{file} is missing" for file in sorted(REQUIRED - files.keys())), *problems_of_tags(files, info, name),
-            *problems_of_record(files, f"{info}/RECORD"), *problems_of_libraries(files, name), *problems_of_bill(files, info)]
+            *problems_of_record(files, f"{info}/RECORD"), *problems_of_libraries(files, name), *problems_of_bill(files, info),
+            *problems_of_launchers(files)]
+
+
+def problems_of_launchers(files):
+    """Without PMIx's header at build time, mpirun and srun cannot start a job."""
+    library = "shoal/lib/libshoal.so.0"
+    return [] if b"libpmix.so.2\0" in files.get(library, b"libpmix.so.2\0") else [f"{library} was built without PMIx"]
 
 
 def problems_of_tags(files, info, name):
@@ -64,7 +72,8 @@ def problems_of_libraries(files, name):
         facts = read_elf(files[file])
         allowed = SYSTEM | own | (RDMA_CORE if file in PROVIDERS else set())
         problems += [f"{file} is for {facts['machine']}"] * (facts["machine"] != MACHINES[name["machine"]])
-        problems += [f"{file} needs {library}, which neither the wheel nor every system has" for library in sorted(facts["needed"] - allowed)]
+        problems += [f"{file} needs {library}, which neither the wheel nor every system has"
+                     for library in sorted(facts["needed"] - allowed)]
         problems += [f"{file} needs GLIBC_{'.'.join(map(str, version))}, which glibc 2.{name['glibc']} lacks"
                      for version in sorted(facts["glibc"]) if version > (2, int(name["glibc"]))]
         problems += [f"{file} searches for libraries in {path}" for path in facts["paths"] if not path.startswith("$ORIGIN")]
@@ -79,9 +88,9 @@ def read_elf(content):
     with tempfile.NamedTemporaryFile() as file:
         file.write(content)
         file.flush()
-        done = subprocess.run(["readelf", "--wide", "--file-header", "--dynamic", "--version-info", file.name],
-                              capture_output=True, text=True, timeout=READELF_TIMEOUT_S, env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"})
-    text = done.stdout
+        command = ["readelf", "--wide", "--file-header", "--dynamic", "--version-info", file.name]
+        text = subprocess.run(command, check=True, capture_output=True, text=True, timeout=READELF_TIMEOUT_S,
+                              env={"LC_ALL": "C", "PATH": "/usr/bin:/bin"}).stdout
     paths = re.findall(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]", text)
     return {
         "machine": re.search(r"^ *Machine: *(.*?) *$", text, re.M)[1],
@@ -107,7 +116,8 @@ def problems_of_bill(files, info):
         for file in component.get("components", ()):
             listed.add(file["name"])
             digest = hashlib.sha256(files.get(file["name"], b"")).hexdigest()
-            problems += [] if digest == file["hashes"][0]["content"] else [f"the bill of materials has another digest for {file['name']}"]
+            if digest != file["hashes"][0]["content"]:
+                problems.append(f"the bill of materials has another digest for {file['name']}")
     libraries = {file for file, content in files.items() if content.startswith(b"\x7fELF")}
     return problems + [f"the bill of materials does not name {file}" for file in sorted(libraries - listed)]
 
@@ -142,5 +152,6 @@ def problems_by_others(wheel, python):
 
 
 def called(*words):
-    done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S)
+    done = subprocess.run([str(word) for word in words], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=TOOL_TIMEOUT_S)
     return done.returncode, done.stdout, done.stderr

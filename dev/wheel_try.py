@@ -1,7 +1,7 @@
 """Installs a wheel in a chroot of Debian 11 and uses it there. dev/wheels.py calls it.
 
-Debian 11 is the oldest Debian on its mirrors: glibc 2.31, Python 3.9. mmdebstrap unpacks its packages without running them, so a
-chroot for aarch64 takes seconds; qemu runs its programs. Each try has its own namespaces for users, mounts, processes and the
+Debian 11 is the oldest Debian on its mirrors: glibc 2.31, Python 3.9. mmdebstrap unpacks its packages without running them, so
+a chroot for aarch64 takes seconds; qemu runs its programs. Each try has its own namespaces for users, mounts, processes and the
 network: it needs no rights on this machine, changes nothing of it, and leaves nothing running."""
 import os
 import pathlib
@@ -16,14 +16,14 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 CHROOT_TIMEOUT_S = 600
 TRY_TIMEOUT_S = 300
 
-# The kernel recognizes programs by these bytes of their header, and runs them with qemu. It does so in this user namespace only.
+# The kernel recognizes programs by these bytes of their header, and runs them with qemu, in this user namespace only.
 MAGIC = {
     "aarch64": r":shoal:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
                r":\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff",
     "x86_64": r":shoal:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x3e\x00"
               r":\xff\xff\xff\xff\xff\xfe\xfe\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff",
 }
-# Arguments: the chroot, what to tell binfmt_misc or "", the command. An overlay takes what the command writes.
+# Arguments: the chroot, the line for binfmt_misc or "", the command. An overlay takes what the command writes.
 ENTER = r"""
 set -eu
 root=$1 foreign=$2
@@ -45,12 +45,13 @@ mount -t tmpfs tmpfs "$root/dev/shm"
 cp "$WHEEL" "$TRIED" "$root/tmp"
 exec env -i HOME=/root LC_ALL=C.UTF-8 PATH=/usr/local/bin:/usr/bin:/bin "$(command -v chroot)" "$root" "$@"
 """
-# In the chroot, with nothing but Python and pip. Two ranks of one host sum through Python, and two hosts (by SHOAL_HOST_ID) over
-# the wheel's libfabric with a secret, which libsodium checks.
+# Runs in the chroot, with nothing but Python and pip. Two ranks of one host sum through Python. Two hosts (by SHOAL_HOST_ID)
+# sum over the wheel's libfabric with a secret, which libsodium checks.
 TRIED = r"""
 import os, pathlib, platform, subprocess, sys
 
 os.environ["SHOAL_NIC"] = "lo"  # there is no other interface
+BENCH = ["shoal", "bench", "allreduce", "--check", "--max", "256K", "--iterations", "5"]
 
 ALL_REDUCE = '''
 import ctypes, shoal
@@ -78,10 +79,12 @@ def expect(is_right, *shown):
 
 
 def sum_between_hosts():
-    words = ["--meet", "127.0.0.1:29500", "-n", "1", "--timeout", "100", "shoal", "bench", "allreduce", "--check", "--max", "256K", "--iterations", "5"]
-    hosts = [subprocess.Popen(["shoal", "run", "--hosts", "2", "--host-index", str(host), *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              text=True, env={**os.environ, "SHOAL_SECRET": 32 * "5", "SHOAL_HOST_ID": f"host{host}"})
-             for host in range(2)]
+    run = ["shoal", "run", "--hosts", "2", "--meet", "127.0.0.1:29500", "-n", "1", "--timeout", "100"]
+    hosts = []
+    for host in range(2):
+        environment = {**os.environ, "SHOAL_SECRET": 32 * "5", "SHOAL_HOST_ID": f"host{host}"}
+        hosts.append(subprocess.Popen([*run, "--host-index", str(host), *BENCH], stdout=subprocess.PIPE,
+                                      stderr=subprocess.STDOUT, text=True, env=environment))
     printed = "\n".join(host.communicate(timeout=120)[0] for host in hosts)
     expect(not any(host.returncode for host in hosts) and "2 ranks on 2 hosts" in printed, printed)
 
@@ -94,9 +97,11 @@ providers = call("shoal", "info", "--providers")
 expect("dist-packages/shoal" in providers and "\n* tcp " in providers, providers)
 doctor = call("shoal", "doctor")
 expect("libsodium is not here" not in doctor, doctor)
+flags = set(pathlib.Path("/proc/cpuinfo").read_text().split()) if platform.machine() == "x86_64" else set()
+expect(not {"avx2", "f16c"} <= flags or "reductions run with avx" in doctor, doctor)
 printed = call("shoal", "run", "-n", "2", sys.executable, "-c", ALL_REDUCE)
 expect(printed.count("sum [3.0, 3.0, 3.0]") == 2, printed)
-call("shoal", "bench", "allreduce", "-n", "2", "--check", "--max", "256K", "--iterations", "5")
+call(*BENCH, "-n", "2")
 sum_between_hosts()
 print("two ranks sum, on one host and on two")
 """
@@ -116,19 +121,22 @@ def install_and_sum(wheel, folder):
     require("unshare", "ip", "mmdebstrap")
     root = make_chroot(machine, folder.resolve())
     (folder / "tried.py").write_text(TRIED)
+    command = [*namespaces(), "sh", "-c", ENTER, "sh", root, foreign(machine), "python3", "/tmp/tried.py"]
+    files = {"WHEEL": str(pathlib.Path(wheel).resolve()), "TRIED": str(folder.resolve() / "tried.py")}
     try:
-        done = subprocess.run([*namespaces(), "sh", "-c", ENTER, "sh", root, foreign(machine), "python3", "/tmp/tried.py"], text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=TRY_TIMEOUT_S,
-                              env={**os.environ, "WHEEL": str(pathlib.Path(wheel).resolve()), "TRIED": str(folder.resolve() / "tried.py")})
+        done = subprocess.run(command, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              timeout=TRY_TIMEOUT_S, env={**os.environ, **files})
     except subprocess.TimeoutExpired as late:
         raise Wrong(f"{wheel} on Debian 11: not done after {TRY_TIMEOUT_S} s: {late.stdout or ''}") from None
     if done.returncode:
-        raise (Impossible if is_refusal(done.stdout) else Wrong)(f"{wheel} on Debian 11: exit code {done.returncode}: {done.stdout.strip()}")
+        reason = f"{wheel} on Debian 11: exit code {done.returncode}: {done.stdout.strip()}"
+        raise Impossible(reason) if is_refusal(done.stdout) else Wrong(reason)
     print("".join(f"  {line}\n" for line in done.stdout.splitlines()), end="")
 
 
 def require(*programs):
-    missing = [program for program in programs if not shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")]
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = [program for program in programs if not shutil.which(program, path=path)]
     if missing:
         raise Impossible(f"there is no {', '.join(missing)} here; `dev/deps.sh chroots` installs what is needed on Debian")
 
@@ -139,8 +147,8 @@ def namespaces():
 
 
 def is_refusal(text):
-    """Returns true if the kernel refused the namespaces or a mount before the wheel ran."""
-    return re.match(r"(unshare|mount|ip|chroot): |sh: .*register", text) is not None
+    """Returns true if the kernel refused namespaces or a mount before the wheel was used."""
+    return re.match(r"(unshare|mount|ip|chroot): |RTNETLINK|sh: .*register", text) is not None
 
 
 def foreign(machine):

@@ -7,7 +7,7 @@
   dev/wheels.py --twice             builds each wheel a second time in another folder, and compares the bytes
   dev/wheels.py --try               also installs them in a chroot of Debian 11 and sums between two ranks there
   dev/wheels.py --check FILE ...    only checks these wheels
-  dev/wheels.py --try FILE ...      only tries these wheels
+  dev/wheels.py --try FILE ...      only checks and tries these wheels
 
 A wheel serves every Python from 3.9 on, and every Linux with glibc 2.28 or newer (manylinux_2_28). The compiler is ziglang's
 from PyPI, which has the symbols of each glibc, so this machine's own is as good as any. The wheel holds what the commit holds:
@@ -16,6 +16,7 @@ dev/venv/wheel-tools.txt and dev/wheel_bundle.txt name exact versions). docs/rel
 
 Exit code 1: a wheel is wrong. 2: it could not be made. 3: it could not be tried here; the reason is printed."""
 import argparse
+import collections
 import hashlib
 import os
 import pathlib
@@ -44,18 +45,24 @@ CROSS_FILE = """
 c = ['{python}', '-m', 'ziglang', 'cc', '-target', '{machine}-linux-gnu.2.28']
 ar = ['{python}', '-m', 'ziglang', 'ar']
 strip = 'true'
+pkgconfig = 'pkg-config'
 python = '{python}'
 python3 = '{python}'
 [built-in options]
 c_args = ['-fno-sanitize=undefined', '-g0']
 c_link_args = ['-Wl,--strip-debug', '-Wl,--gc-sections']
 b_pie = true
+pkg_config_path = '{packages}'
 [host_machine]
 system = 'linux'
 cpu_family = '{machine}'
 cpu = '{machine}'
 endian = 'little'
 """
+
+
+# One wheel. `epoch`: the time of the commit. `folder`: everything of this build.
+One = collections.namedtuple("One", "machine commit epoch folder")
 
 
 class Failed(Exception):
@@ -105,42 +112,60 @@ def export(commit, folder):
     archive.unlink()
 
 
-def compile_wheel(machine, source, bundle, environment):
+def write_pmix(folder):
+    """Writes a pkg-config file for PMIx's header, which serves both processors. The library is loaded at run time, and only on
+    machines that have it. Returns the header's version."""
+    try:
+        flags, version = (run("pkg-config", option, "pmix").strip() for option in ("--cflags", "--modversion"))
+    except Failed as reason:
+        raise Failed(f"there is no header of PMIx here; `dev/deps.sh wheels` installs it on Debian: {reason}") from None
+    folder.mkdir()
+    (folder / "pmix.pc").write_text(f"Name: pmix\nDescription: header\nVersion: {version}\nCflags: {flags}\n")
+    return version
+
+
+def environment_of(one):
+    """Returns the variables of a build: nothing that this shell has set, such as CFLAGS, changes the bytes."""
+    inherited = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
+    return {**inherited, "LC_ALL": "C.UTF-8", "PATH": f"{TOOLS / 'bin'}:/usr/bin:/bin", "SOURCE_DATE_EPOCH": str(one.epoch),
+            "ZIG_GLOBAL_CACHE_DIR": str(OUT / "zig"), "ZIG_LOCAL_CACHE_DIR": str(one.folder / "zig"),
+            "_PYTHON_HOST_PLATFORM": f"linux-{one.machine}"}
+
+
+def compile_wheel(one, bundle):
     """Returns the wheel that meson-python makes. Its libraries come from the bundle: python/bundled.py finds them there."""
-    work = source.parent
-    (work / "cross.ini").write_text(CROSS_FILE.format(python=PYTHON, machine=machine))
-    environment = {**environment, "PYTHONPATH": str(bundle / "unpacked"), "_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
+    cross = one.folder / "cross.ini"
+    cross.write_text(CROSS_FILE.format(python=PYTHON, machine=one.machine, packages=one.folder / "packages"))
     run(PYTHON, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index", "--no-build-isolation", "--no-cache-dir",
-        f"--config-settings=setup-args=--cross-file={work / 'cross.ini'}", f"--config-settings=compile-args=-j{len(os.sched_getaffinity(0))}",
-        "--wheel-dir", work / "compiled", source, env=environment)
-    return next((work / "compiled").glob("shoal-*.whl"))
+        f"--config-settings=setup-args=--cross-file={cross}",
+        f"--config-settings=compile-args=-j{len(os.sched_getaffinity(0))}",
+        "--wheel-dir", one.folder / "compiled", one.folder / "source",
+        env={**environment_of(one), "PYTHONPATH": str(bundle / "unpacked")})
+    return next((one.folder / "compiled").glob("shoal-*.whl"))
 
 
-def finish_wheel(machine, compiled, bundle, commit, environment):
+def finish_wheel(one, compiled, bundle, pmix):
     """Returns the finished wheel: with its tag, the licences and the bill of materials."""
-    work = compiled.parent.parent
-    run(PYTHON, "-m", "wheel", "unpack", "--dest", work / "unpacked", compiled)
-    content = next((work / "unpacked").iterdir())
+    run(PYTHON, "-m", "wheel", "unpack", "--dest", one.folder / "unpacked", compiled)
+    content = next((one.folder / "unpacked").iterdir())
     info = next(content.glob("*.dist-info"))
-    tags = re.sub(r"^Tag: .*$", f"Tag: py3-none-manylinux_2_28_{machine}", (info / "WHEEL").read_text(), flags=re.M)
+    tags = re.sub(r"^Tag: .*$", f"Tag: py3-none-manylinux_2_28_{one.machine}", (info / "WHEEL").read_text(), flags=re.M)
     (info / "WHEEL").write_text(tags)
-    wheel_bill.add(content, machine, commit, int(environment["SOURCE_DATE_EPOCH"]), bundle, TOOLS)
+    wheel_bill.add(content, one, bundle, TOOLS, {"pmix": pmix})
     for path in content.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.read_bytes()[:4] == b"\x7fELF" else 0o644)
-    (work / "packed").mkdir()
-    run(PYTHON, "-m", "wheel", "pack", "--dest-dir", work / "packed", content, env=environment)
-    return next((work / "packed").glob("*.whl"))
+    (one.folder / "packed").mkdir()
+    run(PYTHON, "-m", "wheel", "pack", "--dest-dir", one.folder / "packed", content, env=environment_of(one))
+    return next((one.folder / "packed").glob("*.whl"))
 
 
 def build(machine, commit, folder):
-    """Returns the path of the machine's wheel, made from a commit in an empty folder."""
+    """Returns the path of the machine's wheel, made from a commit in a folder that does not exist yet."""
+    one = One(machine, commit, int(git("log", "-1", "--format=%ct", commit)), folder)
     bundle = fetch_bundle(machine)
     export(commit, folder / "source")
-    inherited = {name: os.environ[name] for name in ("HOME", "LANG", "LC_ALL", "TMPDIR") if name in os.environ}
-    environment = {**inherited, "PATH": f"{TOOLS / 'bin'}:/usr/bin:/bin", "SOURCE_DATE_EPOCH": git("log", "-1", "--format=%ct", commit),
-                   "ZIG_GLOBAL_CACHE_DIR": str(OUT / "zig"), "ZIG_LOCAL_CACHE_DIR": str(folder / "zig")}
-    compiled = compile_wheel(machine, folder / "source", bundle, environment)
-    return finish_wheel(machine, compiled, bundle, commit, environment)
+    pmix = write_pmix(folder / "packages")
+    return finish_wheel(one, compile_wheel(one, bundle), bundle, pmix)
 
 
 def build_again(machine, commit, first):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What a release is made of: the version, the checks of a wheel (dev/wheel_check.py) with wheels that are wrong in one way each,
-and the wheels of `make wheels` if they are there: checked, and tried in chroots of Debian 11."""
+"""What a release is made of: the version; the checks of a wheel (dev/wheel_check.py), with wheels that are wrong in one way
+each; and the wheels of `make wheels` if they are there, which are checked and tried in chroots of Debian 11."""
 import base64
 import hashlib
 import json
@@ -27,7 +27,7 @@ MACHINE = os.uname().machine
 NAME = f"shoal-1.2.3-py3-none-manylinux_2_28_{MACHINE}.whl"
 INFO = "shoal-1.2.3.dist-info"
 TRY_S = 600
-PLAIN = "int shoal_nothing(void) { return 0; }"
+PLAIN = 'const char *shoal_nothing(void) { return "libpmix.so.2"; }'
 
 
 # ---- The version -----------------------------------------------------------------------------------------------------------
@@ -68,7 +68,8 @@ def library(code, *words):
         raise Skip("no C compiler, or no readelf")
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "made.so")
-        done = subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", path, *words], input=code, text=True, capture_output=True)
+        done = subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", path, *words], input=code, text=True,
+                              capture_output=True)
         expect(done.returncode == 0, done.stderr)
         return path.read_bytes()
 
@@ -86,8 +87,8 @@ def with_bill(files):
     """Adds a bill of materials that has each library as it is."""
     listed = [{"name": name, "hashes": [{"content": hashlib.sha256(content).hexdigest()}]} for name, content in files.items()
               if content.startswith(b"\x7fELF")]
-    bill = {"components": [{"name": "everything", "version": "1", "licenses": [1], "externalReferences": [1], "components": listed}]}
-    return {**files, f"{INFO}/sboms/shoal.cdx.json": json.dumps(bill).encode()}
+    everything = {"name": "everything", "version": "1", "licenses": [1], "externalReferences": [1], "components": listed}
+    return {**files, f"{INFO}/sboms/shoal.cdx.json": json.dumps({"components": [everything]}).encode()}
 
 
 def with_record(files):
@@ -133,16 +134,18 @@ def missing_file_is_named():
 
 def record_is_compared_with_the_files():
     files = with_record(with_bill(good_files()))
-    expect_problem(problems_of({**files, "shoal/__init__.py": b"other"}), "RECORD has another digest or size for shoal/__init__.py")
+    expect_problem(problems_of({**files, "shoal/__init__.py": b"other"}),
+                   "RECORD has another digest or size for shoal/__init__.py")
     expect_problem(problems_of({**files, "shoal/late.py": b""}), "RECORD and the wheel disagree about shoal/late.py")
 
 
 def newer_glibc_is_named():
     """pthread_create has a version of 2.34 on a machine with that glibc or a newer one."""
-    newer = library("#include <pthread.h>\nint f(pthread_t *t, void *(*g)(void *)) { return pthread_create(t, 0, g, 0); }")
+    start = "#include <pthread.h>\nint f(pthread_t *t, void *(*g)(void *)) { return pthread_create(t, 0, g, 0); }"
+    newer = library(f"{PLAIN}\n{start}")
     if not any(needed > (2, 28) for needed in wheel_check.read_elf(newer)["glibc"]):
         raise Skip("this machine's glibc has no symbol that is newer than 2.28 here")
-    expect_problem(problems_with({"shoal/lib/libshoal.so.0": newer}), "shoal/lib/libshoal.so.0 needs GLIBC_2.", "glibc 2.28 lacks")
+    expect_problem(problems_with({"shoal/lib/libshoal.so.0": newer}), "libshoal.so.0 needs GLIBC_2.", "glibc 2.28 lacks")
 
 
 def libraries_of_the_machine_are_named():
@@ -154,6 +157,11 @@ def libraries_of_the_machine_are_named():
         expect_problem(problems_with({"shoal/lib/libsodium.so": needing("libelse.so.1")}), "libsodium.so needs libelse.so.1")
         expect_problem(problems_with({"shoal/lib/libfabric.so.1": needing("libibverbs.so.1")}), "needs libibverbs.so.1")
         expect(problems_with({"shoal/lib/libfabric/libverbs-fi.so": needing("libibverbs.so.1")}) == [])
+
+
+def build_without_pmix_is_named():
+    without = library("int shoal_nothing;", "-nostdlib")
+    expect_problem(problems_with({"shoal/lib/libshoal.so.0": without}), "libshoal.so.0 was built without PMIx")
 
 
 def search_paths_are_relative():
@@ -214,5 +222,6 @@ def what_is_missing_for_a_try_is_named():
 
 run_cases([versions_agree, one_command_writes_another_version, bundle_is_what_pyproject_requires, wheel_without_fault_passes,
            names_and_tags_are_checked, missing_file_is_named, record_is_compared_with_the_files, newer_glibc_is_named,
-           libraries_of_the_machine_are_named, search_paths_are_relative, processor_is_checked, bill_of_materials_is_checked,
-           what_is_missing_for_a_try_is_named, wheels_pass_the_checks, wheels_work_on_an_older_debian])
+           libraries_of_the_machine_are_named, build_without_pmix_is_named, search_paths_are_relative, processor_is_checked,
+           bill_of_materials_is_checked, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
+           wheels_work_on_an_older_debian])
