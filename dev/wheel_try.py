@@ -1,8 +1,8 @@
 """Installs a wheel in a chroot of Debian 11 and uses it there. dev/wheels.py calls it.
 
 Debian 11 is the oldest Debian on its mirrors: glibc 2.31, Python 3.9. mmdebstrap unpacks its packages without running them, so
-a chroot for aarch64 takes seconds; qemu runs its programs. Each try has its own namespaces for users, mounts, processes and the
-network: it needs no rights on this machine, changes nothing of it, and leaves nothing running."""
+a chroot for aarch64 takes seconds; qemu runs its programs. Each try has its own namespaces for users, mounts, processes and
+the network: it changes nothing of this machine, and leaves nothing running. For another processor that needs Linux 6.7."""
 import os
 import pathlib
 import re
