@@ -12,6 +12,7 @@
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
 #   make bench-torch  PyTorch's back-end, against Gloo and DeepSpeed
 #   make build   the command build/shoal, and the libraries in the same folder
+#   make wheels  the wheels of a release, for x86-64 and aarch64, checked: build/wheels (docs/releasing.md)
 #   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx
 #   make deps    installs only the packages that the targets need
 #   make check   the checks that need no build: dependencies between modules, symbols, format
@@ -26,7 +27,7 @@ NCCL ?= 2.32.3
 # Variables for Python in a checkout.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
-.PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions bench bench-hosts bench-torch docs check deps clean
+.PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions bench bench-hosts bench-torch wheels docs check deps clean
 
 all: build
 
@@ -135,6 +136,16 @@ bench-hosts: build build/torch/made
 bench-torch: build build/torch/made build/torch/deepspeed
 	@dev/deps.sh bench
 	@build/torch/bin/python3 bench/bench_torch.py $(ARGS)
+
+# Takes a minute of two cores for each wheel. ARGS=--twice builds twice and compares; ARGS=--try installs them on Debian 11.
+wheels: build/wheel-tools/made
+	@dev/deps.sh wheels
+	@dev/wheels.py $(ARGS)
+
+# Not in BESIDE: no test needs a compiler of 100 MB.
+build/wheel-tools/made: dev/venv/wheel-tools.txt
+	@dev/deps.sh wheels
+	@dev/venv.sh wheel-tools
 
 docs: build build/sphinx/made
 	@build/sphinx/bin/python3 docs/sphinx/make.py html build/docs build/shoal

@@ -15,6 +15,7 @@
   headers   each header compiles alone, as C11 and (the public ones) as C++17
   python    code that users install or run as an example is Python 3.9
   native    Python's declarations match the headers (dev/native.py)
+  version   files that repeat the version agree with meson.build (dev/version.py)
   ptx       the code for GPUs matches its source (dev/ptx.py)
   figures   the tables of docs/how-fast.md and the chart of README.md match docs/figures
   prose     lines of prose in the pages fit 120 columns, and the decisions that they cite exist
@@ -31,6 +32,7 @@ import sys
 import native
 import ptx
 import readme
+import version
 import version_records
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
@@ -66,7 +68,7 @@ ROOMS = {"transport", "fusion"}  # their folders count as modules
 # Single headers of modules that a module does not see otherwise.
 ALSO = {"fusion": {"base/struct_bytes.h"},
         "fusion/layout": {"base/assert.h"},
-        "fusion/codec": {"base/floats.h"},
+        "fusion/codec": {"base/floats.h", "base/isa.h"},
         "fusion/optimizer": {"base/floats.h"},
         "fusion/reducer": {"base/assert.h", "base/floats.h", "comm/packers.h", "device/gpu_packer.h"},
         "fusion/outer": {"base/floats.h"},
@@ -411,6 +413,11 @@ def check_native():
         say(native.WRITTEN, 1, "native", mend)
 
 
+def check_version():
+    for name, line, mend in version.differences():
+        say(TOP / name, line, "version", mend)
+
+
 def check_ptx():
     for line, mend in ptx.differences():
         say(ptx.WRITTEN, line, "ptx", mend)
@@ -423,7 +430,7 @@ def check_figures():
         say(TOP / page, line, "versions", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_ptx, check_figures, check_words, check_prose)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_words, check_prose)
 
 
 def main():

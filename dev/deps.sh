@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs missing packages for the given purposes (build, demo, test, bench, python, docs, aarch64) through apt. Without
-# root or apt, lists them and exits with 2.
+# Installs missing packages for the given purposes (build, demo, test, bench, python, docs, aarch64, wheels, chroots) through
+# apt. Without root or apt, lists them and exits with 2.
 set -eu
 
 packages_for() {
@@ -14,7 +14,9 @@ packages_for() {
     python) echo "python3-venv python3-dev g++ bible-kjv-text dataset-fashion-mnist" ;;
     docs) echo "python3-venv gcc libc6-dev" ;;
     aarch64) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
-    *) echo "deps.sh: unknown purpose \"$1\": build, demo, test, bench, python, docs or aarch64" >&2; exit 2 ;;
+    wheels) echo "git binutils libpmix-dev pkg-config python3-venv" ;;
+    chroots) echo "mmdebstrap qemu-user-static util-linux iproute2" ;;
+    *) echo "deps.sh: unknown purpose \"$1\": build, demo, test, bench, python, docs, aarch64, wheels or chroots" >&2; exit 2 ;;
     esac
 }
 

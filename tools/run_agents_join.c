@@ -61,7 +61,8 @@ static void lookup_ask(void *data)
     struct run_addresses *found = &lookup->found;
     struct addrinfo *list = NULL;
     const int error = getaddrinfo(lookup->name, NULL, &wanted, &list);
-    found->reason = error == EAI_SYSTEM ? strerrordesc_np(errno) : error ? gai_strerror(error) : "it has no address";
+    /* strerror returns a constant for the numbers that the kernel sets; strerrordesc_np needs glibc 2.32. */
+    found->reason = error == EAI_SYSTEM ? strerror(errno) : error ? gai_strerror(error) : "it has no address";
     for (const struct addrinfo *one = error ? NULL : list; one && found->count < ADDRESSES_MAX; one = one->ai_next) {
         if (one->ai_family != AF_INET && one->ai_family != AF_INET6)
             continue;

@@ -1,9 +1,8 @@
 #include "device/kernels.h"
 
 #include <string.h>
-#if SHOAL_X86_KERNELS
-#include <cpuid.h>
-#endif
+
+#include "base/isa.h"
 
 static const char *const wishes[] = {"auto", "baseline", "avx2", "avx512", NULL};
 
@@ -51,26 +50,6 @@ extern const struct shoal_kernels shoal_kernels_avx512;
 extern const struct shoal_kernels shoal_kernels_avx2;
 extern const struct shoal_kernels shoal_kernels_baseline;
 
-#if SHOAL_X86_KERNELS
-/* Clang does not know this name. Whenever the system saves the registers of AVX2, it saves those of F16C. */
-static bool kernels_has_f16c(void)
-{
-    unsigned eax, ebx, ecx, edx;
-    return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
-}
-
-static bool kernels_has_avx2(void)
-{
-    return __builtin_cpu_supports("avx2") && kernels_has_f16c();
-}
-
-static bool kernels_has_avx512(void)
-{
-    return kernels_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512vl");
-}
-#endif
-
 static bool kernels_has_baseline(void)
 {
     return true;
@@ -82,8 +61,8 @@ static const struct {
     bool (*can_run)(void);
 } sets[] = {
 #if SHOAL_X86_KERNELS
-    {&shoal_kernels_avx512, kernels_has_avx512},
-    {&shoal_kernels_avx2, kernels_has_avx2},
+    {&shoal_kernels_avx512, shoal_isa_has_avx512},
+    {&shoal_kernels_avx2, shoal_isa_has_avx2},
 #endif
     {&shoal_kernels_baseline, kernels_has_baseline},
 };

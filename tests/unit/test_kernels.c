@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "../../tools/elements.h"
+#include "base/isa.h"
 #include "device/kernels.h"
 #include "float_states.h"
 
@@ -51,6 +52,44 @@ struct fixture {
 static bool is_integer(enum shoal_type type)
 {
     return type == SHOAL_INT64 || type == SHOAL_INT32 || type == SHOAL_INT8 || type == SHOAL_UINT8;
+}
+
+/* ---- Instruction sets --------------------------------------------------------------------------------------------------- */
+
+/* Returns true if the line of flags contains all words. */
+static bool has_all(const char *flags, const char *const *words)
+{
+    for (; *words; words++) {
+        char wanted[32];
+        snprintf(wanted, sizeof wanted, " %s ", *words);
+        if (!strstr(flags, wanted))
+            return false;
+    }
+    return true;
+}
+
+/* The kernel lists only what it also saves the registers of. */
+static void isa_is_what_the_kernel_lists(void **state)
+{
+    (void)state;
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    char *line = NULL;
+    size_t bytes = 0;
+    while (file && getline(&line, &bytes, file) > 0 && strncmp(line, "flags\t", 6) != 0)
+        ;
+    const bool is_listed = line && strncmp(line, "flags\t", 6) == 0;
+    if (is_listed) {
+        line[strcspn(line, "\n")] = ' ';
+        const char *const avx2[] = {"avx2", "f16c", NULL};
+        const char *const avx512[] = {"avx2", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", NULL};
+        assert_int_equal(shoal_isa_has_avx2(), has_all(line, avx2));
+        assert_int_equal(shoal_isa_has_avx512(), has_all(line, avx512));
+    }
+    free(line);
+    if (file)
+        fclose(file);
+    if (!is_listed)
+        skip(); /* another processor, or no /proc */
 }
 
 /* ---- Numbers -------------------------------------------------------------------------------------------------- */
@@ -925,6 +964,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(kernels_in_place_agree_with_plain_loop),
         cmocka_unit_test(kernels_streaming_agree_with_plain_loop),
         cmocka_unit_test(kernels_of_many_sources_agree_with_plain_loop),
+        cmocka_unit_test(isa_is_what_the_kernel_lists),
         cmocka_unit_test(kernels_accept_one_source_many_times),
         cmocka_unit_test(kernels_give_the_same_bits_in_any_floating_point_state),
         cmocka_unit_test(kernels_bfloat16_known_answers),

@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""What a release is made of: the version; the checks of a wheel (dev/wheel_check.py), with wheels that are wrong in one way
+each; and the wheels of `make wheels` if they are there, which are checked and tried in chroots of Debian 11."""
+import base64
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+from tap import Skip, call, expect, run_cases
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(TOP / "dev"))
+
+import version  # noqa: E402
+import wheel_bill  # noqa: E402
+import wheel_check  # noqa: E402
+import wheel_try  # noqa: E402
+
+MACHINE = os.uname().machine
+NAME = f"shoal-1.2.3-py3-none-manylinux_2_28_{MACHINE}.whl"
+INFO = "shoal-1.2.3.dist-info"
+TRY_S = 600
+PLAIN = 'const char *shoal_nothing(void) { return "libpmix.so.2"; }'
+
+
+# ---- The version -----------------------------------------------------------------------------------------------------------
+
+def versions_agree():
+    expect(version.differences() == [], version.differences())
+    import_it = "import shoal; print(shoal.__version__)"
+    code, out, err = call(sys.executable, "-c", import_it, env={**os.environ, "PYTHONPATH": str(TOP / "python")})
+    expect(code == 0 and out.strip() == version.current(), out, err)
+
+
+def one_command_writes_another_version():
+    with tempfile.TemporaryDirectory() as folder:
+        top = pathlib.Path(folder)
+        for name in {place[0] for place in (version.SOURCE, *version.REPEATED, version.CHANGELOG)}:
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TOP / name, top / name)
+        version.write("12.34.56", top)
+        expect(version.current(top) == "12.34.56")
+        left = version.differences(top)
+        expect([name for name, _, _ in left] == ["CHANGELOG.md"] and "begin the notes of 12.34.56" in left[0][2], left)
+        expect("#define SHOAL_VERSION_MINOR 34\n" in (top / "include/shoal/shoal.h").read_text())
+
+
+def bundle_is_what_pyproject_requires():
+    pinned = set(re.findall(r"^(\S+==\S+) ", (TOP / "dev/wheel_bundle.txt").read_text(), re.M))
+    required = set(re.findall(r'"(\S+==[\d.]+);', (TOP / "pyproject.toml").read_text()))
+    expect(pinned == required, pinned, required)
+    expect({name.partition("==")[0] for name in pinned} == {component.origin for component in wheel_bill.COMPONENTS}, pinned)
+
+
+# ---- The checks ------------------------------------------------------------------------------------------------------------
+
+def library(code, *words):
+    """Returns a library or program as bytes."""
+    compiler = shutil.which("cc")
+    if not compiler or not shutil.which("readelf"):
+        raise Skip("no C compiler, or no readelf")
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "made.so")
+        done = subprocess.run([compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", path, *words], input=code, text=True,
+                              capture_output=True)
+        expect(done.returncode == 0, done.stderr)
+        return path.read_bytes()
+
+
+def good_files():
+    """Returns the files of a wheel without fault, by name, without RECORD."""
+    empty = library(PLAIN, "-nostdlib")
+    files = {name: b"" if name.endswith((".py", ".h")) else empty for name in wheel_check.REQUIRED}
+    files[f"{INFO}/WHEEL"] = f"Wheel-Version: 1.0\nTag: py3-none-manylinux_2_28_{MACHINE}\n".encode()
+    files[f"{INFO}/licenses/everything.txt"] = b"as you like"
+    return files
+
+
+def with_bill(files):
+    """Adds a bill of materials that has each library as it is."""
+    listed = [{"name": name, "hashes": [{"content": hashlib.sha256(content).hexdigest()}]} for name, content in files.items()
+              if content.startswith(b"\x7fELF")]
+    everything = {"name": "everything", "version": "1", "licenses": [1], "externalReferences": [1], "components": listed}
+    return {**files, f"{INFO}/sboms/shoal.cdx.json": json.dumps({"components": [everything]}).encode()}
+
+
+def with_record(files):
+    """Adds a RECORD that is right."""
+    rows = [f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b'=').decode()},{len(content)}"
+            for name, content in files.items()]
+    return {**files, f"{INFO}/RECORD": "\n".join([*rows, f"{INFO}/RECORD,,"]).encode()}
+
+
+def problems_of(files, name=NAME):
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, name)
+        with zipfile.ZipFile(path, "w") as archive:
+            for file, content in files.items():
+                archive.writestr(file, content)
+        return wheel_check.problems_of(path)
+
+
+def problems_with(changed):
+    """Returns the problems of a good wheel in which some files are replaced; None removes one. Bill and RECORD fit."""
+    files = {name: content for name, content in {**good_files(), **changed}.items() if content is not None}
+    return problems_of(with_record(with_bill(files)))
+
+
+def expect_problem(problems, *words):
+    expect(len(problems) == 1 and all(word in problems[0] for word in words), words, *problems)
+
+
+def wheel_without_fault_passes():
+    expect(problems_with({}) == [], problems_with({}))
+
+
+def names_and_tags_are_checked():
+    files = with_record(with_bill(good_files()))
+    expect_problem(problems_of(files, "shoal-1.2.3-cp311-cp311-linux_x86_64.whl"), "its name is not shoal-VERSION")
+    other = {**good_files(), f"{INFO}/WHEEL": b"Tag: py3-none-any\n"}
+    expect_problem(problems_of(with_record(with_bill(other))), "names the tags", "py3-none-any")
+
+
+def missing_file_is_named():
+    expect_problem(problems_with({"shoal/include/shoal/shoal.h": None}), "shoal/include/shoal/shoal.h is missing")
+
+
+def record_is_compared_with_the_files():
+    files = with_record(with_bill(good_files()))
+    expect_problem(problems_of({**files, "shoal/__init__.py": b"other"}),
+                   "RECORD has another digest or size for shoal/__init__.py")
+    expect_problem(problems_of({**files, "shoal/late.py": b""}), "RECORD and the wheel disagree about shoal/late.py")
+
+
+def newer_glibc_is_named():
+    """pthread_create has a version of 2.34 on a machine with that glibc or a newer one."""
+    start = "#include <pthread.h>\nint f(pthread_t *t, void *(*g)(void *)) { return pthread_create(t, 0, g, 0); }"
+    newer = library(f"{PLAIN}\n{start}")
+    if not any(needed > (2, 28) for needed in wheel_check.read_elf(newer)["glibc"]):
+        raise Skip("this machine's glibc has no symbol that is newer than 2.28 here")
+    expect_problem(problems_with({"shoal/lib/libshoal.so.0": newer}), "libshoal.so.0 needs GLIBC_2.", "glibc 2.28 lacks")
+
+
+def libraries_of_the_machine_are_named():
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("libelse.so.1", "libibverbs.so.1"):
+            pathlib.Path(folder, name).write_bytes(library(PLAIN, "-nostdlib", f"-Wl,-soname,{name}"))
+        def needing(name):
+            return library(PLAIN, "-nostdlib", "-Wl,--no-as-needed", f"-L{folder}", f"-l:{name}")
+        expect_problem(problems_with({"shoal/lib/libsodium.so": needing("libelse.so.1")}), "libsodium.so needs libelse.so.1")
+        expect_problem(problems_with({"shoal/lib/libfabric.so.1": needing("libibverbs.so.1")}), "needs libibverbs.so.1")
+        expect(problems_with({"shoal/lib/libfabric/libverbs-fi.so": needing("libibverbs.so.1")}) == [])
+
+
+def build_without_pmix_is_named():
+    without = library("int shoal_nothing;", "-nostdlib")
+    expect_problem(problems_with({"shoal/lib/libshoal.so.0": without}), "libshoal.so.0 was built without PMIx")
+
+
+def search_paths_are_relative():
+    here = library(PLAIN, "-nostdlib", "-Wl,-rpath,$ORIGIN/../lib:/opt/lib")
+    expect_problem(problems_with({"shoal/lib/libshoal.so.0": here}), "searches for libraries in /opt/lib")
+
+
+def processor_is_checked():
+    other = next(machine for machine in wheel_check.MACHINES if machine != MACHINE)
+    files = good_files()
+    files[f"{INFO}/WHEEL"] = f"Tag: py3-none-manylinux_2_28_{other}\n".encode()
+    problems = problems_of(with_record(with_bill(files)), f"shoal-1.2.3-py3-none-manylinux_2_28_{other}.whl")
+    expect(problems and all(" is for " in problem for problem in problems), problems)
+
+
+def bill_of_materials_is_checked():
+    files = good_files()
+    expect_problem(problems_of(with_record(files)), "no bill of materials")
+    billed = with_bill(files)
+    changed = {**billed, "shoal/lib/libsodium.so": library(PLAIN + "int other;", "-nostdlib")}
+    expect_problem(problems_of(with_record(changed)), "the bill of materials has another digest for shoal/lib/libsodium.so")
+    more = {**billed, "shoal/lib/libmore.so": files["shoal/lib/libsodium.so"]}
+    expect_problem(problems_of(with_record(more)), "the bill of materials does not name shoal/lib/libmore.so")
+    unlicensed = {name: content for name, content in billed.items() if "/licenses/" not in name}
+    expect_problem(problems_of(with_record(unlicensed)), "has no everything.txt")
+
+
+# ---- The wheels of this checkout -------------------------------------------------------------------------------------------
+
+def made_wheels():
+    found = sorted((TOP / "build/wheels").glob(f"shoal-{version.current()}-*.whl"))
+    if not found:
+        raise Skip("there are no wheels of this version at build/wheels: `make wheels` makes them")
+    return found
+
+
+def wheels_pass_the_checks():
+    for wheel in made_wheels():
+        expect(wheel_check.problems_of(wheel) == [], wheel, *wheel_check.problems_of(wheel))
+
+
+def wheels_work_on_an_older_debian():
+    for wheel in made_wheels():
+        code, out, err = call(sys.executable, TOP / "dev/wheels.py", "--try", wheel, timeout=TRY_S)
+        if code == 3:
+            raise Skip(err.strip())
+        expect(code == 0 and "two ranks sum, on one host and on two" in out, code, out, err)
+
+
+def what_is_missing_for_a_try_is_named():
+    try:
+        wheel_try.require("no-such-program-of-shoal")
+    except wheel_try.Impossible as reason:
+        expect("dev/deps.sh chroots" in str(reason), reason)
+    else:
+        expect(False, "a program that does not exist was found")
+
+
+run_cases([versions_agree, one_command_writes_another_version, bundle_is_what_pyproject_requires, wheel_without_fault_passes,
+           names_and_tags_are_checked, missing_file_is_named, record_is_compared_with_the_files, newer_glibc_is_named,
+           libraries_of_the_machine_are_named, build_without_pmix_is_named, search_paths_are_relative, processor_is_checked,
+           bill_of_materials_is_checked, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
+           wheels_work_on_an_older_debian])
