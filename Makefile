@@ -124,7 +124,7 @@ build/torch/deepspeed: build/torch/made
 # Packages of training jobs, and software that tests run with Shoal: a virtual environment for each dev/venv/NAME.txt, with
 # NAME.alone.txt.
 .SECONDEXPANSION:
-BESIDE = job inference kubeflow sdk2 sdk3 tensorflow toolkit trainers
+BESIDE = job inference kubeflow notebooks sdk2 sdk3 tensorflow toolkit trainers
 $(BESIDE:%=build/%/made): build/%/made: dev/venv/%.txt $$(wildcard dev/venv/$$*.alone.txt) | build/torch/made
 	@dev/venv.sh $*
 
