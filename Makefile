@@ -52,7 +52,10 @@ demo-torch: build build/torch/made
 	@dev/deps.sh python
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 
-demo-job: build build/job/made
+demo-job:
+	@echo "make demo-job: trains on two hosts of this machine, asks the model, writes a report: less than a minute on two idle cores"
+	@[ -e build/job/made ] || echo "this first time it also builds Shoal and installs PyTorch (1 GB): some minutes more"
+	@$(MAKE) --no-print-directory build build/job/made
 	@dev/deps.sh demo
 	@PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/smdistributed SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so \
 	 PATH=$(CURDIR)/build:$$PATH build/job/bin/python3 examples/job/demo.py
