@@ -5,7 +5,7 @@
 #   make test    the plain build and the main tests of the Python front-ends, about ten minutes on two cores
 #   make test-all   builds in several ways and runs every test, about half an hour; make test-rest: all that make test leaves out
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
-#   make test-gpu   runs six tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
+#   make test-gpu   runs seven tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
 #   make bench   benchmarks every collective against Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, against Open MPI and Gloo
@@ -70,6 +70,7 @@ test-gpu: build build/nccl
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_peers $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) $${SHOAL_TEST_PYTHON:-python3} tests/python/test_device.py
+	SHOAL_TEST_CUDA=$(CUDA) $${SHOAL_TEST_PYTHON:-python3} tests/python/test_gpu_scripts.py
 	build/shoal bench allreduce --memory gpu --in-place --check --min 4K --iterations 5
 	build/shoal bench step --memory gpu --profile resnet50 --backward 40
 	bench/bench_gpu.py
