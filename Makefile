@@ -53,8 +53,10 @@ demo-torch: build build/torch/made
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 
 demo-job:
-	@echo "make demo-job: trains on two hosts of this machine, asks the model, writes a report: less than a minute on two idle cores"
-	@[ -e build/job/made ] || echo "this first time it also builds Shoal and installs PyTorch (1 GB): some minutes more"
+	@echo "make demo-job: trains on two hosts of this machine, asks the model, writes a report"
+	@echo "it takes less than a minute on two idle cores"
+	@[ -e build/job/made ] || \
+	 echo "this first time it also builds Shoal, installs PyTorch (1 GB) and compiles the backend: some minutes more"
 	@$(MAKE) --no-print-directory build build/job/made
 	@dev/deps.sh demo
 	@PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/smdistributed SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so \

@@ -76,8 +76,8 @@ def example_page(path):
 def notebook_page(path):
     """Returns the cells of a notebook as a page: its texts, and its programs as blocks."""
     cells = json.loads(path.read_text())["cells"]
-    texts = ("".join(cell["source"]) for cell in cells)
-    return "\n\n".join(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```" for cell, text in zip(cells, texts)) + "\n"
+    forms = {"markdown": "{}", "code": "```python\n{}\n```"}
+    return "\n\n".join(forms[cell["cell_type"]].format("".join(cell["source"])) for cell in cells) + "\n"
 
 
 def figures_pages(source):
@@ -105,7 +105,8 @@ def list_page(source, name, title, entries):
 def index_page(commands, manuals, pythons):
     """Returns README.md with the list of pages in a reader's order: first steps, reference, internals."""
     examples = [path.relative_to(TOP).as_posix() for path in found("examples/*.c", "examples/fashion_mnist/fashion_mnist.c")]
-    groups = {"Start": START, "Guides": GUIDES, "Examples": [*examples, *map(name_of, found("examples/**/README.md", NOTEBOOKS)), "examples/index"],
+    examples += [*map(name_of, found("examples/**/README.md", NOTEBOOKS)), "examples/index"]
+    groups = {"Start": START, "Guides": GUIDES, "Examples": examples,
               "C manual": [*manuals, "genindex"], "Python manual": pythons, "Commands": [f"commands/{name}" for name in commands],
               "For contributors": [*CONTRIBUTORS, "docs/decisions/index", "docs/figures/index", "CHANGELOG", "CONTRIBUTING"]}
     missing = {name_of(path) for path in found("docs/*.md")} - {*START, *GUIDES, *CONTRIBUTORS}

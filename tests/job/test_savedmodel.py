@@ -17,7 +17,8 @@ import urllib.request
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import JSONSerializer, ModelError, TensorFlow, TensorFlowModel, TensorFlowPredictor, serve, serving, tfserving  # noqa: E402
+from shoal.job import JSONSerializer, ModelError, serve, serving, TensorFlow, tfserving  # noqa: E402
+from shoal.job import TensorFlowModel, TensorFlowPredictor  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 
 JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
@@ -101,7 +102,8 @@ def url():
 
 def post(address, body, content_type=JSON, accept=None, attributes=None, path="/invocations"):
     """Returns (status, text, content type)."""
-    headers = {name: value for name, value in (("Content-Type", content_type), ("Accept", accept), (ATTRIBUTES, attributes)) if value}
+    given = {"Content-Type": content_type, "Accept": accept, ATTRIBUTES: attributes}
+    headers = {name: value for name, value in given.items() if value}
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(address + path, data, headers), timeout=60) as answer:
@@ -163,7 +165,8 @@ def models_and_versions_are_chosen_by_a_header():
     body = {"instances": [[1, 2]]}
     expect_answer({"predictions": [[2, 4]]}, body, attributes="tfs-model-version=1")
     expect_answer({"predictions": [[3, 6]]}, body, attributes="tfs-model-name=model,tfs-model-version=2,other=x")
-    expect_refused(404, "NoSuchModel", "there is no version 7 of the model model: ask for one of 1, 2", body, attributes="tfs-model-version=7")
+    unknown = "there is no version 7 of the model model: ask for one of 1, 2"
+    expect_refused(404, "NoSuchModel", unknown, body, attributes="tfs-model-version=7")
     expect_refused(404, "NoSuchModel", "there is no model x: ask for one of model", body, attributes="tfs-model-name=x")
     expect_refused(400, "UnsupportedMethod", "the method classify is not served", body, attributes="tfs-method=classify")
 
@@ -182,7 +185,8 @@ def requests_that_do_not_fit_are_told_apart():
              ({"instances": [{"x": [1, 2]}, [1, 2]]}, "InvalidInput", "instance 1 has no names"),
              ({"signature_name": "two", "instances": [1]}, "InvalidInput", "the model has the inputs a, b"),
              ({"signature_name": "none", "instances": [1]}, "NoSuchSignature", "serving_default, small, texts, two"),
-             ({**small, "inputs": [300]}, "InvalidInput", "too large or too small"), ({**small, "inputs": [1.5]}, "InvalidInput", "not float64"),
+             ({**small, "inputs": [300]}, "InvalidInput", "too large or too small"),
+             ({**small, "inputs": [1.5]}, "InvalidInput", "not float64"),
              ({**small, "instances": [1, 2]}, "InvalidOutput", 'output "total" has the shape ()'),
              ({**small, "inputs": [201]}, "InvalidArgument", "too bright"),
              ({"signature_name": "texts", "instances": [3]}, "InvalidInput", "only texts"),
@@ -199,7 +203,8 @@ def the_model_answers_at_its_own_address():
     """That of TensorFlow Serving, which scripts ask."""
     status, text, _ = post(url(), {"instances": [[1, 2]]}, path="/v1/models/model/versions/1:predict")
     expect(status == 200 and json.loads(text) == {"predictions": [[2, 4]]}, status, text)
-    for path, code, wanted in (("/v1/models/other:predict", 404, "there is no model other"), ("/v1/models/model:regress", 400, "regress"),
+    for path, code, wanted in (("/v1/models/other:predict", 404, "there is no model other"),
+                               ("/v1/models/model:regress", 400, "regress"),
                                ("/v1/models/model", 404, "is not /v1/models/NAME")):
         status, text, _ = post(url(), {"instances": [[1, 2]]}, path=path)
         expect(status == code and wanted in json.loads(text)["error"], path, status, text)
@@ -251,8 +256,9 @@ def a_handler_asks_the_model_itself():
 
 
 def scripts_without_the_functions_are_refused():
-    for script, text in (("def input_handler(data, context): pass\n", "must define handler, or both input_handler and output_handler"),
-                         ("x = 1\n", "must define handler"), ("def handler(:\n", "raised SyntaxError")):
+    both = "must define handler, or both input_handler and output_handler"
+    for script, text in (("def input_handler(data, context): pass\n", both), ("x = 1\n", both),
+                         ("def handler(:\n", "raised SyntaxError")):
         try:
             serve.start(str(archive_make("wrong.tar.gz", script))).stop()
         except serve.ServeError as error:
@@ -270,8 +276,9 @@ def a_script_with_model_fn_loads_the_model_itself():
 
 
 def models_that_cannot_be_served_are_one_error():
-    for place, text in (("odd/export", "the SavedModel is in export of the model, and only folders with a number are served: export it to "
-                                       "SM_MODEL_DIR/1"), ("broken/1", "the SavedModel in broken/1 cannot be loaded: ")):
+    unnumbered = ("the SavedModel is in export of the model, and only folders with a number are served: export it to "
+                  "SM_MODEL_DIR/1")
+    for place, text in (("odd/export", unnumbered), ("broken/1", "the SavedModel in broken/1 cannot be loaded: ")):
         (ROOT / place).mkdir(parents=True)
         (ROOT / place / "saved_model.pb").write_bytes(b"no model")
         folder = (ROOT / place).parent
@@ -288,7 +295,8 @@ def models_that_cannot_be_served_are_one_error():
 def a_model_is_deployed_and_asked():
     model = TensorFlowModel(model_data=str(archive_make("deployed.tar.gz")), role="role", framework_version="2.12")
     predictor = model.deploy(initial_instance_count=1, instance_type="ml.c5.xlarge")
-    expect(isinstance(predictor, TensorFlowPredictor) and predictor.predict({"instances": [[1, 2]]}) == {"predictions": [[3, 6]]})
+    expect(isinstance(predictor, TensorFlowPredictor), type(predictor))
+    expect(predictor.predict({"instances": [[1, 2]]}) == {"predictions": [[3, 6]]})
     first = TensorFlowPredictor(predictor.endpoint_name, serializer=JSONSerializer(), model_version="1")
     expect(first.predict([[1, 2]]) == {"predictions": [[2, 4]]})
     expect(first.predict([[1, 2]], {"CustomAttributes": "tfs-model-name=model"}) == {"predictions": [[2, 4]]})
@@ -315,8 +323,8 @@ def an_estimator_serves_what_its_script_has_exported():
     """A model of Keras. The training script has no functions for an endpoint, so the endpoint does not run it."""
     (ROOT / "train.py").write_text(TRAIN)
     os.environ["SHOAL_JOBS"] = str(ROOT / "jobs")
-    estimator = TensorFlow(entry_point=str(ROOT / "train.py"), role="role", instance_count=1, instance_type="local", framework_version="2.12",
-                           py_version="py310", model_dir=False)
+    estimator = TensorFlow(entry_point=str(ROOT / "train.py"), role="role", instance_count=1, instance_type="local",
+                           framework_version="2.12", py_version="py310", model_dir=False)
     with contextlib.redirect_stdout(io.StringIO()) as out:
         estimator.fit()
     expect("trained" in out.getvalue(), out.getvalue())
@@ -330,10 +338,12 @@ if __name__ == "__main__":
     tensorflow_add()
     try:
         model_make()
-        run_cases([rows_and_columns_are_answered, signatures_are_chosen_by_name, texts_and_bytes_are_passed, other_bodies_become_rows,
-                   models_and_versions_are_chosen_by_a_header, requests_that_do_not_fit_are_told_apart, the_model_answers_at_its_own_address,
-                   a_pair_of_handlers_surrounds_the_model, a_handler_asks_the_model_itself, scripts_without_the_functions_are_refused,
-                   a_script_with_model_fn_loads_the_model_itself, models_that_cannot_be_served_are_one_error, a_model_is_deployed_and_asked,
+        run_cases([rows_and_columns_are_answered, signatures_are_chosen_by_name, texts_and_bytes_are_passed,
+                   other_bodies_become_rows, models_and_versions_are_chosen_by_a_header,
+                   requests_that_do_not_fit_are_told_apart, the_model_answers_at_its_own_address,
+                   a_pair_of_handlers_surrounds_the_model, a_handler_asks_the_model_itself,
+                   scripts_without_the_functions_are_refused, a_script_with_model_fn_loads_the_model_itself,
+                   models_that_cannot_be_served_are_one_error, a_model_is_deployed_and_asked,
                    an_estimator_serves_what_its_script_has_exported])
     finally:
         if Shared.endpoint:

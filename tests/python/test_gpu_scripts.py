@@ -22,6 +22,7 @@ os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARAL
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
 from ranks import Case, Skip, expect  # noqa: E402
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -65,7 +66,7 @@ def device_of(world):
 
 def network():
     torch.manual_seed(1)
-    return torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 def batch(part=slice(None), device="cpu"):
@@ -142,10 +143,10 @@ def both_devices_script(world):
 def fsdp1_script(world, strategy):
     dist.init_process_group(f"{stand_in.NAME}:shoal")
     where = device_of(world)
-    layers = network().to(where)
-    parts = [FullyShardedDataParallel(layer, device_id=where, sharding_strategy=strategy, use_orig_params=True)
-             if isinstance(layer, torch.nn.Linear) else layer for layer in layers]
-    model = FullyShardedDataParallel(torch.nn.Sequential(*parts), device_id=where, sharding_strategy=strategy, use_orig_params=True)
+    options = {"device_id": where, "sharding_strategy": strategy, "use_orig_params": True}
+    parts = [FullyShardedDataParallel(layer, **options) if isinstance(layer, nn.Linear) else layer
+             for layer in network().to(where)]
+    model = FullyShardedDataParallel(nn.Sequential(*parts), **options)
     train(model, sgd(model), batch(mine(world), where))
     with FullyShardedDataParallel.summon_full_params(model):
         expect_as_alone([parameter.clone() for parameter in model.parameters()])
@@ -203,7 +204,8 @@ def deepspeed_script(world, stage):
     deepspeed.init_distributed(dist_backend="shoal")
     model = network().to(where)
     engine, *_ = deepspeed.initialize(model=model, optimizer=sgd(model), config={
-        "train_micro_batch_size_per_gpu": SAMPLES // world.size, "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True})
+        "train_micro_batch_size_per_gpu": SAMPLES // world.size, "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True})
     x, y = batch(mine(world), where)
     for _ in range(STEPS):
         engine.backward(torch.nn.functional.mse_loss(engine(x), y))
@@ -232,7 +234,8 @@ def expect_trained(losses, model, expected, reference):
 
 
 def there_of_accelerate(where):
-    """Returns the arguments of Accelerator. The stand-in takes the place of the CPU in Accelerate's state, which Trainer also uses."""
+    """Returns the arguments of Accelerator. The stand-in takes the place of the CPU in Accelerate's state, which Trainer also
+    uses."""
     from accelerate import PartialState
     if IS_REAL:
         return {}
@@ -242,8 +245,8 @@ def there_of_accelerate(where):
 
 
 def there_of_trainer(where):
-    """Returns the class of Trainer's arguments, and those that choose the device. The stand-in has no pinned memory, which torch's
-    class uses to find unused parameters."""
+    """Returns the class of Trainer's arguments, and those that choose the device. The stand-in has no pinned memory, which
+    torch's class uses to find unused parameters."""
     class StandInArguments(trainers.transformers.TrainingArguments):
         @property
         def _setup_devices(self):
@@ -251,7 +254,9 @@ def there_of_trainer(where):
             there_of_accelerate(where)
             return where
 
-    return (trainers.transformers.TrainingArguments, {}) if IS_REAL else (StandInArguments, {"use_cpu": True, "ddp_find_unused_parameters": False})
+    if IS_REAL:
+        return trainers.transformers.TrainingArguments, {}
+    return StandInArguments, {"use_cpu": True, "ddp_find_unused_parameters": False}
 
 
 def accelerate_script(world):
@@ -276,8 +281,8 @@ def accelerate_script(world):
 
 def trainer_script(world):
     reference, texts = trainers.gpt(), trainers.Texts()
-    expected = trainers.alone(reference, lambda model, rows: model(input_ids=rows, labels=rows, num_items_in_batch=rows.numel()).loss,
-                              texts.rows)
+    expected = trainers.alone(
+        reference, lambda model, rows: model(input_ids=rows, labels=rows, num_items_in_batch=rows.numel()).loss, texts.rows)
     dist.init_process_group("shoal")
     where = device_of(world)
     model = trainers.gpt().to(where)
@@ -296,8 +301,8 @@ def trainer_script(world):
 
 
 def there_of_lightning(world):
-    """Returns Lightning's accelerator and strategy. The stand-in has an accelerator of its own, as Lightning's manual describes,
-    and no stream of torch.cuda, which Lightning makes if it passes the device's number to torch's class."""
+    """Returns Lightning's accelerator and strategy. The stand-in has an accelerator of its own, as Lightning's manual
+    describes, and no stream of torch.cuda, which Lightning makes if it passes the device's number to torch's class."""
     name = f"{stand_in.NAME}:shoal"
     if IS_REAL:
         return {"accelerator": "gpu", "strategy": trainers.DDPStrategy(process_group_backend=name)}
@@ -349,8 +354,8 @@ def without_faults(body):
 
 warnings.filterwarnings("ignore")
 CASES = [Case(body.__name__, without_faults(body), sizes=(SIZE,), init=False, fresh=True, timeout_s=120) for body in (
-    smddp_script, smddp_before_1_4, named_device_script, both_devices_script, fsdp1_full, fsdp1_gradients, deepspeed_gradients, deepspeed_full,
-    accelerate_script, trainer_script, lightning_script)]
+    smddp_script, smddp_before_1_4, named_device_script, both_devices_script, fsdp1_full, fsdp1_gradients, deepspeed_gradients,
+    deepspeed_full, accelerate_script, trainer_script, lightning_script)]
 
 
 def why_not():

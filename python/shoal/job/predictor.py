@@ -18,8 +18,8 @@ from .serializers import (BaseDeserializer, BaseSerializer, BytesDeserializer, I
 ANSWER_SECONDS_MAX = 70.0  # as boto's
 ERROR_TEXT_MAX = 4096
 # Arguments of a model without a meaning here.
-IGNORED = ("role", "image_uri", "vpc_config", "dependencies", "framework_version", "py_version", "model_kms_key", "enable_network_isolation",
-           "container_log_level", "code_location", "sagemaker_session")
+IGNORED = ("role", "image_uri", "vpc_config", "dependencies", "framework_version", "py_version", "model_kms_key",
+           "enable_network_isolation", "container_log_level", "code_location", "sagemaker_session")
 _HEADERS = {"target_model": "X-Amzn-SageMaker-Target-Model", "target_variant": "X-Amzn-SageMaker-Target-Variant",
             "inference_id": "X-Amzn-SageMaker-Inference-Id", "custom_attributes": "X-Amzn-SageMaker-Custom-Attributes"}
 # Requests to this machine use no proxy.
@@ -146,8 +146,8 @@ class Model:
     predictor_cls: Type[Predictor] = Predictor
 
     def __init__(self, model_data: str, role: Any = None, entry_point: Optional[str] = None, source_dir: Optional[str] = None,
-                 name: Optional[str] = None, predictor_cls: Optional[Type[Predictor]] = None, env: Optional[Dict[str, str]] = None,
-                 model_server_workers: Optional[int] = None, **kwargs: Any):
+                 name: Optional[str] = None, predictor_cls: Optional[Type[Predictor]] = None,
+                 env: Optional[Dict[str, str]] = None, model_server_workers: Optional[int] = None, **kwargs: Any):
         for word in kwargs:
             if word not in IGNORED:
                 raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{word}'")
@@ -156,8 +156,9 @@ class Model:
         self.predictor_cls = predictor_cls or self.predictor_cls
         self.endpoint_name: Optional[str] = None
 
-    def deploy(self, initial_instance_count: Any = None, instance_type: Any = None, serializer: Optional[BaseSerializer] = None,
-               deserializer: Optional[BaseDeserializer] = None, endpoint_name: Optional[str] = None, port: int = 0) -> Predictor:
+    def deploy(self, initial_instance_count: Any = None, instance_type: Any = None,
+               serializer: Optional[BaseSerializer] = None, deserializer: Optional[BaseDeserializer] = None,
+               endpoint_name: Optional[str] = None, port: int = 0) -> Predictor:
         """Starts an endpoint on this machine and returns when its model is loaded. `port` 0 chooses a free one."""
         from . import serve
         name = endpoint_name or self._name_make()

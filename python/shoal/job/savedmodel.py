@@ -53,7 +53,8 @@ class Models:
         self.loaded: Dict[pathlib.Path, Servable] = {}
         self.lock = threading.Lock()
         if self.default not in self.found:
-            raise ServeError(f"SAGEMAKER_TFS_DEFAULT_MODEL_NAME is {self.default}, and the model has {', '.join(sorted(self.found))}")
+            names = ", ".join(sorted(self.found))
+            raise ServeError(f"SAGEMAKER_TFS_DEFAULT_MODEL_NAME is {self.default}, and the model has {names}")
 
     def get(self, name: Optional[str] = None, version: Optional[str] = None) -> Servable:
         """Returns a model; by default the newest version of the default model. Raises RequestError if there is none."""
@@ -83,14 +84,15 @@ class Servable:
 
     def __init__(self, path: pathlib.Path):
         self.tf = tensorflow_import()
+        place = f"{path.parent.name}/{path.name}"
         try:
             self.model = self.tf.saved_model.load(str(path))
         except Exception as error:  # TensorFlow raises many kinds
-            raise ServeError(f"the SavedModel in {path.parent.name}/{path.name} cannot be loaded: {first_line(error)}") from error
+            raise ServeError(f"the SavedModel in {place} cannot be loaded: {first_line(error)}") from error
         self.signatures = dict(self.model.signatures)
         if not self.signatures:
-            raise ServeError(f"the SavedModel in {path.parent.name}/{path.name} has no signature: write it with model.export(path), or "
-                             "with tf.saved_model.save(model, path, signatures=...)")
+            raise ServeError(f"the SavedModel in {place} has no signature: write it with model.export(path), or with "
+                             "tf.saved_model.save(model, path, signatures=...)")
 
     def answer(self, request: Any) -> Dict[str, Any]:
         """Answers a request of the REST interface. Raises RequestError if the request does not fit the signature."""
@@ -121,7 +123,8 @@ class Servable:
         try:
             array = strings(value) if spec.dtype == self.tf.string else numbers(value, spec.dtype.as_numpy_dtype)
         except (ValueError, TypeError, OverflowError) as error:
-            raise RequestError(400, "InvalidInput", f'input "{name}" must hold {spec.dtype.name}: {first_line(error)}') from error
+            text = f'input "{name}" must hold {spec.dtype.name}: {first_line(error)}'
+            raise RequestError(400, "InvalidInput", text) from error
         if not spec.shape.is_compatible_with(array.shape):
             shape = tuple(spec.shape.as_list())
             raise RequestError(400, "InvalidInput", f'input "{name}" has the shape {array.shape}, and the model takes {shape} '
@@ -134,8 +137,8 @@ def tensorflow_import() -> Any:
     try:
         import tensorflow
     except ImportError as error:
-        raise ServeError("the model is a SavedModel, and this Python has no TensorFlow: pip install tensorflow, or name a Python "
-                         "that has it by SHOAL_PYTHON") from error
+        raise ServeError("the model is a SavedModel, and this Python has no TensorFlow: pip install tensorflow, or name a "
+                         "Python that has it by SHOAL_PYTHON") from error
     return tensorflow
 
 
@@ -175,14 +178,16 @@ def _is_object(value: Any) -> bool:
 
 def _only(names: List[str]) -> str:
     if len(names) != 1:
-        raise RequestError(400, "InvalidInput", f"the model has the inputs {', '.join(sorted(names))}: send an object with these names")
+        raise RequestError(400, "InvalidInput", f"the model has the inputs {', '.join(sorted(names))}: send an object with "
+                                                "these names")
     return names[0]
 
 
 def _names_check(value: Any, names: List[str], what: str) -> None:
     if not isinstance(value, dict) or set(value) != set(names):
         sent = ", ".join(sorted(value)) if isinstance(value, dict) else "no names"
-        raise RequestError(400, "InvalidInput", f"{what} has {sent or 'no names'}, and the model's inputs are {', '.join(sorted(names))}")
+        known = ", ".join(sorted(names))
+        raise RequestError(400, "InvalidInput", f"{what} has {sent or 'no names'}, and the model's inputs are {known}")
 
 
 def numbers(value: Any, dtype: Any) -> Any:
@@ -226,8 +231,8 @@ def predictions(outputs: Mapping[str, Any], rows: int) -> List[Any]:
     """Returns the outputs row by row."""
     for name, array in outputs.items():
         if array.ndim == 0 or len(array) != rows:
-            raise RequestError(400, "InvalidOutput", f'output "{name}" has the shape {array.shape}, not one value for each of {rows} '
-                                                     'instances: ask with "inputs"')
+            raise RequestError(400, "InvalidOutput", f'output "{name}" has the shape {array.shape}, not one value for each of '
+                                                     f'{rows} instances: ask with "inputs"')
     columns = columns_of(outputs)
     return [unnamed({name: column[row] for name, column in columns.items()}) for row in range(rows)]
 

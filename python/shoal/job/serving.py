@@ -379,7 +379,8 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
 
     def answered_check(request: Request) -> None:
         if is_local and not processes.asks_this_machine(request.headers.get("host")):
-            raise RequestError(403, "OtherHost", "this endpoint answers only requests to localhost: --address makes it listen elsewhere")
+            raise RequestError(403, "OtherHost", "this endpoint answers only requests to localhost: --address makes it listen "
+                                                 "elsewhere")
 
     async def invocations(request: Request) -> Response:
         try:

@@ -76,8 +76,8 @@ def handler_make(model_dir: pathlib.Path, program: Optional[str], code: pathlib.
     if LOADERS & names:
         return handler
     if savedmodel.find(model_dir):
-        is_scripted = bool({"*", *HANDLERS} & names) or handler.program == "inference.py" and (handler.code / handler.program).is_file()
-        return SavedModelHandler(model_dir, program, code, is_scripted)
+        is_default = handler.program == "inference.py" and (handler.code / handler.program).is_file()
+        return SavedModelHandler(model_dir, program, code, is_scripted=is_default or bool({"*", *HANDLERS} & names))
     place = savedmodel.misplaced(model_dir)
     if place is not None:
         raise ServeError(f"the SavedModel is in {place} of the model, and only folders with a number are served: export it to "
@@ -170,7 +170,8 @@ class SavedModelHandler(serving.Handler):
         name, version, method = (attributes.get(f"tfs-{word}") for word in ("model-name", "model-version", "method"))
         place = f"{name or self.models.default}" + (f"/versions/{version}" if version else "")
         accept = headers.get("accept") or ANY
-        return Context(name, version, method, f"{self.origin}{REST}{place}:{method or 'predict'}", None, None, headers.get(ATTRIBUTES),
+        uri = f"{self.origin}{REST}{place}:{method or 'predict'}"
+        return Context(name, version, method, uri, None, None, headers.get(ATTRIBUTES),
                        serving.media_type(headers.get("content-type") or JSON), JSON if accept == ANY else accept, len(body))
 
 
@@ -189,7 +190,8 @@ def accepted_kind(accept: str) -> str:
 def request_of(body: bytes, content_type: str) -> Any:
     """Returns a request to the model. Other JSON than TensorFlow Serving's is a row, or rows if it is a list of lists."""
     if content_type not in INPUTS:
-        raise RequestError(415, "UnsupportedContentType", f"Content-Type {content_type} is not understood: send one of {', '.join(INPUTS)}")
+        raise RequestError(415, "UnsupportedContentType",
+                           f"Content-Type {content_type} is not understood: send one of {', '.join(INPUTS)}")
     if content_type == CSV:
         return {savedmodel.ROWS: csv_rows(text_of(body))}
     try:
