@@ -70,7 +70,7 @@ class Response:
 
 def handler_make(model_dir: pathlib.Path, program: Optional[str], code: pathlib.Path) -> serving.Handler:
     """Returns the handler of a model. A SavedModel has its own, unless the script loads the model by itself. Raises
-    ServeError for a SavedModel in a folder whose name is no number, which the containers do not find."""
+    ServeError for a SavedModel in a folder whose name is not a number, which the containers do not find."""
     handler = serving.Handler(model_dir, program, code)
     names = names_defined(handler.code / handler.program)
     if LOADERS & names:
