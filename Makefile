@@ -5,7 +5,7 @@
 #   make test    the plain build and the main tests of the Python front-ends, about ten minutes on two cores
 #   make test-all   builds in several ways and runs every test, about half an hour; make test-rest: all that make test leaves out
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
-#   make test-gpu   runs six tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
+#   make test-gpu   runs seven tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
 #   make bench   benchmarks every collective against Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, against Open MPI and Gloo
@@ -53,7 +53,12 @@ demo-torch: build build/torch/made
 	@dev/deps.sh python
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 
-demo-job: build build/job/made
+demo-job:
+	@echo "make demo-job: trains on two hosts of this machine, asks the model, writes a report"
+	@echo "it takes less than a minute on two idle cores"
+	@[ -e build/job/made ] || \
+	 echo "this first time it also builds Shoal, installs PyTorch (1 GB) and compiles the backend: some minutes more"
+	@$(MAKE) --no-print-directory build build/job/made
 	@dev/deps.sh demo
 	@PYTHONPATH=$(CURDIR)/python:$(CURDIR)/python/smdistributed SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so \
 	 PATH=$(CURDIR)/build:$$PATH build/job/bin/python3 examples/job/demo.py
@@ -68,6 +73,7 @@ test-gpu: build build/nccl
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_peers $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) $${SHOAL_TEST_PYTHON:-python3} tests/python/test_device.py
+	SHOAL_TEST_CUDA=$(CUDA) $${SHOAL_TEST_PYTHON:-python3} tests/python/test_gpu_scripts.py
 	build/shoal bench allreduce --memory gpu --in-place --check --min 4K --iterations 5
 	build/shoal bench step --memory gpu --profile resnet50 --backward 40
 	bench/bench_gpu.py
@@ -125,7 +131,7 @@ build/torch/deepspeed: build/torch/made
 # Packages of training jobs, and software that tests run with Shoal: a virtual environment for each dev/venv/NAME.txt, with
 # NAME.alone.txt.
 .SECONDEXPANSION:
-BESIDE = job inference kubeflow sdk2 sdk3 tensorflow toolkit trainers
+BESIDE = job inference kubeflow notebooks sdk2 sdk3 tensorflow toolkit trainers
 $(BESIDE:%=build/%/made): build/%/made: dev/venv/%.txt $$(wildcard dev/venv/$$*.alone.txt) | build/torch/made
 	@dev/venv.sh $*
 

@@ -55,6 +55,7 @@ struct bench_options {
     int op; /* enum shoal_op */
     bool check;
     int json;       /* 0 table, 1 json */
+    bool wide;      /* all columns of the table */
     int probe;      /* 0 none, 1 memory */
     int iterations; /* 0: depends on the size */
     int seconds;    /* most time for one size, roughly */

@@ -111,9 +111,8 @@ static void header_print(const struct step_result *result)
            options->backward_us / 1e3, options->is_busy ? "busy" : "free",
            options->has_views ? "made in the buffers" : "copied in and out", options->is_on_gpu ? " on a GPU" : "",
            bench_step_compression_name(options->compression), options->steps, options->steps == 1 ? "" : "s");
-    printf(
-        "# medians over the steps; sent: to other ranks, net: of it to other hosts, each in a step; times in milliseconds\n");
-    printf("%5s %5s %10s %10s %10s %12s %12s %10s %9s %9s\n", "rank", "host", "step", "backward", "exposed", "sent", "net",
+    printf("# medians over the steps, times in milliseconds; sent: to other ranks, net: of it to other hosts\n");
+    printf("%5s %5s %10s %10s %10s %11s %11s %10s %9s %9s\n", "rank", "host", "step", "backward", "exposed", "sent", "net",
            "cpu", "copy in", "copy out");
 }
 
@@ -121,7 +120,7 @@ static void rank_row_print(const struct step_result *result, int rank)
 {
     const struct step_report *report = &result->reports[rank];
     char sent[24], network[24];
-    printf("%5d %5.0f %10.2f %10.2f %10.2f %12s %12s %10.2f %9.2f %9.2f\n", rank, report->host, report->step_us / 1e3,
+    printf("%5d %5.0f %10.2f %10.2f %10.2f %11s %11s %10.2f %9.2f %9.2f\n", rank, report->host, report->step_us / 1e3,
            report->backward_us / 1e3, report->exposed_us / 1e3, size_text(report->sent_bytes, sent),
            size_text(report->network_bytes, network), report->cpu_s * 1e3, report->pack_us / 1e3, report->unpack_us / 1e3);
 }
@@ -168,9 +167,9 @@ static void sums_print(const struct step_result *result)
            result->bare_us / 1e3, 100 * hidden(result->exposed_us, result->bare_us));
     printf("hidden    %.1f %% of the %.2f ms that all bytes need on the wire\n",
            100 * hidden(result->exposed_us, result->wire_us), result->wire_us / 1e3);
-    printf("bound     %.2f ms: %s is ready after %.0f %% of the backward pass, and %s must cross the wire from then on\n",
+    printf("bound     %.2f ms for any library: %s is ready after %.0f %% of the backward pass,\n"
+           "          and %s must cross the wire from then on\n",
            result->bound.us / 1e3, tensor->name, 100 * tensor->ready, size_text(result->bound.tail_bytes, size));
-    printf("          the step takes %.3f times the bound with one buffer's own time on the wire\n", over_bound(result));
     printf("buffer    what crosses the wire of the largest (%s) takes %.2f ms as an all-reduce by itself\n",
            size_text(result->buffer_bytes, buffer), result->buffer_us / 1e3);
     optimizer_print(result);

@@ -28,6 +28,7 @@ WRITTEN = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/*.md", "docs/decisions/*.md"
            "python/smdistributed/README.md")
 PICTURES = "docs/pictures"
 PLOTS = ("docs/figures/*.svg",)
+NOTEBOOKS = "examples/notebooks/*.ipynb"
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 # Pages of docs/ in reading order. Each page is in one of these lists.
 START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/how-fast", "docs/support", "docs/not-planned"]
@@ -72,6 +73,13 @@ def example_page(path):
     return "\n".join([*rest.heading(name, "="), f".. literalinclude:: {path.name}", f"   :language: {'python' if path.suffix == '.py' else 'c'}", ""])
 
 
+def notebook_page(path):
+    """Returns the cells of a notebook as a page: its texts, and its programs as blocks."""
+    cells = json.loads(path.read_text())["cells"]
+    forms = {"markdown": "{}", "code": "```python\n{}\n```"}
+    return "\n\n".join(forms[cell["cell_type"]].format("".join(cell["source"])) for cell in cells) + "\n"
+
+
 def figures_pages(source):
     """Writes a page for each family of suites, with tables and plots made from the records."""
     import bench_report
@@ -97,7 +105,8 @@ def list_page(source, name, title, entries):
 def index_page(commands, manuals, pythons):
     """Returns README.md with the list of pages in a reader's order: first steps, reference, internals."""
     examples = [path.relative_to(TOP).as_posix() for path in found("examples/*.c", "examples/fashion_mnist/fashion_mnist.c")]
-    groups = {"Start": START, "Guides": GUIDES, "Examples": [*examples, *map(name_of, found("examples/**/README.md")), "examples/index"],
+    examples += [*map(name_of, found("examples/**/README.md", NOTEBOOKS)), "examples/index"]
+    groups = {"Start": START, "Guides": GUIDES, "Examples": examples,
               "C manual": [*manuals, "genindex"], "Python manual": pythons, "Commands": [f"commands/{name}" for name in commands],
               "For contributors": [*CONTRIBUTORS, "docs/decisions/index", "docs/figures/index", "CHANGELOG", "CONTRIBUTING"]}
     missing = {name_of(path) for path in found("docs/*.md")} - {*START, *GUIDES, *CONTRIBUTORS}
@@ -137,6 +146,8 @@ def site_write(source, commands, manuals):
         source.copy(path)
     for path in found(*SHOWN):
         source.write(f"{path.relative_to(TOP).as_posix()}.rst", example_page(path))
+    for path in found(NOTEBOOKS):
+        source.write(f"{path.relative_to(TOP).as_posix()}.md", notebook_page(path))
     list_page(source, "examples/index", "All files", [f"/{path.relative_to(TOP).as_posix()}" for path in found(*SHOWN)])
     list_page(source, "docs/decisions/index", "Decisions", [path.stem for path in found("docs/decisions/*.md")])
     list_page(source, "docs/figures/index", "Figures", [*figures_pages(source), *(path.stem for path in found("docs/figures/*.md"))])

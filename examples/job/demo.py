@@ -37,6 +37,7 @@ def main():
     os.environ.setdefault("SHOAL_JOBS", tempfile.mkdtemp(prefix="shoal-demo-"))
     bucket_fill(endpoint)
     print(f"S3 at {endpoint}, jobs in {os.environ['SHOAL_JOBS']}", flush=True)
+    print("the workers' first line comes after about ten seconds", flush=True)
     code = subprocess.run([sys.executable, str(HERE / "notebook_cell.py")]).returncode
     server.stop()
     jobs = sorted(pathlib.Path(os.environ["SHOAL_JOBS"]).iterdir())

@@ -140,6 +140,26 @@ def bench_counts_the_bytes_of_the_larger_operand():
         expect(row["bytes"] == 512 and abs(row["busbw_gb_s"] - row["algbw_gb_s"] * factor) < 2e-4, row)
 
 
+def bench_tables_fit_a_hundred_columns():
+    """Times of seconds and sizes of megabytes have the same width as small ones. --wide prints all columns."""
+    common = ["size", "median us", "p99 us", "algbw"]
+    heads = {(): [*common, "busbw", "cpu us", "errors"], ("--probe", "memory"): [*common, "errors", "probe us", "of probe"],
+             ("--wide", "--probe", "memory"): [*common, "busbw", "exchange ns", "loop us", "cpu us", "runs", "errors",
+                                               "probe us", "of probe"]}
+    sizes = ("--min", "32K", "--max", "1M", "--factor", "32")
+    for words, names in heads.items():
+        code, out, err = call(SHOAL, "bench", "allreduce", "-n", "2", *sizes, "--iterations", "3", *words)
+        lines = out.splitlines()
+        rows = [line for line in lines if not line.startswith("#")]
+        expect(code == 0 and re.split(r"\s{2,}", rows[0].strip()) == [*names, "algorithm"], words, out, err)
+        cells = [re.split(r"\s{2,}", row.strip()) for row in rows[1:]]
+        expect([(row[0], row[-1], len(row)) for row in cells] ==
+               [("32 KiB", "one-shot-staged", len(names) + 1), ("1 MiB", "owners-staged", len(names) + 1)], out)
+        expect("--wide" in words or max(map(len, lines)) <= 100, words, out)
+    code, out, err = call(SHOAL, "bench", "step", "-n", "2", "--profile", "resnet50", "--steps", "1", "--backward", "1")
+    expect(code == 0 and max(map(len, out.splitlines())) <= 100, out, err)
+
+
 def bench_names_the_algorithm_that_ran():
     (small,) = bench("allreduce", "-n", "2", "--min", "8", "--max", "8", "--iterations", "5")
     (middle,) = bench("allreduce", "-n", "2", "--min", "32K", "--max", "32K", "--iterations", "5")
@@ -641,7 +661,8 @@ def make_build_says_what_it_built():
         expect(code != 0 and "built" not in out, code, out, err)
 
 
-run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_checks_results_of_every_kind,
+run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_tables_fit_a_hundred_columns,
+           bench_checks_results_of_every_kind,
            bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device,
            beside_nccl_a_table_is_made, make_test_gpu_runs_where_there_is_a_driver, bench_counts_the_bytes_of_the_larger_operand,
            bench_names_the_algorithm_that_ran, bench_runs_under_mpirun, bench_binds_its_workers,

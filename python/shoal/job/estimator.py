@@ -22,7 +22,7 @@ import re
 import sys
 import tempfile
 import time
-from typing import Any, Dict, Iterator, List, Optional, Type, Union
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, Union
 
 from . import distribution as distributions
 from . import reading, repository
@@ -30,7 +30,7 @@ from .document import Channel, Checkpoints, Job, JobError, Metric, Problem, Wher
 from .folder import JobFolder, Status, jobs_folder
 from .inputs import channels_of, whole_uri
 from .metrics import record_of
-from .predictor import Model, Predictor, PyTorchModel, TensorFlowModel
+from .predictor import IGNORED, Model, Predictor, PyTorchModel, TensorFlowModel
 
 logger = logging.getLogger("shoal.job")
 TROUBLESHOOTING = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-python-sdk-troubleshooting.html"
@@ -65,9 +65,7 @@ DEPLOY_IGNORED = (
     "data_capture_config",
     "tags", "serverless_inference_config", "async_inference_config", "volume_size", "model_data_download_timeout",
     "container_startup_health_check_timeout", "inference_recommendation_id", "explainer_config")
-MODEL_IGNORED = ("role", "image_uri", "vpc_config_override", "vpc_config", "dependencies",
-                 "framework_version", "py_version", "model_kms_key", "enable_network_isolation", "container_log_level",
-                 "code_location")
+MODEL_IGNORED = ("vpc_config_override", *IGNORED)
 
 
 class UnexpectedStatusException(ValueError):
@@ -402,10 +400,16 @@ class EstimatorBase:
         if model is None:
             raise JobError(f"job {latest.name} has left no model ({latest.status().status}): a script leaves it in the folder "
                            "that SM_MODEL_DIR names")
+        entry_point, source_dir = self._serving_script(entry_point, source_dir)
+        return self.model_cls(model, entry_point=entry_point, source_dir=source_dir, name=name or self.base_job_name,
+                              predictor_cls=predictor_cls, env=env, model_server_workers=model_server_workers)
+
+    def _serving_script(self, entry_point: Optional[str], source_dir: Optional[str]) -> Tuple[Optional[str], Optional[str]]:
+        """Returns the script that an endpoint loads, and its folder: the given ones, or those of the training."""
         if self.git_config:  # the script is in the job's folder
-            entry_point, source_dir = entry_point or latest.job().entry_point, source_dir or latest.job().source_dir
-        return self.model_cls(model, entry_point or self.entry_point, source_dir or self.source_dir, name or self.base_job_name,
-                              predictor_cls, env, model_server_workers)
+            job = self._latest().job()
+            return entry_point or job.entry_point, source_dir or job.source_dir
+        return entry_point or self.entry_point, source_dir or self.source_dir
 
     def deploy(self, initial_instance_count: Any = None, instance_type: Any = None, serializer: Any = None,
                deserializer: Any = None,
@@ -422,7 +426,7 @@ class EstimatorBase:
         model = self.create_model(name=model_name, **kwargs)
         if ignored:
             logger.warning("deploy: without meaning outside AWS, and ignored: %s", ", ".join(ignored))
-        return model.deploy(serializer, deserializer, endpoint_name)
+        return model.deploy(serializer=serializer, deserializer=deserializer, endpoint_name=endpoint_name)
 
 
 def _refuse_unknown(what: str, kwargs: Dict[str, Any], known: Any) -> None:
@@ -510,6 +514,14 @@ class TensorFlow(Framework):
         _note_compiler(self, compiler_config)
         self.model_dir = model_dir
         self._distribute(distribution, framework_version, py_version)
+
+    def _serving_script(self, entry_point: Optional[str], source_dir: Optional[str]) -> Tuple[Optional[str], Optional[str]]:
+        """As in the SDK, a SavedModel is served without the training script, unless that has functions for an endpoint."""
+        from . import tfserving
+        script, folder = super()._serving_script(entry_point, source_dir)
+        if entry_point or tfserving.LOADERS & tfserving.names_defined(pathlib.Path(folder or "", script or "")):
+            return script, folder
+        return None, None
 
     def _sent_hyperparameters(self) -> Dict[str, Any]:
         sent = super()._sent_hyperparameters()

@@ -17,6 +17,9 @@ from .serializers import (BaseDeserializer, BaseSerializer, BytesDeserializer, I
 
 ANSWER_SECONDS_MAX = 70.0  # as boto's
 ERROR_TEXT_MAX = 4096
+# Arguments of a model without a meaning here.
+IGNORED = ("role", "image_uri", "vpc_config", "dependencies", "framework_version", "py_version", "model_kms_key",
+           "enable_network_isolation", "container_log_level", "code_location", "sagemaker_session")
 _HEADERS = {"target_model": "X-Amzn-SageMaker-Target-Model", "target_variant": "X-Amzn-SageMaker-Target-Variant",
             "inference_id": "X-Amzn-SageMaker-Inference-Id", "custom_attributes": "X-Amzn-SageMaker-Custom-Attributes"}
 # Requests to this machine use no proxy.
@@ -77,7 +80,7 @@ class Predictor:
         headers = {"Content-Type": given.get("ContentType") or self.content_type,
                    "Accept": given.get("Accept") or ", ".join(self.deserializer.ACCEPT)}
         asked = {"target_model": target_model, "target_variant": target_variant, "inference_id": inference_id,
-                 "custom_attributes": custom_attributes}
+                 "custom_attributes": custom_attributes or given.get("CustomAttributes")}
         headers.update({_HEADERS[name]: value for name, value in asked.items() if value is not None})
         body = self.serializer.serialize(data)
         answer = self._ask(body.encode("utf-8") if isinstance(body, str) else body, headers)
@@ -117,13 +120,22 @@ class PyTorchPredictor(Predictor):
 
 
 class TensorFlowPredictor(Predictor):
-    """Sends and receives JSON."""
+    """Sends and receives JSON. `model_name` and `model_version` select a SavedModel, by default the newest version."""
 
     def __init__(self, endpoint_name: str, sagemaker_session: Any = None, serializer: Optional[BaseSerializer] = None,
                  deserializer: Optional[BaseDeserializer] = None, model_name: Optional[str] = None,
                  model_version: Optional[str] = None, component_name: Optional[str] = None, **kwargs: Any):
         super().__init__(endpoint_name, sagemaker_session, serializer or JSONSerializer(), deserializer or JSONDeserializer(),
                          component_name)
+        selected = {"tfs-model-name": model_name, "tfs-model-version": model_version}
+        self._attributes = ",".join(f"{name}={value}" for name, value in selected.items() if value)
+
+    def predict(self, data: Any, initial_args: Optional[Dict[str, Any]] = None, **named: Any) -> Any:
+        """Returns the endpoint's answer. `initial_args["CustomAttributes"]` precedes the name and version."""
+        given = dict(initial_args or {})
+        attributes = [given.get("CustomAttributes"), self._attributes]
+        given["CustomAttributes"] = ",".join(one for one in attributes if one) or None
+        return super().predict(data, given, **named)
 
 
 # ------------------------------------------------------------ models
@@ -133,18 +145,21 @@ class Model:
 
     predictor_cls: Type[Predictor] = Predictor
 
-    def __init__(self, model_data: str, entry_point: Optional[str] = None, source_dir: Optional[str] = None,
+    def __init__(self, model_data: str, role: Any = None, entry_point: Optional[str] = None, source_dir: Optional[str] = None,
                  name: Optional[str] = None, predictor_cls: Optional[Type[Predictor]] = None,
-                 env: Optional[Dict[str, str]] = None,
-                 model_server_workers: Optional[int] = None):
+                 env: Optional[Dict[str, str]] = None, model_server_workers: Optional[int] = None, **kwargs: Any):
+        for word in kwargs:
+            if word not in IGNORED:
+                raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument '{word}'")
         self.model_data, self.entry_point, self.source_dir, self.name = model_data, entry_point, source_dir, name
         self.env, self.model_server_workers = env, model_server_workers
         self.predictor_cls = predictor_cls or self.predictor_cls
         self.endpoint_name: Optional[str] = None
 
-    def deploy(self, serializer: Optional[BaseSerializer] = None, deserializer: Optional[BaseDeserializer] = None,
+    def deploy(self, initial_instance_count: Any = None, instance_type: Any = None,
+               serializer: Optional[BaseSerializer] = None, deserializer: Optional[BaseDeserializer] = None,
                endpoint_name: Optional[str] = None, port: int = 0) -> Predictor:
-        """Starts an endpoint and returns when its model is loaded. `port` 0 chooses a free one."""
+        """Starts an endpoint on this machine and returns when its model is loaded. `port` 0 chooses a free one."""
         from . import serve
         name = endpoint_name or self._name_make()
         if name in _endpoints:

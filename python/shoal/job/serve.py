@@ -27,7 +27,7 @@ import urllib.request
 import zlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from shoal.job import channels, processes, serving
+from shoal.job import channels, processes, serving, tfserving
 from shoal.job.document import local_path
 from shoal.job.fetching import local_errors
 from shoal.job.folder import JobFolder
@@ -135,6 +135,7 @@ def code_put(model: pathlib.Path, entry_point: Optional[str], source_dir: Option
 
 def run_worker(listener: socket.socket, handler: serving.Handler, options: argparse.Namespace) -> int:
     """Loads the model and serves until SIGTERM. Returns the exit code."""
+    handler.origin = origin_of(*listener.getsockname()[:2])
     handler.load()
     import uvicorn
 
@@ -301,7 +302,7 @@ def _serve(options: argparse.Namespace) -> int:
     _packages_check()
     if options.code is not None:  # a worker of a supervisor
         model = pathlib.Path(options.model)
-        handler = serving.Handler(model, options.entry_point, pathlib.Path(options.code))
+        handler = tfserving.handler_make(model, options.entry_point, pathlib.Path(options.code))
         return run_worker(socket.socket(fileno=options.socket), handler, options)
     listener = socket.socket(fileno=options.socket) if options.socket is not None else listen(options.address, options.port)
     with listener, model_unpacked(options.model) as model, tempfile.TemporaryDirectory(prefix="shoal-serve-") as name:
@@ -311,12 +312,21 @@ def _serve(options: argparse.Namespace) -> int:
             program = os.path.basename(program)
         _requirements_tell(code)
         address, port = listener.getsockname()[:2]
-        say(f"http://{f'[{address}]' if ':' in address else address}:{port}/invocations, once the model is loaded")
+        say(f"{url_of(address, port)}/invocations, once the model is loaded")
         command = [sys.executable, "-m", "shoal.job.serve", str(model), "--socket", str(listener.fileno()), "--code", str(code),
                    "--grace", str(options.grace), "--max-bytes", str(options.max_bytes)]
         command += ["--entry-point", program] if program else []
         command += ["--show-errors"] if options.show_errors else []
         return Supervisor(command, listener, options).run()
+
+
+def url_of(address: str, port: int) -> str:
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}"
+
+
+def origin_of(address: str, port: int) -> str:
+    """Returns the URL at which this machine reaches a listening socket."""
+    return url_of({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address), port)
 
 
 def _packages_check() -> None:

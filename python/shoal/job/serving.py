@@ -203,7 +203,11 @@ def default_output_fn(prediction: Any, accept: str) -> Any:
 # ---- the script ----
 
 class Handler:
-    """A model and the functions around it. Call `load` once, then `answer` for each request, on one thread."""
+    """A model and the functions around it. Call `load` once, then `answer` for each request, on one thread. `origin` is the URL
+    at which this machine reaches the endpoint."""
+
+    names: Tuple[str, ...] = NAMES  # the functions that a script may define
+    origin = ""
 
     def __init__(self, model_dir: pathlib.Path, program: Optional[str] = None, code: Optional[pathlib.Path] = None):
         self.model_dir = model_dir
@@ -239,7 +243,7 @@ class Handler:
         if path.parent != self.code:
             sys.path.insert(0, str(path.parent))
         module = self._module(path)
-        return {name: getattr(module, name) for name in NAMES if callable(getattr(module, name, None))}
+        return {name: getattr(module, name) for name in self.names if callable(getattr(module, name, None))}
 
     def _module(self, path: pathlib.Path) -> types.ModuleType:
         """Imports the script under its own name, so that a pickled model finds its classes."""
@@ -258,14 +262,7 @@ class Handler:
         function = self.functions[name]
         if _takes(function, ARGUMENTS[name] + 1):
             arguments = (*arguments, context)
-        try:
-            return function(*arguments)
-        except (RequestError, ServeError):
-            raise
-        except SystemExit as error:
-            raise FunctionError(name, RuntimeError(f"it called sys.exit({error.code})")) from error
-        except Exception as error:
-            raise FunctionError(name, error) from error
+        return called(name, function, *arguments)
 
     def answer(self, body: bytes, headers: Dict[str, str]) -> Tuple[bytes, str]:
         """Returns the body of the answer and its type."""
@@ -280,7 +277,7 @@ class Handler:
             except UnicodeDecodeError as error:
                 raise RequestError(400, "MalformedBody", f"the body is not text in UTF-8: {error}") from error
         context = Context(str(self.model_dir), headers)
-        return _result(self._transform(data, content_type, accept, context), accept)
+        return result_of(self._transform(data, content_type, accept, context), accept)
 
     def _transform(self, data: Any, content_type: str, accept: str, context: Context) -> Any:
         if "transform_fn" in self.functions:
@@ -288,6 +285,18 @@ class Handler:
         asked = self._call("input_fn", context, data, content_type)
         prediction = self._call("predict_fn", context, asked, self.model)
         return self._call("output_fn", context, prediction, accept)
+
+
+def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function of the script. Raises FunctionError for its exceptions."""
+    try:
+        return function(*arguments)
+    except (RequestError, ServeError):
+        raise
+    except SystemExit as error:
+        raise FunctionError(name, RuntimeError(f"it called sys.exit({error.code})")) from error
+    except Exception as error:
+        raise FunctionError(name, error) from error
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
@@ -298,8 +307,8 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _result(result: Any, accept: str) -> Tuple[bytes, str]:
-    """Returns the body and type of what output_fn or transform_fn returned: a body, or a body and its type."""
+def result_of(result: Any, accept: str) -> Tuple[bytes, str]:
+    """Returns the body and its type from the result of output_fn or transform_fn, which may be a body alone."""
     content_type = next(iter(accepted(accept)), JSON)
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], str):
         result, content_type = result
@@ -356,20 +365,26 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
     from starlette.routing import Route
 
     pool = ThreadPoolExecutor(1, thread_name_prefix="predict")
+    rest_pool = ThreadPoolExecutor(1, thread_name_prefix="rest")  # a script on the other thread may wait for its answer
     held = Held(HELD_BODIES * body_bytes_max)
 
     @contextlib.asynccontextmanager
     async def life(_: Any) -> AsyncIterator[None]:
         yield
         pool.shutdown(wait=False)
+        rest_pool.shutdown(wait=False)
 
     async def ping(request: Request) -> Response:
         return Response(b"", media_type=JSON)
 
+    def answered_check(request: Request) -> None:
+        if is_local and not processes.asks_this_machine(request.headers.get("host")):
+            raise RequestError(403, "OtherHost", "this endpoint answers only requests to localhost: --address makes it listen "
+                                                 "elsewhere")
+
     async def invocations(request: Request) -> Response:
         try:
-            if is_local and not processes.asks_this_machine(request.headers.get("host")):
-                raise RequestError(403, "OtherHost", "this endpoint answers only requests to localhost: --address makes it listen elsewhere")
+            answered_check(request)
             with held.one() as add:
                 body = await _body_in_time(request, body_bytes_max, add)
                 loop = asyncio.get_running_loop()
@@ -385,12 +400,28 @@ def application(handler: Handler, show_errors: bool = False, body_bytes_max: int
             return JSONResponse(told, status, more)
         return Response(data, headers={"content-type": content_type})
 
+    async def rest(request: Request) -> Response:
+        """TensorFlow Serving's own interface, for the scripts of a SavedModel."""
+        try:
+            answered_check(request)
+            with held.one() as add:
+                body = await _body_in_time(request, body_bytes_max, add)
+                status, data = await asyncio.get_running_loop().run_in_executor(rest_pool, handler.rest, request.url.path, body)
+        except ClientDisconnect:
+            return Response(b"", 400)
+        except Exception as error:
+            status, told = error_data(error, handler.code, show_errors)
+            data = json.dumps({"error": told["error"]["message"]}).encode()
+        return Response(data, status, media_type=JSON)
+
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = "POST /invocations asks the model, GET /ping whether it is there"
         return JSONResponse({"error": {"type": error.detail, "message": text}}, error.status_code, error.headers)
 
     routes = [Route("/ping", ping, methods=["GET"]), Route("/invocations", invocations, methods=["POST"])]
+    if hasattr(handler, "rest"):
+        routes.append(Route("/v1/models/{rest:path}", rest, methods=["POST"]))
     return Starlette(routes=routes, lifespan=life, exception_handlers={404: refused, 405: refused})
 
 
