@@ -16,7 +16,7 @@
   python    code that users install or run as an example is Python 3.9
   native    Python's declarations match the headers (dev/native.py)
   ptx       the code for GPUs matches its source (dev/ptx.py)
-  figures   the tables of docs/how-fast.md and the chart of README.md match docs/figures
+  figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures
   prose     lines of prose in the pages fit 120 columns, and the decisions that they cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
@@ -374,7 +374,7 @@ def check_prose():
     pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((TOP / "docs").rglob("*.md"))
     for path in (path for path in pages if "figures" not in path.parts):
         for number, line in prose_of(path):
-            is_written = path == readme.PAGE and line.startswith("`bench/")  # dev/readme.py writes such lines
+            is_written = path in readme.PAGES and line.startswith("`bench/")  # dev/readme.py writes such lines
             if len(line) > 120 and " " in line[:120].strip() and not is_written:
                 say(path, number, "prose", "longer than 120 columns")
             for named in re.findall(r"\bdecision (\d+)", line):

@@ -30,7 +30,7 @@ PICTURES = "docs/pictures"
 PLOTS = ("docs/figures/*.svg",)
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 # Pages of docs/ in reading order. Each page is in one of these lists.
-START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/how-fast", "docs/support", "docs/not-planned"]
+START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/glance", "docs/how-fast", "docs/support", "docs/not-planned"]
 GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/outer", "docs/gpu",
           "docs/errors", "docs/trace", "docs/performance"]
 CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/glossary", "docs/style", "docs/testing"]
@@ -52,9 +52,13 @@ class Source:
         path.write_text(text)
 
     def copy(self, path):
-        place = self.folder / path.relative_to(TOP)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
+        self.write(path.relative_to(TOP), shown(path.read_text()))
+
+
+def shown(text):
+    """Returns a page whose pictures follow the site's switch of colors. A <picture> follows the setting of the browser instead."""
+    return re.sub(r'<picture>\s*<source [^>]*srcset="([^"]*)">\s*<img src="([^"]*)" alt="([^"]*)">\s*</picture>',
+                  r'<div class="picture"><img class="only-dark" src="\1" alt="\3"><img class="only-light" src="\2" alt="\3"></div>', text)
 
 
 def found(*patterns):
@@ -103,7 +107,7 @@ def index_page(commands, manuals, pythons):
     missing = {name_of(path) for path in found("docs/*.md")} - {*START, *GUIDES, *CONTRIBUTORS}
     if missing:
         raise command_pages.Wrong(f"docs/sphinx/make.py: in which list is {', '.join(sorted(missing))}?")
-    out = [(TOP / "README.md").read_text()]
+    out = [shown((TOP / "README.md").read_text())]
     for caption, names in groups.items():
         out += ["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""] if names else []
     return "\n".join(out)

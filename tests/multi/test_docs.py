@@ -209,6 +209,15 @@ def lists_hold_all_pages_and_the_list_of_each_page_is_short():
     expect(10 < links < 90, links)  # pages of the docs, of commands and of headers, but no figures and no decisions
 
 
+def pictures_follow_the_switch_of_colors():
+    """A page has each picture for light and for dark colors, and Furo shows one of them."""
+    for name, count in (("index.html", 2), ("docs/glance.html", 4)):
+        shown = re.findall(r'<div class="picture"><img class="only-dark" src="[^"]*-dark.svg" alt="[^"]+"><img class="only-light" src="[^"]*-light.svg"', page(name))
+        expect(len(shown) == count and "<picture>" not in page(name), name, shown)
+    for path in (TOP / "docs/pictures").glob("glance-*.svg"):
+        expect(re.search(r"<title[^>]*>.{20,}</title>\n<desc[^>]*>.{20,}</desc>", path.read_text()), path, "no title or description")
+
+
 def every_record_has_a_table_and_a_plot():
     texts = "".join(page(f"docs/figures/{path.name}") for path in (PAGES / "docs/figures").glob("*.html") if path.name != "index.html")
     suites = [path.stem.removeprefix("bench-") for path in TOP.glob("docs/figures/bench-*.jsonl")]
@@ -297,7 +306,7 @@ try:
     run_cases([pages_render_without_a_warning, the_c_program_of_the_quick_start_runs, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
                no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
-               every_record_has_a_table_and_a_plot, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
+               every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
                faults_of_the_sources_are_told, a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)
