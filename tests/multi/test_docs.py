@@ -72,19 +72,6 @@ def pages_render_without_a_warning():
     expect(all(f"Shoal {version}" in path.read_text() for path in PAGES.rglob("docs/*.html")), "the version on each page")
 
 
-def the_c_program_of_the_quick_start_runs():
-    """tests/python/test_quick_start.py runs those in Python."""
-    text = (TOP / "docs/quick-start.md").read_text()
-    if not (COMMAND.parent / "libshoal.so").exists():
-        raise Skip(f"{COMMAND.parent}/libshoal.so is not built")
-    source = ROOT / "sum.c"
-    source.write_text(re.search(r"```c\n(.*?)```", text, re.S)[1])
-    code, out, err = call("cc", source, f"-I{TOP}/include", f"-L{COMMAND.parent}", "-lshoal", f"-Wl,-rpath,{COMMAND.parent}", "-o", ROOT / "sum")
-    expect(code == 0, out, err)
-    code, out, err = call(COMMAND, "run", "-n", "2", ROOT / "sum")
-    expect(code == 0 and "rank 0: 2 4 6" in out and "rank 1: 2 4 6" in out, out, err)
-
-
 def every_exported_symbol_has_a_place_and_a_text():
     """A symbol's text is its own, or that of the declarations before it if it also describes this one."""
     symbols = re.findall(r"^\s+(shoal_\w+);", (TOP / "src/shoal.map").read_text(), re.M)
@@ -303,7 +290,7 @@ def what_is_missing_is_told():
 
 
 try:
-    run_cases([pages_render_without_a_warning, the_c_program_of_the_quick_start_runs, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
+    run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
                no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
                every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
