@@ -12,7 +12,8 @@
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
 #   make bench-torch  PyTorch's back-end, against Gloo and DeepSpeed
 #   make build   the command build/shoal, and the libraries in the same folder
-#   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx
+#   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx;
+#                   RELEASE=1: the site of this version, in a folder of its own, which later ones link to
 #   make deps    installs only the packages that the targets need
 #   make check   the checks that need no build: dependencies between modules, symbols, format
 #   make clean   removes build directories
@@ -137,7 +138,7 @@ bench-torch: build build/torch/made build/torch/deepspeed
 	@build/torch/bin/python3 bench/bench_torch.py $(ARGS)
 
 docs: build build/sphinx/made
-	@build/sphinx/bin/python3 docs/sphinx/make.py html build/docs build/shoal
+	@build/sphinx/bin/python3 docs/sphinx/make.py html build/docs build/shoal $(if $(RELEASE),--release)
 	@build/sphinx/bin/python3 docs/sphinx/make.py man build/docs build/shoal
 	@echo "made: build/docs/html/index.html and manual pages, as in: man -M build/docs shoal_allreduce"
 

@@ -13,17 +13,17 @@ from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-docs-"))
-PAGES = ROOT / "html"
+PAGES = ROOT / "html/latest"
 COMMAND = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
 PYTHON = COMMAND.parent / "sphinx/bin/python3"
 HEADER = TOP / "include/shoal/shoal.h"
 HEADERS = sorted(HEADER.parent.glob("*.h"), key=lambda path: path != HEADER)
 
 
-def render(tree=TOP, out=ROOT):
+def render(tree=TOP, out=ROOT, *more):
     if not PYTHON.exists():
         raise Skip(f"no Sphinx at {PYTHON.parent.parent}: `make build/sphinx/made`")
-    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), timeout=240)
+    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), *more, timeout=240)
 
 
 def page(name):
@@ -224,6 +224,38 @@ def pages_fit_a_phone():
     expect(re.search(r"\bpre\{[^}]*overflow:auto", style), "long lines run off blocks of code")
 
 
+def versions_link_to_each_other():
+    """A released version has a folder of its own, which stays as it is. Its pages and those of the latest link to each other."""
+    page("index.html")
+    site = PAGES.parent
+    (site / "0.0.9/docs").mkdir(parents=True)
+    for name in ("objects.inv", "index.html", "docs/errors.html"):
+        (site / "0.0.9" / name).write_text("old")
+    version = re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]
+    expect(render(TOP, ROOT, "--release") == (0, "", ""), "the released version is not made")
+    code, out, err = render(TOP, ROOT, "--release")
+    expect(code == 2 and "stay as they are" in err, code, out, err)
+    listed = json.loads((site / "versions.json").read_text())
+    expect([one["folder"] for one in listed] == ["latest", version, "0.0.9"], listed)
+    expect(listed[2]["pages"] == ["docs/errors.html", "index.html"] and len(listed[0]["pages"]) > 100, listed[2])
+    expect("url=latest/index.html" in (site / "index.html").read_text() and (site / "0.0.9/index.html").read_text() == "old")
+    for folder, told in (("latest", f"Version {version}, latest"), (version, f"Version {version}")):
+        for name in ("index.html", "docs/errors.html"):
+            expect(f"<summary>{told}</summary>" in (site / folder / name).read_text(), folder, name)
+    links_of_versions(site / version, "docs/errors.html", ["latest/docs/errors.html", f"{version}/docs/errors.html", "0.0.9/docs/errors.html"])
+    links_of_versions(PAGES, "docs/glance.html", ["latest/docs/glance.html", f"{version}/docs/glance.html", "0.0.9/index.html"])
+
+
+def links_of_versions(folder, name, wanted):
+    """Opens a page as a file in a browser, and compares the links that its script has made."""
+    if not shutil.which("chromium"):
+        raise Skip("no chromium opens the pages")
+    code, out, err = call("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={ROOT}/browser", "--dump-dom",
+                          f"file://{folder / name}", timeout=120)
+    links = re.findall(r'<a href="([^"]*)"', out.partition('class="versions"')[2].partition("</details>")[0])
+    expect([((folder / name).parent / link).resolve() for link in links] == [folder.parent / one for one in wanted], code, links, err)
+
+
 def search_finds_names_and_settings():
     page("index.html")
     index = json.loads((PAGES / "searchindex.js").read_text().removeprefix("Search.setIndex(").removesuffix(")"))
@@ -254,7 +286,7 @@ FAULTS = (  # file, old text, new text, expected message
     ("docs/style.md", "# Style", "# Style\n\n[more](errors.md#no-such-place)", "no-such-place"),
 )
 NEEDED = ("docs/sphinx/make.py", "docs/sphinx/conf.py", "docs/sphinx/rest.py", "docs/sphinx/header_pages.py", "docs/sphinx/command_pages.py", "docs/sphinx/python_pages.py",
-          "docs/sphinx/shoal.css", "docs/errors.md", "docs/style.md", "bench/bench_report.py", "bench/bench_record.py", "src/shoal.map",
+          "docs/sphinx/shoal.css", "docs/sphinx/selector.js", "docs/sphinx/templates/versions.html", "docs/errors.md", "docs/style.md", "bench/bench_report.py", "bench/bench_record.py", "src/shoal.map",
           "examples/01_hello.c", "README.md", "docs/pictures/all-reduce-light.svg", "CHANGELOG.md", "CONTRIBUTING.md", "meson.build")
 
 
@@ -293,7 +325,7 @@ try:
     run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
                no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
-               every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
+               every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors, versions_link_to_each_other, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
                faults_of_the_sources_are_told, a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)
