@@ -12,7 +12,7 @@
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
 #   make bench-torch  PyTorch's back-end, against Gloo and DeepSpeed
 #   make build   the command build/shoal, and the libraries in the same folder
-#   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx;
+#   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages;
 #                   RELEASE=1: the site of this version, in a folder of its own, which later ones link to
 #   make deps    installs only the packages that the targets need
 #   make check   the checks that need no build: dependencies between modules, symbols, format

@@ -16,7 +16,8 @@
   python    code that users install or run as an example is Python 3.9
   native    Python's declarations match the headers (dev/native.py)
   ptx       the code for GPUs matches its source (dev/ptx.py)
-  figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures
+  figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures;
+            pictures match their descriptions (dev/drawings.py)
   prose     lines of prose in the pages fit 120 columns, and the decisions that they cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
@@ -28,6 +29,7 @@ import shutil
 import subprocess
 import sys
 
+import drawings
 import native
 import ptx
 import readme
@@ -401,7 +403,7 @@ def check_ptx():
 
 
 def check_figures():
-    for path, line, mend in readme.differences():
+    for path, line, mend in (*readme.differences(), *drawings.differences()):
         say(path, line, "figures", mend)
     for page, line, mend in version_records.differences():
         say(TOP / page, line, "versions", mend)

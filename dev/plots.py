@@ -10,19 +10,21 @@ from bench_report import TITLES, Axis, number_text, record_read, size_text  # no
 from svg import Picture, markup  # noqa: E402
 
 FIGURES = TOP / "docs/figures"
-# Pixels: the whole, room for labels on the left and on the right, room for the title. Words can still be read at a phone's width.
+# Pixels: the whole, room for labels on the left and on the right, room for the title. At a phone's width words can still be
+# read.
 WIDTH, LEFT, RIGHT, HEAD = 580, 66, 104, 66
 STEPS = (("ResNet-50", "torch-ddp-resnet50"), ("GPT-2", "torch-ddp-gpt2"))
 PEERS = (("impi", "a", "Intel MPI"), ("openmpi", "b", "Open MPI"), ("mpich", "c", "MPICH"))
 NAMES = {**TITLES, "shoal": "Shoal"}
 FAILURES = {  # cases of the record -> label
-    "3 hosts x 2, the `shoal run` of a host is killed": "`shoal run` of a host is killed, 3 hosts",
+    "3 hosts x 2, the `shoal run` of a host is killed": "shoal run of a host is killed, 3 hosts",
     "3 hosts x 2, the ranks blame one of them": "the ranks blame a rank, 3 hosts",
     "2 hosts x 2, a worker is killed; the others compute with Shoal": "a rank is killed, 2 hosts",
     "8 hosts x 1, the same": "a rank is killed, 8 hosts",
     "2 hosts x 1, a worker exits with code 3; the other knows nothing of Shoal": "exit code 3, no Shoal in the program",
     "3 hosts x 2, the cable of a host is cut; the workers ignore SIGTERM": "a cable is cut, SIGTERM ignored",
-    "3 hosts x 2, a worker is killed; the others know nothing of Shoal and ignore SIGTERM": "a worker is killed, SIGTERM ignored"}
+    "3 hosts x 2, a worker is killed; the others know nothing of Shoal and ignore SIGTERM":
+        "a worker is killed, SIGTERM ignored"}
 
 
 def record(suite):
@@ -30,8 +32,8 @@ def record(suite):
 
 
 def caption(told, what):
-    machine = told["machine"]
-    return f"`{told['command']}` on {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel'].partition('-')[0]}. {what}"
+    machine, kernel = told["machine"], told["machine"]["kernel"].partition("-")[0]
+    return f"`{told['command']}` on {machine['cpu']}, {machine['cores']} cores, Linux {kernel}. {what}"
 
 
 def rounds_text(counts):
@@ -61,7 +63,8 @@ def near(told):
 def times_over_shoal():
     """Returns (label, color, {size: time over Shoal's}) for each peer."""
     rows, gloo = near(record("plain")), near(record("torch-all_reduce-2"))
-    lines = [(title, color, {row["bytes"]: row["times_us"][name] / row["times_us"]["shoal"] for row in rows}) for name, color, title in PEERS]
+    lines = [(title, color, {row["bytes"]: row["times_us"][name] / row["times_us"]["shoal"] for row in rows})
+             for name, color, title in PEERS]
     return [*lines, ("Gloo", "d", {row["bytes"]: row["ratio"]["value"] for row in gloo})]
 
 
@@ -71,11 +74,13 @@ def sizes_plot():
     x, y = Axis(sizes[0], sizes[-1], LEFT + 10, WIDTH - RIGHT), Axis(0.5, 1024, 414, HEAD + 14)
     mpis, gloo = [value for *_, values in lines[:-1] for value in values.values()], lines[-1][2].values()
     picture = Picture(WIDTH, 462, "All-reduce of two ranks by size: time of other libraries over Shoal's",
-                      f"Intel MPI, Open MPI and MPICH take {number_text(min(mpis))} to {number_text(max(mpis))} times as long as Shoal; "
-                      f"Gloo, from PyTorch, {number_text(min(gloo))} to {number_text(max(gloo))} times.")
-    heading(picture, "All-reduce of two ranks: time over Shoal's", "above 1, Shoal is faster; MPIs from C, Gloo from PyTorch; logarithmic axes")
+                      f"Intel MPI, Open MPI and MPICH take {number_text(min(mpis))} to {number_text(max(mpis))} times as long "
+                      f"as Shoal; Gloo, from PyTorch, {number_text(min(gloo))} to {number_text(max(gloo))} times.")
+    heading(picture, "All-reduce of two ranks: time over Shoal's",
+            "above 1, Shoal is faster; MPIs from C, Gloo from PyTorch; logarithmic axes")
     for times in (0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-        picture.line([(LEFT, y.at(times)), (WIDTH - RIGHT + 10, y.at(times))], "shoal" if times == 1 else "grid", 2.5 if times == 1 else 1)
+        line = [(LEFT, y.at(times)), (WIDTH - RIGHT + 10, y.at(times))]
+        picture.line(line, *(("shoal", 2.5) if times == 1 else ("grid", 1)))
         picture.write(LEFT - 8, y.at(times) + 5, f"{times:,g}x", "soft", "end", size=13)
     for size in (8, 512, 32 << 10, 2 << 20, 256 << 20):
         picture.write(x.at(size), 436, size_text(size), "soft", "middle", size=13)
@@ -92,8 +97,9 @@ def sizes_plot():
 def sizes_caption():
     plain, gloo = record("plain"), record("torch-all_reduce-2")
     counts = [row["rounds"] for told in (plain, gloo) for row in near(told)]
-    return caption(plain, f"Gloo: `{gloo['command']}`, on the same machine, Shoal also from PyTorch. Float32, plain memory, out of place in C; medians "
-                          f"of {rounds_text(counts)} in which the cores shared a cache. At small sizes Gloo waits for a thread of its own.")
+    return caption(plain, f"Gloo: `{gloo['command']}`, on the same machine, Shoal also from PyTorch. Float32, plain memory, "
+                          f"out of place in C; medians of {rounds_text(counts)} in which the cores shared a cache. At small "
+                          "sizes Gloo waits for a thread of its own.")
 
 
 # ---- Training steps ----------------------------------------------------------------------------------------------------------
@@ -107,8 +113,9 @@ def step_of(told, name):
 def steps_plot():
     steps = [(model, name, *step_of(record(suite), name)) for model, suite in STEPS for name in ("Gloo", "Shoal")]
     longest = max(step for *_, step in steps)
-    picture = Picture(WIDTH, 296, "Training steps through PyTorch's DDP: what communication adds", " ".join(
-        f"{model} with {name}: {bare:.0f} ms of computation, {step - bare:.0f} ms of communication that is not hidden." for model, name, bare, step in steps))
+    described = [f"{model} with {name}: {bare:.0f} ms of computation, {step - bare:.0f} ms of communication that is not hidden."
+                 for model, name, bare, step in steps]
+    picture = Picture(WIDTH, 296, "Training steps through PyTorch's DDP: what communication adds", " ".join(described))
     heading(picture, "A training step through PyTorch's DDP, two ranks",
             "light: the step alone; strong: what communication adds; shorter is better")
     for number, (model, name, bare, step) in enumerate(steps):
@@ -124,8 +131,9 @@ def steps_plot():
 def steps_caption():
     told = [record(suite) for _, suite in STEPS]
     counts = [len({point["round"] for point in one["points"]}) for one in told]
-    return caption(told[0], f"GPT-2: `{told[1]['command']}`. Each value: {told[0]['what']}; {rounds_text(counts)}. Each rank has one core, so a rank that "
-                            "sums cannot compute meanwhile. The steps have gradients as long as the models' (102 and 498 MB).")
+    return caption(told[0], f"GPT-2: `{told[1]['command']}`. Each value: {told[0]['what']}; {rounds_text(counts)}. Each rank "
+                            "has one core, so a rank that sums cannot compute meanwhile. The steps have gradients as long as "
+                            "the models' (102 and 498 MB).")
 
 
 # ---- Wire --------------------------------------------------------------------------------------------------------------------
@@ -135,9 +143,11 @@ def wire_plot():
     series = [("shoal", "shoal"), ("openmpi", "b"), ("gloo", "d")]
     x, y_of = Axis(rows[0]["bytes"], rows[-1]["bytes"], LEFT + 10, WIDTH - RIGHT), lambda share: 374 - share * 260
     last = {name: rows[-1]["shares"][name] for name, _ in series}
-    picture = Picture(WIDTH, 422, "All-reduce of four hosts: share of the wire that is used", "At " + size_text(rows[-1]["bytes"]) + " " + ", ".join(
-        f"{NAMES[name]} uses {share * 100:.0f} %" for name, share in last.items()) + ".")
-    heading(picture, "All-reduce over four hosts at 1 Gbit/s: share of the wire", "100 % is the rate of one stream of iperf3 between two of these hosts")
+    described = ", ".join(f"{NAMES[name]} uses {share * 100:.0f} %" for name, share in last.items())
+    picture = Picture(WIDTH, 422, "All-reduce of four hosts: share of the wire that is used",
+                      f"At {size_text(rows[-1]['bytes'])} {described}.")
+    heading(picture, "All-reduce over four hosts at 1 Gbit/s: share of the wire",
+            "100 % is the rate of one stream of iperf3 between two of these hosts")
     for share in (0, 0.25, 0.5, 0.75, 1):
         picture.line([(LEFT, y_of(share)), (WIDTH - RIGHT + 10, y_of(share))], "grid")
         picture.write(LEFT - 8, y_of(share) + 5, f"{share * 100:.0f} %", "soft", "end", size=13)
@@ -148,14 +158,14 @@ def wire_plot():
         picture.line(points, color, 3 if name == "shoal" else 2)
         for point in points:
             picture.dot(*point, color)
-    order = sorted(series, key=lambda one: -last[one[0]])
-    label_all(picture, WIDTH - RIGHT + 18, [(y_of(last[name]) - 12 + number / 100, NAMES[name], color) for number, (name, color) in enumerate(order)])
+    label_all(picture, WIDTH - RIGHT + 18, [(y_of(last[name]) - 12, NAMES[name], color) for name, color in series])
     return picture
 
 
 def wire_caption():
     told = record("hosts-4x1-all-reduce")
-    return caption(told, f"Four emulated hosts (network namespaces) of one rank share the machine's cores; {rounds_text([told['summary'][0]['rounds']])}. "
+    rounds = rounds_text([row["rounds"] for row in told["summary"]])
+    return caption(told, f"Four emulated hosts (network namespaces) of one rank share the machine's cores; {rounds}. "
                          "A share above 100 % is a burst that the traffic shaper lets through.")
 
 
@@ -164,12 +174,14 @@ def wire_caption():
 def failures_plot():
     cases = {row["case"]: row["value"] for row in record("ends")["summary"]}
     longest, room = max(one["most"] for one in cases.values()), WIDTH - 356
-    picture = Picture(WIDTH, HEAD + 26 + 36 * len(FAILURES), "After a failure: seconds until the job has ended on all hosts", "; ".join(
-        f"{label}: {cases[case]['value']:.2f} s" for case, label in FAILURES.items()) + ".")
-    heading(picture, "After a failure: seconds until all hosts have ended", "every host has named the first cause by then; the promise is 5 s")
+    described = "; ".join(f"{label}: {cases[case]['value']:.2f} s" for case, label in FAILURES.items())
+    picture = Picture(WIDTH, HEAD + 26 + 36 * len(FAILURES), "After a failure: seconds until the job has ended on all hosts",
+                      f"{described}.")
+    heading(picture, "After a failure: seconds until all hosts have ended",
+            "every host has named the first cause by then; the promise is 5 s")
     for number, (case, label) in enumerate(FAILURES.items()):
         top, value = HEAD + 10 + 36 * number, cases[case]["value"]
-        picture.write(268, top + 19, label.replace("`", ""), "text", "end", size=14)
+        picture.write(268, top + 19, label, "text", "end", size=14)
         picture.box(278, top, max(value / longest * room, 2), 24, "shoal")
         picture.write(286 + value / longest * room, top + 18, f"{value:.2f} s", "soft")
     return picture
@@ -178,8 +190,9 @@ def failures_plot():
 def failures_caption():
     told = record("ends")
     counts = [row["rounds"] for row in told["summary"]]
-    return caption(told, f"Emulated hosts; medians of {rounds_text(counts)}, from the failure until the last `shoal run` has returned. A program "
-                         "without Shoal has no rank that notices, so its workers get SIGTERM and then SIGKILL.")
+    return caption(told, f"Emulated hosts; medians of {rounds_text(counts)}, from the failure until the last `shoal run` has "
+                         "returned. A program without Shoal has no rank that notices, so its workers get SIGTERM and then "
+                         "SIGKILL.")
 
 
 # name -> (alternative text, picture, caption)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the figures on record in docs/figures into pages: the tables of docs/how-fast.md and the plots of docs/glance.md (plots.py),
-between the comments that name them, and the bar chart of README.md. Pictures are for light and dark pages.
+"""Writes the figures on record in docs/figures into pages: the tables of docs/how-fast.md and the plots of docs/glance.md
+(plots.py), between the comments that name them, and the bar chart of README.md. Pictures are for light and dark pages.
 
   dev/readme.py            writes them
   dev/readme.py --check    prints differences; exit code 1 if there are any (dev/check.py runs the same check)
@@ -122,16 +122,18 @@ def written(page, blocks):
     record lacks its figures."""
     text = page.read_text()
     for name, make in blocks.items():
-        text, count = re.subn(BLOCK.format(re.escape(name)), lambda match: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.S)
+        block = BLOCK.format(re.escape(name))
+        text, count = re.subn(block, lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.S)
         if count != 1:
-            raise ValueError(f"{page.name} has {count} blocks \"<!-- dev/readme.py: {name} -->\" that end with \"<!-- end -->\"")
+            raise ValueError(f'{page.name} has {count} blocks "<!-- dev/readme.py: {name} -->" that end with "<!-- end -->"')
     return text
 
 
 def pictures():
     """Returns each picture's path and text."""
     drawn = {name: plot().text for name, (_, plot, _) in plots.PLOTS.items()}
-    return {PICTURES / f"{name}-{scheme}.svg": text(scheme) for name, text in {"all-reduce": chart, **drawn}.items() for scheme in COLORS}
+    return {PICTURES / f"{name}-{scheme}.svg": text(scheme)
+            for name, text in {"all-reduce": chart, **drawn}.items() for scheme in COLORS}
 
 
 def page_differences(page, blocks):

@@ -2,12 +2,13 @@
 import html
 import math
 
-COLORS = {"light": {"text": "#1f2328", "soft": "#59636e", "grid": "#d8dee4", "back": "#ffffff", "fill": "#eef2f6", "shoal": "#0072b2",
-                    "shoal-fill": "#dbeaf6", "peer": "#b8c0c8", "peer-soft": "#dfe3e8", "alarm": "#c0392b", "alarm-fill": "#fbe5e1",
-                    "a": "#b35900", "b": "#00795a", "c": "#a0478a", "d": "#6639a6"},
-          "dark": {"text": "#f0f6fc", "soft": "#9198a1", "grid": "#30363d", "back": "#131416", "fill": "#1f252c", "shoal": "#56b4e9",
-                   "shoal-fill": "#12324a", "peer": "#57606a", "peer-soft": "#343b44", "alarm": "#ff7b72", "alarm-fill": "#4a1d1a",
-                   "a": "#f0a050", "b": "#3fc79a", "c": "#e39ac7", "d": "#b69bf1"}}
+COLORS = {
+    "light": {"text": "#1f2328", "soft": "#59636e", "grid": "#d8dee4", "back": "#ffffff", "fill": "#eef2f6",
+              "shoal": "#0072b2", "shoal-fill": "#dbeaf6", "peer": "#b8c0c8", "peer-soft": "#dfe3e8",
+              "alarm": "#c0392b", "alarm-fill": "#fbe5e1", "a": "#b35900", "b": "#00795a", "c": "#a0478a", "d": "#6639a6"},
+    "dark": {"text": "#f0f6fc", "soft": "#9198a1", "grid": "#30363d", "back": "#131416", "fill": "#1f252c",
+             "shoal": "#56b4e9", "shoal-fill": "#12324a", "peer": "#57606a", "peer-soft": "#343b44",
+             "alarm": "#ff7b72", "alarm-fill": "#4a1d1a", "a": "#f0a050", "b": "#3fc79a", "c": "#e39ac7", "d": "#b69bf1"}}
 
 
 class Picture:
@@ -42,8 +43,8 @@ class Picture:
 
     def box(self, x, y, width, height, color, edge=None, radius=3.0, dash=""):
         stroke = ' stroke="{edge}"' + (f' stroke-dasharray="{dash}"' if dash else "") if edge else ""
-        self._add(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}" fill="{{color}}"{stroke}/>',
-                  color=color, **({"edge": edge} if edge else {}))
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius}"'
+        self._add(f'<rect {place} fill="{{color}}"{stroke}/>', color=color, **({"edge": edge} if edge else {}))
 
     def dot(self, x, y, color, radius=3.5):
         self._add(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="{{color}}"/>', color=color)
@@ -53,8 +54,9 @@ class Picture:
         width, height, size, title, description = self.head
         colors = COLORS[scheme]
         body = [element.format(**{key: colors[name] for key, name in names.items()}) for element, names in self.elements]
-        return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" font-family="system-ui, sans-serif" '
-                          f'font-size="{size}" role="img" aria-labelledby="title desc">', f'<title id="title">{html.escape(title, quote=False)}</title>',
+        return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+                          f'font-family="system-ui, sans-serif" font-size="{size}" role="img" aria-labelledby="title desc">',
+                          f'<title id="title">{html.escape(title, quote=False)}</title>',
                           f'<desc id="desc">{html.escape(description, quote=False)}</desc>',
                           f'<rect width="100%" height="100%" fill="{colors["back"]}"/>', *body, "</svg>", ""])
 

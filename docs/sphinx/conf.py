@@ -21,8 +21,8 @@ html_title = f"Shoal {version}"
 html_static_path = ["shoal.css", "selector.js"]
 html_css_files = ["shoal.css"]
 templates_path = ["templates"]
-html_sidebars = {"**": ["sidebar/brand.html", "versions.html", "sidebar/search.html", "sidebar/scroll-start.html", "sidebar/navigation.html",
-                        "sidebar/scroll-end.html"]}
+html_sidebars = {"**": ["sidebar/brand.html", "versions.html", "sidebar/search.html", "sidebar/scroll-start.html",
+                        "sidebar/navigation.html", "sidebar/scroll-end.html"]}
 html_context = {"folder": PAGES.get("folder", "")}
 html_show_copyright = html_show_sphinx = html_copy_source = False
 suppress_warnings = ["toc.not_included"]  # for pages that make.py lists without a tree; test_docs.py checks the lists

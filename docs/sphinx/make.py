@@ -33,7 +33,8 @@ PICTURES = "docs/pictures"
 PLOTS = ("docs/figures/*.svg",)
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 # Pages of docs/ in reading order. Each page is in one of these lists.
-START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/glance", "docs/how-fast", "docs/support", "docs/not-planned"]
+START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/glance", "docs/how-fast", "docs/support",
+         "docs/not-planned"]
 GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/outer", "docs/gpu",
           "docs/errors", "docs/trace", "docs/performance"]
 CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/glossary", "docs/style", "docs/testing"]
@@ -64,9 +65,10 @@ class Source:
 
 
 def shown(text):
-    """Returns a page whose pictures follow the site's switch of colors. A <picture> follows the setting of the browser instead."""
+    """Returns a page whose pictures follow the site's switch of colors. A <picture> follows the browser's setting instead."""
+    images = r'<img class="only-dark" src="\1" alt="\3"><img class="only-light" src="\2" alt="\3">'
     return re.sub(r'<picture>\s*<source [^>]*srcset="([^"]*)">\s*<img src="([^"]*)" alt="([^"]*)">\s*</picture>',
-                  r'<div class="picture"><img class="only-dark" src="\1" alt="\3"><img class="only-light" src="\2" alt="\3"></div>', text)
+                  f'<div class="picture">{images}</div>', text)
 
 
 def found(*patterns):
@@ -202,12 +204,13 @@ def versions_of(site):
     """Returns what a page needs to link to the same page of each version: the folder, its title, its pages. Newest first."""
     folders = [path.parent for path in site.glob("*/objects.inv")]
     folders.sort(key=lambda path: [int(word) for word in re.findall(r"\d+", path.name)] or [LATEST], reverse=True)
-    return [{"folder": path.name, "title": path.name, "pages": sorted(page.relative_to(path).as_posix() for page in path.rglob("*.html"))}
-            for path in folders]
+    return [{"folder": path.name, "title": path.name,
+             "pages": sorted(page.relative_to(path).as_posix() for page in path.rglob("*.html"))} for path in folders]
 
 
 def versions_write(site):
-    """Lists the versions twice: as JSON for programs, and as a script, because a page that is opened as a file may not read JSON."""
+    """Lists the versions twice: as JSON for programs, and as a script for pages, which may not read JSON when they are opened
+    as files."""
     text = json.dumps(versions_of(site))
     (site / "versions.json").write_text(text + "\n")
     (site / "versions.js").write_text(f"window.shoalVersions = {text};\n")

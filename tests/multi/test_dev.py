@@ -210,6 +210,25 @@ def tables_plots_and_the_chart_are_the_records():
         expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
 
 
+def drawings_are_their_descriptions():
+    with tempfile.TemporaryDirectory() as folder:
+        top = pathlib.Path(folder)
+        for name in ("dev/drawings.py", "dev/svg.py", "docs/pictures/trace.txt", "docs/pictures/trace-dark.svg",
+                     "docs/pictures/trace-light.svg"):
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TOP / name, top / name)
+        described, check = top / "docs/pictures/trace.txt", (top / "dev/drawings.py", "--check")
+        text = described.read_text()
+        expect(call(*check) == (0, "", ""), "it differs from its description", *call(*check))
+        described.write_text(text.replace('"waits for rank 2"', '"waits for rank 3"'))
+        code, out, _ = call(*check)
+        expect(code == 1 and "docs/pictures/trace-dark.svg:1: it differs" in out, "another description is not told", code, out)
+        for wrong in ("bax a 1 1 1 1 text", "box a 1 1 1 text", "line nowhere:s 1 1"):
+            described.write_text(f"{text}{wrong}\n")
+            code, out, err = call(*check)
+            expect(code == 1 and "docs/pictures/trace.txt: " in out and not err, "a mistake is not told", wrong, out, err)
+
+
 def dev_versions():
     """Returns dev/versions.py and dev/version_records.py as modules."""
     return importlib.import_module("versions"), importlib.import_module("version_records")
@@ -472,7 +491,7 @@ if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
                what_a_run_waits_for_never_has_idle_priority, each_test_is_in_one_part, a_recording_is_a_picture_of_its_lines,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
-               tables_plots_and_the_chart_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
+               tables_plots_and_the_chart_are_the_records, drawings_are_their_descriptions, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
                a_name_that_two_modules_share_is_found,

@@ -23,7 +23,8 @@ HEADERS = sorted(HEADER.parent.glob("*.h"), key=lambda path: path != HEADER)
 def render(tree=TOP, out=ROOT, *more):
     if not PYTHON.exists():
         raise Skip(f"no Sphinx at {PYTHON.parent.parent}: `make build/sphinx/made`")
-    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), *more, timeout=240)
+    command = [COMMAND] if COMMAND.exists() and tree == TOP else []
+    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *command, *more, timeout=240)
 
 
 def page(name):
@@ -199,10 +200,23 @@ def lists_hold_all_pages_and_the_list_of_each_page_is_short():
 def pictures_follow_the_switch_of_colors():
     """A page has each picture for light and for dark colors, and Furo shows one of them."""
     for name, count in (("index.html", 2), ("docs/glance.html", 4)):
-        shown = re.findall(r'<div class="picture"><img class="only-dark" src="[^"]*-dark.svg" alt="[^"]+"><img class="only-light" src="[^"]*-light.svg"', page(name))
+        shown = re.findall(r'class="only-dark" src="[^"]*-dark.svg" alt="[^"]+"><img class="only-light" src="[^"]*-light.svg"',
+                           page(name))
         expect(len(shown) == count and "<picture>" not in page(name), name, shown)
-    for path in (TOP / "docs/pictures").glob("glance-*.svg"):
-        expect(re.search(r"<title[^>]*>.{20,}</title>\n<desc[^>]*>.{20,}</desc>", path.read_text()), path, "no title or description")
+
+
+def pictures_have_a_page_and_a_description():
+    pages = {path: path.read_text() for path in TOP.glob("docs/*.md")}
+    drawings = list((TOP / "docs/pictures").glob("*.txt"))
+    expect(len(drawings) >= 8, drawings)
+    for path in drawings:
+        pages_with = [name for name, text in pages.items() if f'"pictures/{path.stem}-light.svg"' in text]
+        expect(len(pages_with) == 1, f"{path} is a picture of {len(pages_with)} pages", pages_with)
+    drawn = [path.with_name(f"{path.stem}-dark.svg") for path in drawings]
+    for path in [*(TOP / "docs/pictures").glob("glance-*.svg"), *drawn]:
+        text = path.read_text()
+        expect(re.search(r"<title[^>]*>.{20,}</title>\n<desc[^>]*>.{20,}</desc>", text), path, "it has no title or description")
+        expect("<script" not in text, path)
 
 
 def every_record_has_a_table_and_a_plot():
@@ -225,7 +239,7 @@ def pages_fit_a_phone():
 
 
 def versions_link_to_each_other():
-    """A released version has a folder of its own, which stays as it is. Its pages and those of the latest link to each other."""
+    """A released version has a folder of its own, which stays as it is. Pages of all versions link to each other."""
     page("index.html")
     site = PAGES.parent
     (site / "0.0.9/docs").mkdir(parents=True)
@@ -242,7 +256,7 @@ def versions_link_to_each_other():
     for folder, told in (("latest", f"Version {version}, latest"), (version, f"Version {version}")):
         for name in ("index.html", "docs/errors.html"):
             expect(f"<summary>{told}</summary>" in (site / folder / name).read_text(), folder, name)
-    links_of_versions(site / version, "docs/errors.html", ["latest/docs/errors.html", f"{version}/docs/errors.html", "0.0.9/docs/errors.html"])
+    links_of_versions(site / version, "docs/errors.html", [f"{one}/docs/errors.html" for one in ("latest", version, "0.0.9")])
     links_of_versions(PAGES, "docs/glance.html", ["latest/docs/glance.html", f"{version}/docs/glance.html", "0.0.9/index.html"])
 
 
@@ -250,10 +264,11 @@ def links_of_versions(folder, name, wanted):
     """Opens a page as a file in a browser, and compares the links that its script has made."""
     if not shutil.which("chromium"):
         raise Skip("no chromium opens the pages")
-    code, out, err = call("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={ROOT}/browser", "--dump-dom",
-                          f"file://{folder / name}", timeout=120)
+    browser = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={ROOT}/browser")
+    code, out, err = call(*browser, "--dump-dom", f"file://{folder / name}", timeout=120)
     links = re.findall(r'<a href="([^"]*)"', out.partition('class="versions"')[2].partition("</details>")[0])
-    expect([((folder / name).parent / link).resolve() for link in links] == [folder.parent / one for one in wanted], code, links, err)
+    targets = [((folder / name).parent / link).resolve() for link in links]
+    expect(targets == [folder.parent / one for one in wanted], code, links, err)
 
 
 def search_finds_names_and_settings():
@@ -325,7 +340,8 @@ try:
     run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
                no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
-               every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors, versions_link_to_each_other, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
+               every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors,
+               pictures_have_a_page_and_a_description, versions_link_to_each_other, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
                faults_of_the_sources_are_told, a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)
