@@ -18,7 +18,7 @@
   ptx       the code for GPUs matches its source (dev/ptx.py)
   figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures;
             pictures match their descriptions (dev/drawings.py)
-  prose     lines of prose in the pages fit 120 columns, and the decisions that they cite exist
+  prose     lines of prose in the pages fit 120 columns and those of code 84; the decisions that they cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
 """
@@ -58,6 +58,7 @@ ALLOWED = {
     "fusion": set(),
     "data": set(),
 }
+CODE_COLUMNS = 84
 # Single headers of modules that a module does not see otherwise.
 ALSO = {"fusion": {"base/assert.h", "base/floats.h", "base/struct_bytes.h", "comm/packers.h", "device/gpu_packer.h"},
         "data": {"base/struct_bytes.h"}}
@@ -371,10 +372,22 @@ def prose_of(path):
         is_comment &= "-->" not in line
 
 
+def wide_code_of(path):
+    """Yields the numbers of lines of code that the site's page cannot show at once."""
+    is_code = False
+    for number, line in lines_of(path):
+        is_fence = line.startswith("```")
+        is_code ^= is_fence
+        if not is_fence and len(line) > CODE_COLUMNS and (is_code or line.startswith("    ")):
+            yield number
+
+
 def check_prose():
     decisions = {int(path.name[:4]) for path in (TOP / "docs/decisions").glob("*.md")}
     pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((TOP / "docs").rglob("*.md"))
     for path in (path for path in pages if "figures" not in path.parts):
+        for number in wide_code_of(path) if path.parent == TOP / "docs" else ():
+            say(path, number, "prose", f"a line of code longer than {CODE_COLUMNS} columns: the site's page is no wider")
         for number, line in prose_of(path):
             is_written = path in readme.PAGES and line.startswith("`bench/")  # dev/readme.py writes such lines
             if len(line) > 120 and " " in line[:120].strip() and not is_written:

@@ -49,7 +49,8 @@ def reference_of(env, text):
     if full:
         return {"refdomain": "c", "reftype": PAGES["roles"][full], "reftarget": full}
     page = text.removesuffix(".md")
-    if re.match(r"(docs|examples)/[\w/.-]+$", text) and page in env.found_docs:
+    page = f"docs/{page}" if re.match(r"[\w-]+\.md$", text) else page  # pages of docs name each other without the folder
+    if re.match(r"(docs|examples)/[\w/.-]+$", page) and page in env.found_docs:
         return {"refdomain": "std", "reftype": "doc", "reftarget": f"/{page}"}
     return None
 

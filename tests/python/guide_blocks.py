@@ -1,4 +1,4 @@
-"""Blocks of code in the guides, docs/*.md. An HTML comment right above a block's fence says how it is tested:
+"""Blocks of code in the guides. An HTML comment right above a block's fence says how it is tested:
 
     <!-- test: torch              run on two ranks by the Python of build/torch, after the lines that follow in the comment
     import torch
@@ -17,7 +17,7 @@ COMMENT = r"(?:^<!-- test: (?P<test>(?:(?!-->).)*?)\s*-->\n)?"
 BLOCK = re.compile(COMMENT + r"^```(?P<language>[\w-]*)\n(?P<text>.*?)^```$", re.M | re.S)
 INDENTED = re.compile(r"(?:\A|\n\n) {4}(?:shoal|make|python3|build/|import|from) ")
 SHOWN = ("text",)
-PROGRAMS = ("python", "sh", "c", "diff", "toml", "json")
+PROGRAMS = ("python", "sh", "c", "diff", "toml", "json", "dockerfile")
 
 
 @dataclasses.dataclass

@@ -19,7 +19,7 @@ from tap import Skip, call, expect, run_cases
 TOP = pathlib.Path(__file__).resolve().parents[2]
 COMMAND = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-guides-"))
-PAGES = ("coming-from", "launching", "python", "tensorflow", "horovod", "jobs", "gradients", "outer", "errors", "trace")
+PAGES = [*sorted((TOP / "docs").glob("*.md")), TOP / "python/smdistributed/README.md"]
 TIMEOUT_S = 300
 
 
@@ -119,8 +119,8 @@ def mistakes_in_comments_are_told():
 
 
 def main():
-    pages = sys.argv[1:] or PAGES
-    blocks = [block for page in pages for block in blocks_of(f"docs/{page}.md", (TOP / f"docs/{page}.md").read_text())]
+    pages = [TOP / page for page in sys.argv[1:]] or [page for page in PAGES if page.stem != "quick-start"]
+    blocks = [block for page in pages for block in blocks_of(page.relative_to(TOP).as_posix(), page.read_text())]
     folders = {page: ROOT / page for page in {block.page for block in blocks}}
     for folder in folders.values():
         folder.mkdir(parents=True)
@@ -133,5 +133,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
+    except ValueError as mistake:
+        sys.exit(f"{mistake}")
     finally:
         shutil.rmtree(ROOT, ignore_errors=True)
