@@ -374,12 +374,13 @@ def prose_of(path):
 
 def wide_code_of(path):
     """Yields the numbers of lines of code that the site's page cannot show at once."""
-    is_code = False
+    is_code = is_comment = False
     for number, line in lines_of(path):
-        is_fence = line.startswith("```")
-        is_code ^= is_fence
-        if not is_fence and len(line) > CODE_COLUMNS and (is_code or line.startswith("    ")):
+        is_code ^= line.startswith("```")
+        is_comment |= "<!--" in line
+        if len(line) > CODE_COLUMNS and not is_comment and (is_code or line.startswith("    ")):
             yield number
+        is_comment &= "-->" not in line
 
 
 def check_prose():

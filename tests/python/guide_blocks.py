@@ -1,9 +1,9 @@
-"""Blocks of code in the guides. An HTML comment right above a block's fence says how it is tested:
+"""Blocks of code in the guides. An HTML comment right above a block's fence chooses how it is tested:
 
     <!-- test: torch              run on two ranks by the Python of build/torch, after the lines that follow in the comment
     import torch
     -->
-    <!-- test: sh                 run by bash after the lines that follow
+    <!-- test: sh                 run by bash after the lines that follow; they end with 77 if the machine lacks something
     <!-- test: file train.py      written to the page's folder, for later blocks
     <!-- test: skip REASON        not run
 
@@ -38,7 +38,7 @@ class Block:
 
     @property
     def program(self):
-        """Returns the program that the test runs. Of a difference it is the new side."""
+        """Returns the program that the test runs, for a difference its new side."""
         text = self.text
         if self.language == "diff":
             text = "".join(line[2:] + "\n" for line in text.splitlines() if not line.startswith("-"))
