@@ -21,6 +21,7 @@ import sys
 TOP = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TOP / "dev"))
 
+import written  # noqa: E402
 from svg import COLORS, Picture  # noqa: E402
 
 PICTURES = TOP / "docs/pictures"
@@ -128,18 +129,5 @@ def differences():
             if not path.exists() or path.read_text() != text]
 
 
-def main():
-    if sys.argv[1:] == ["--check"]:
-        for path, line, text in differences():
-            print(f"{path.relative_to(TOP)}:{line}: {text}")
-        return 1 if differences() else 0
-    if sys.argv[1:]:
-        print(__doc__)
-        return 0 if sys.argv[1:] == ["--help"] else 2
-    for path, text in wanted().items():
-        path.write_text(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written.run(__doc__, wanted, differences))

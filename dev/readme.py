@@ -15,6 +15,7 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TOP / "bench"), str(TOP / "dev")]
 
 import plots  # noqa: E402
+import written  # noqa: E402
 from bench_report import TITLES, number_text, record_read, size_text  # noqa: E402
 from svg import COLORS  # noqa: E402
 
@@ -117,7 +118,7 @@ def text_of(x, y, text, color, weight="normal"):
 
 # ---- All of it ---------------------------------------------------------------------------------------------------------------
 
-def written(page, blocks):
+def written_page(page, blocks):
     """Returns the page's text with each block from the records. Raises ValueError if a block is not there exactly once, or a
     record lacks its figures."""
     text = page.read_text()
@@ -138,7 +139,7 @@ def pictures():
 
 def page_differences(page, blocks):
     try:
-        return file_differences({page: written(page, blocks)})
+        return file_differences({page: written_page(page, blocks)})
     except ValueError as error:
         return [(page, 1, str(error))]
 
@@ -163,19 +164,10 @@ def difference_of(path, text):
     return next((number for number, (one, other) in enumerate(zip(have, want), 1) if one != other), min(len(have), len(want)) + 1)
 
 
-def main():
-    if sys.argv[1:] == ["--check"]:
-        for path, line, text in differences():
-            print(f"{path.relative_to(TOP)}:{line}: {text}")
-        return 1 if differences() else 0
-    if sys.argv[1:]:
-        print(__doc__)
-        return 0 if sys.argv[1:] == ["--help"] else 2
-    for path, text in {**{page: written(page, blocks) for page, blocks in PAGES.items()}, **pictures()}.items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    return 0
+def wanted():
+    """Returns each file's path and text."""
+    return {**{page: written_page(page, blocks) for page, blocks in PAGES.items()}, **pictures()}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written.run(__doc__, wanted, differences))

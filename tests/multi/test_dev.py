@@ -182,7 +182,8 @@ def the_demo_for_torch_installs_no_deepspeed():
 def tables_plots_and_the_chart_are_the_records():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
-        for name in ("docs/how-fast.md", "docs/glance.md", "dev/readme.py", "dev/plots.py", "dev/svg.py", "bench/bench_report.py", "bench/bench_record.py",
+        for name in ("docs/how-fast.md", "docs/glance.md", "dev/readme.py", "dev/plots.py", "dev/svg.py", "dev/written.py",
+                     "bench/bench_report.py", "bench/bench_record.py",
                      *(path.relative_to(TOP) for pattern in ("docs/figures/*.jsonl", "docs/pictures/*.svg") for path in TOP.glob(pattern))):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / name, top / name)
@@ -213,7 +214,7 @@ def tables_plots_and_the_chart_are_the_records():
 def drawings_are_their_descriptions():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
-        for name in ("dev/drawings.py", "dev/svg.py", "docs/pictures/trace.txt", "docs/pictures/trace-dark.svg",
+        for name in ("dev/drawings.py", "dev/svg.py", "dev/written.py", "docs/pictures/trace.txt", "docs/pictures/trace-dark.svg",
                      "docs/pictures/trace-light.svg"):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / name, top / name)
