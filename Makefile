@@ -13,7 +13,8 @@
 #   make bench-torch  PyTorch's back-end, against Gloo and DeepSpeed
 #   make build   the command build/shoal, and the libraries in the same folder
 #   make wheels  the wheels of a release, for x86-64 and aarch64, checked: build/wheels (docs/releasing.md)
-#   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages, by Sphinx
+#   make docs    the site at build/docs/html/index.html (manual, docs/, commands, examples, figures) and manual pages;
+#                   RELEASE=1: the site of this version, in a folder of its own, which later ones link to
 #   make deps    installs only the packages that the targets need
 #   make check   the checks that need no build: dependencies between modules, symbols, format
 #   make clean   removes build directories
@@ -154,7 +155,7 @@ build/wheel-tools/made: dev/venv/wheel-tools.txt
 	@dev/venv.sh wheel-tools
 
 docs: build build/sphinx/made
-	@build/sphinx/bin/python3 docs/sphinx/make.py html build/docs build/shoal
+	@build/sphinx/bin/python3 docs/sphinx/make.py html build/docs build/shoal $(if $(RELEASE),--release)
 	@build/sphinx/bin/python3 docs/sphinx/make.py man build/docs build/shoal
 	@echo "made: build/docs/html/index.html and manual pages, as in: man -M build/docs shoal_allreduce"
 

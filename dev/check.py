@@ -17,8 +17,9 @@
   native    Python's declarations match the headers (dev/native.py)
   version   files that repeat the version agree with meson.build (dev/version.py)
   ptx       the code for GPUs matches its source (dev/ptx.py)
-  figures   the tables of docs/how-fast.md and the chart of README.md match docs/figures
-  prose     lines of prose in the pages fit 120 columns, and the decisions that they cite exist
+  figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures;
+            pictures match their descriptions (dev/drawings.py)
+  prose     lines of prose in the pages fit 120 columns and those of code 84; the decisions that they cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
 """
@@ -29,6 +30,7 @@ import shutil
 import subprocess
 import sys
 
+import drawings
 import native
 import ptx
 import readme
@@ -387,12 +389,28 @@ def prose_of(path):
         is_comment &= "-->" not in line
 
 
+CODE_COLUMNS = 84
+
+
+def wide_code_of(path):
+    """Yields the numbers of lines of code that the site's page cannot show at once."""
+    is_code = is_comment = False
+    for number, line in lines_of(path):
+        is_code ^= line.startswith("```")
+        is_comment |= "<!--" in line
+        if len(line) > CODE_COLUMNS and not is_comment and (is_code or line.startswith("    ")):
+            yield number
+        is_comment &= "-->" not in line
+
+
 def check_prose():
     decisions = {int(path.name[:4]) for path in (TOP / "docs/decisions").glob("*.md")}
     pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((TOP / "docs").rglob("*.md"))
     for path in (path for path in pages if "figures" not in path.parts):
+        for number in wide_code_of(path) if path.parent == TOP / "docs" else ():
+            say(path, number, "prose", f"a line of code longer than {CODE_COLUMNS} columns: the site's page is no wider")
         for number, line in prose_of(path):
-            is_written = path == readme.PAGE and line.startswith("`bench/")  # dev/readme.py writes such lines
+            is_written = path in readme.PAGES and line.startswith("`bench/")  # dev/readme.py writes such lines
             if len(line) > 120 and " " in line[:120].strip() and not is_written:
                 say(path, number, "prose", "longer than 120 columns")
             for named in re.findall(r"\bdecision (\d+)", line):
@@ -424,7 +442,7 @@ def check_ptx():
 
 
 def check_figures():
-    for path, line, mend in readme.differences():
+    for path, line, mend in (*readme.differences(), *drawings.differences()):
         say(path, line, "figures", mend)
     for page, line, mend in version_records.differences():
         say(TOP / page, line, "versions", mend)

@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""Writes the figures on record in docs/figures into pages: the tables of docs/how-fast.md, between the comments that name them,
-and the bar chart of README.md, for light and dark pages.
+"""Writes the figures on record in docs/figures into pages: the tables of docs/how-fast.md and the plots of docs/glance.md
+(plots.py), between the comments that name them, and the bar chart of README.md. Pictures are for light and dark pages.
 
   dev/readme.py            writes them
   dev/readme.py --check    prints differences; exit code 1 if there are any (dev/check.py runs the same check)
 """
+import functools
 import html
 import pathlib
 import re
 import sys
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(TOP / "bench"))
+sys.path[:0] = [str(TOP / "bench"), str(TOP / "dev")]
 
+import plots  # noqa: E402
+import written  # noqa: E402
 from bench_report import TITLES, number_text, record_read, size_text  # noqa: E402
+from svg import COLORS  # noqa: E402
 
-PAGE = TOP / "docs/how-fast.md"
 PICTURES = TOP / "docs/pictures"
 K, M = 1 << 10, 1 << 20
 BLOCK = r"(<!-- dev/readme.py: {} -->\n).*?(<!-- end -->\n)"
@@ -79,13 +82,12 @@ def from_python():
             f"{rounds_text((near, sizes), (shared, sizes))} in which the cores shared a cache.\n\n{table(head, lines)}")
 
 
-BLOCKS = {"all-reduce": all_reduce, "from Python": from_python}
+PAGES = {TOP / "docs/how-fast.md": {"all-reduce": all_reduce, "from Python": from_python},
+         TOP / "docs/glance.md": {name: functools.partial(plots.block, name) for name in plots.PLOTS}}
 
 
 # ---- The bar chart ------------------------------------------------------------------------------------------------------------
 
-COLORS = {"light": {"text": "#1f2328", "soft": "#59636e", "shoal": "#0072b2", "peer": "#b8c0c8"},
-          "dark": {"text": "#f0f6fc", "soft": "#9198a1", "shoal": "#56b4e9", "peer": "#57606a"}}
 WIDTH, LEFT, BAR, GROUP = 760, 150, 22, 76  # pixels: whole width, width of labels, height of a bar, distance between sizes
 CHART_SIZES = (2 * M, 16 * M, 64 * M)
 
@@ -116,29 +118,44 @@ def text_of(x, y, text, color, weight="normal"):
 
 # ---- All of it ---------------------------------------------------------------------------------------------------------------
 
-def written(text):
-    """Returns the page with each block from the records. Raises ValueError if a block is not there exactly once, or a
+def written_page(page, blocks):
+    """Returns the page's text with each block from the records. Raises ValueError if a block is not there exactly once, or a
     record lacks its figures."""
-    for name, make in BLOCKS.items():
-        text, count = re.subn(BLOCK.format(re.escape(name)), lambda match: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.S)
+    text = page.read_text()
+    for name, make in blocks.items():
+        block = BLOCK.format(re.escape(name))
+        text, count = re.subn(block, lambda match, make=make: f"{match[1]}\n{make()}\n{match[2]}", text, flags=re.S)
         if count != 1:
-            raise ValueError(f"{PAGE.name} has {count} blocks \"<!-- dev/readme.py: {name} -->\" that end with \"<!-- end -->\"")
+            raise ValueError(f'{page.name} has {count} blocks "<!-- dev/readme.py: {name} -->" that end with "<!-- end -->"')
     return text
 
 
-def wanted():
-    """Returns each file's path and the text that it should have."""
-    return {PAGE: written(PAGE.read_text()), **{PICTURES / f"all-reduce-{scheme}.svg": chart(scheme) for scheme in COLORS}}
+def pictures():
+    """Returns each picture's path and text."""
+    drawn = {name: plot().text for name, (_, plot, _) in plots.PLOTS.items()}
+    return {PICTURES / f"{name}-{scheme}.svg": text(scheme)
+            for name, text in {"all-reduce": chart, **drawn}.items() for scheme in COLORS}
+
+
+def page_differences(page, blocks):
+    try:
+        return file_differences({page: written_page(page, blocks)})
+    except ValueError as error:
+        return [(page, 1, str(error))]
+
+
+def file_differences(files):
+    return [(path, difference_of(path, text), "it differs from docs/figures: run dev/readme.py") for path, text in files.items()
+            if not path.exists() or path.read_text() != text]
 
 
 def differences():
     """Returns (path, line, text) for each file that differs from the records."""
     try:
-        files = wanted()
+        drawn = file_differences(pictures())
     except ValueError as error:
-        return [(PAGE, 1, str(error))]
-    return [(path, difference_of(path, text), "it differs from docs/figures: run dev/readme.py") for path, text in files.items()
-            if not path.exists() or path.read_text() != text]
+        drawn = [(PICTURES, 1, str(error))]
+    return [*(one for page, blocks in PAGES.items() for one in page_differences(page, blocks)), *drawn]
 
 
 def difference_of(path, text):
@@ -147,19 +164,10 @@ def difference_of(path, text):
     return next((number for number, (one, other) in enumerate(zip(have, want), 1) if one != other), min(len(have), len(want)) + 1)
 
 
-def main():
-    if sys.argv[1:] == ["--check"]:
-        for path, line, text in differences():
-            print(f"{path.relative_to(TOP)}:{line}: {text}")
-        return 1 if differences() else 0
-    if sys.argv[1:]:
-        print(__doc__)
-        return 0 if sys.argv[1:] == ["--help"] else 2
-    for path, text in wanted().items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    return 0
+def wanted():
+    """Returns each file's path and text."""
+    return {**{page: written_page(page, blocks) for page, blocks in PAGES.items()}, **pictures()}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written.run(__doc__, wanted, differences))

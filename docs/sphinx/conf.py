@@ -18,8 +18,12 @@ myst_heading_anchors = 4
 smartquotes = False
 html_theme = "furo"
 html_title = f"Shoal {version}"
-html_static_path = ["shoal.css"]
+html_static_path = ["shoal.css", "selector.js"]
 html_css_files = ["shoal.css"]
+templates_path = ["templates"]
+html_sidebars = {"**": ["sidebar/brand.html", "versions.html", "sidebar/search.html", "sidebar/scroll-start.html",
+                        "sidebar/navigation.html", "sidebar/scroll-end.html"]}
+html_context = {"folder": PAGES.get("folder", "")}
 html_show_copyright = html_show_sphinx = html_copy_source = False
 suppress_warnings = ["toc.not_included"]  # for pages that make.py lists without a tree; test_docs.py checks the lists
 man_pages = [tuple(page) for page in PAGES["manuals"]]
@@ -45,7 +49,8 @@ def reference_of(env, text):
     if full:
         return {"refdomain": "c", "reftype": PAGES["roles"][full], "reftarget": full}
     page = text.removesuffix(".md")
-    if re.match(r"(docs|examples)/[\w/.-]+$", text) and page in env.found_docs:
+    page = f"docs/{page}" if re.match(r"[\w-]+\.md$", text) else page  # pages of docs name each other without the folder
+    if re.match(r"(docs|examples)/[\w/.-]+$", page) and page in env.found_docs:
         return {"refdomain": "std", "reftype": "doc", "reftarget": f"/{page}"}
     return None
 

@@ -1,8 +1,11 @@
 #!/usr/bin/env python3
 """Makes the site, or the manual pages, with Sphinx. `make docs` runs it with the Python of build/sphinx.
 
-  docs/sphinx/make.py html OUT [COMMAND]    the site at OUT/html; without COMMAND it lacks the command's pages
+  docs/sphinx/make.py html OUT [COMMAND]    the site at OUT/html/latest; without COMMAND it lacks the command's pages
+  docs/sphinx/make.py html OUT COMMAND --release    the site of a released version at OUT/html/VERSION, which stays as it is
   docs/sphinx/make.py man OUT COMMAND       manual pages: OUT/man1 from COMMAND, OUT/man3 from the headers
+
+OUT/html has a folder for each version, versions.json, which lists them, and index.html, which leads to the latest.
 
 Sphinx reads pages below one folder. This program makes that folder anew below OUT/html-work or OUT/man-work. It contains copies
 of the pages that people write (docs/, README.md and others), and generated pages: the manual from the public headers
@@ -31,12 +34,18 @@ PLOTS = ("docs/figures/*.svg",)
 NOTEBOOKS = "examples/notebooks/*.ipynb"
 SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 # Pages of docs/ in reading order. Each page is in one of these lists.
-START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/how-fast", "docs/support", "docs/not-planned"]
+START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/glance", "docs/how-fast", "docs/support",
+         "docs/not-planned"]
 GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/outer", "docs/gpu",
           "docs/errors", "docs/trace", "docs/performance"]
 CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/glossary", "docs/style", "docs/testing", "docs/releasing"]
 FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",
            "launch": "Starting and ending a job", "cliffs": "Shoal against its own smooth curve", "four": "Four ranks of one host", "": "Two ranks of one host"}
+LATEST = 1 << 30  # in the order of versions
+FRONT = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Shoal</title><meta http-equiv="refresh" content="0; url=latest/index.html">
+<a href="latest/index.html">The latest version of this manual</a></html>
+"""
 
 
 class Source:
@@ -53,9 +62,14 @@ class Source:
         path.write_text(text)
 
     def copy(self, path):
-        place = self.folder / path.relative_to(TOP)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
+        self.write(path.relative_to(TOP), shown(path.read_text()))
+
+
+def shown(text):
+    """Returns a page whose pictures follow the site's switch of colors. A <picture> follows the browser's setting instead."""
+    images = r'<img class="only-dark" src="\1" alt="\3"><img class="only-light" src="\2" alt="\3">'
+    return re.sub(r'<picture>\s*<source [^>]*srcset="([^"]*)">\s*<img src="([^"]*)" alt="([^"]*)">\s*</picture>',
+                  f'<div class="picture">{images}</div>', text)
 
 
 def found(*patterns):
@@ -112,7 +126,7 @@ def index_page(commands, manuals, pythons):
     missing = {name_of(path) for path in found("docs/*.md")} - {*START, *GUIDES, *CONTRIBUTORS}
     if missing:
         raise command_pages.Wrong(f"docs/sphinx/make.py: in which list is {', '.join(sorted(missing))}?")
-    out = [(TOP / "README.md").read_text()]
+    out = [shown((TOP / "README.md").read_text())]
     for caption, names in groups.items():
         out += ["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```", ""] if names else []
     return "\n".join(out)
@@ -167,11 +181,11 @@ def sphinx(kind, work, out):
     from sphinx.cmd.build import main
     os.environ["SHOAL_PAGES"] = str(work / "pages.json")
     return main(["-q", "-W", "--keep-going", "-n", "-b", kind, "-c", str(HERE), "-d", str(work / "doctrees"), str(work / "source"),
-                 str(out / "html" if kind == "html" else out)])
+                 str(out)])
 
 
-def make(kind, out, command):
-    work = out / f"{kind}-work"
+def make(kind, out, command, folder):
+    work, made = out / f"{kind}-work", out / "html" / folder if kind == "html" else out
     shutil.rmtree(work, ignore_errors=True)
     source = Source(work / "source")
     commands, settings, manuals = commands_write(source, command)
@@ -180,40 +194,72 @@ def make(kind, out, command):
         site_write(source, commands, [page for page, *_ in more if page.endswith("/index")])
     else:
         list_page(source, "index", "Shoal", [page for page, *_ in (*manuals, *more)])
-    (work / "pages.json").write_text(json.dumps({"roles": roles, "manuals": manuals + more}))
-    for folder in ("html",) if kind == "html" else ("man1", "man3"):
-        shutil.rmtree(out / folder, ignore_errors=True)
-    code = sphinx(kind, work, out)
-    if kind == "html":  # the README names them in its own HTML, because they differ between light and dark pages
-        shutil.copytree(TOP / PICTURES, out / "html" / PICTURES, dirs_exist_ok=True)
+    (work / "pages.json").write_text(json.dumps({"roles": roles, "manuals": manuals + more, "folder": folder}))
+    for old in (made,) if kind == "html" else (out / "man1", out / "man3"):
+        shutil.rmtree(old, ignore_errors=True)
+    code = sphinx(kind, work, made)
+    if kind == "html":  # pages name them in HTML of their own, because they differ between light and dark pages
+        shutil.copytree(TOP / PICTURES, made / PICTURES, dirs_exist_ok=True)
+        versions_write(out / "html")
     if kind == "man":
         aliases_write(out / "man3", aliases)
     print("".join(f"{line}\n" for line in wrong), end="", file=sys.stderr)
     return 1 if code or wrong else 0
 
 
-def why_not(kind, out):
+def version():
+    return re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]
+
+
+def versions_of(site):
+    """Returns what a page needs to link to the same page of each version: the folder, its title, its pages. Newest first."""
+    folders = [path.parent for path in site.glob("*/objects.inv")]
+    folders.sort(key=lambda path: [int(word) for word in re.findall(r"\d+", path.name)] or [LATEST], reverse=True)
+    return [{"folder": path.name, "title": path.name,
+             "pages": sorted(page.relative_to(path).as_posix() for page in path.rglob("*.html"))} for path in folders]
+
+
+def versions_write(site):
+    """Lists the versions twice: as JSON for programs, and as a script for pages, which may not read JSON when they are opened
+    as files."""
+    text = json.dumps(versions_of(site))
+    (site / "versions.json").write_text(text + "\n")
+    (site / "versions.js").write_text(f"window.shoalVersions = {text};\n")
+    (site / "index.html").write_text(FRONT)
+
+
+def former_remove(site):
+    """Removes a site of the former layout, which had one version and no folder for it."""
+    if (site / "objects.inv").exists():
+        shutil.rmtree(site)
+
+
+def why_not(kind, out, folder):
     """Returns the obstacle, or None."""
     if out.exists() and not out.is_dir():
         return f"{out} is no folder"
-    page = out / "html"
-    if kind == "html" and page.exists() and not (page / "objects.inv").exists():
-        return f"{page} holds other things than this site: name another folder, or empty it"
+    site = out / "html"
+    if kind == "html" and site.exists() and not any((site / name).exists() for name in ("versions.json", "objects.inv")):
+        return f"{site} holds other things than this site: name another folder, or empty it"
+    if kind == "html" and folder != "latest" and (site / folder).exists():
+        return f"{site / folder} is there, and the pages of a released version stay as they are: remove it to make it again"
     return None
 
 
 def main():
-    words = sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != "--release"]
+    folder = version() if "--release" in sys.argv[1:] else "latest"
     if len(words) not in (2, 3) or words[0] not in ("html", "man") or (words[0] == "man" and len(words) < 3):
         print(__doc__)
         return 0 if words == ["--help"] else 2
     out = pathlib.Path(words[1]).resolve()
-    why = why_not(words[0], out)
+    why = why_not(words[0], out, folder)
     if why:
         print(f"make.py: {why}", file=sys.stderr)
         return 2
+    former_remove(out / "html")
     try:
-        return make(words[0], out, words[2] if len(words) == 3 else None)
+        return make(words[0], out, words[2] if len(words) == 3 else None, folder)
     except command_pages.Wrong as wrong:
         why, code = str(wrong), 1
     except ModuleNotFoundError as missing:

@@ -86,8 +86,14 @@ def docstring_text(node):
         line = line.removeprefix(own)
         if line.startswith("    ") and (not out or not out[-1]):
             out += [".. code-block:: python", ""]
-        out.append(line if line.startswith("    ") else re.sub(r"(?<![`\w])\*(?=\w)", r"\\*", re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line)))
+        out.append(line if line.startswith("    ") else text_of(line))
     return out
+
+
+def text_of(line):
+    """Returns a line of plain text in Sphinx's markup, which gives a meaning to *name and to name_."""
+    line = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", line)
+    return re.sub(r"(?<=\w)_(?![\w`])", r"\\_", re.sub(r"(?<![`\w])\*(?=\w)", r"\\*", line))
 
 
 def signature(node):

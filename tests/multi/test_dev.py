@@ -179,12 +179,12 @@ def the_demo_for_torch_installs_no_deepspeed():
     expect("torch==" in told and "deepspeed" not in told.lower() and "sdk2" not in told, told)
 
 
-def tables_and_the_chart_are_the_records():
+def tables_plots_and_the_chart_are_the_records():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
-        for name in ("docs/how-fast.md", "docs/pictures/all-reduce-dark.svg", "docs/pictures/all-reduce-light.svg", "dev/readme.py",
+        for name in ("docs/how-fast.md", "docs/glance.md", "dev/readme.py", "dev/plots.py", "dev/svg.py", "dev/written.py",
                      "bench/bench_report.py", "bench/bench_record.py",
-                     *(path.relative_to(TOP) for path in TOP.glob("docs/figures/*.jsonl"))):
+                     *(path.relative_to(TOP) for pattern in ("docs/figures/*.jsonl", "docs/pictures/*.svg") for path in TOP.glob(pattern))):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / name, top / name)
         readme, check = top / "docs/how-fast.md", (top / "dev/readme.py", "--check")
@@ -202,9 +202,32 @@ def tables_and_the_chart_are_the_records():
         code, out, _ = call(*check)
         expect(code == 1 and re.match(r"docs/pictures/all-reduce-dark.svg:\d+: it differs", out), "a wrong bar is not told", code, out)
         chart.write_text(drawn)
+        records = top / "docs/figures/bench-ends.jsonl"
+        records.write_text(records.read_text().replace('"value": 4.51', '"value": 0.01'))
+        told = call(*check)[1]
+        expect(re.search(r"^docs/pictures/glance-failures-light.svg:\d+: it differs", told, re.M), "a plot of another record is not told", told)
         readme.write_text(text.replace("<!-- end -->", "", 1))
         code, out, _ = call(*check)
         expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
+
+
+def drawings_are_their_descriptions():
+    with tempfile.TemporaryDirectory() as folder:
+        top = pathlib.Path(folder)
+        for name in ("dev/drawings.py", "dev/svg.py", "dev/written.py", "docs/pictures/trace.txt", "docs/pictures/trace-dark.svg",
+                     "docs/pictures/trace-light.svg"):
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(TOP / name, top / name)
+        described, check = top / "docs/pictures/trace.txt", (top / "dev/drawings.py", "--check")
+        text = described.read_text()
+        expect(call(*check) == (0, "", ""), "it differs from its description", *call(*check))
+        described.write_text(text.replace('"waits for rank 2"', '"waits for rank 3"'))
+        code, out, _ = call(*check)
+        expect(code == 1 and "docs/pictures/trace-dark.svg:1: it differs" in out, "another description is not told", code, out)
+        for wrong in ("bax a 1 1 1 1 text", "box a 1 1 1 text", "line nowhere:s 1 1"):
+            described.write_text(f"{text}{wrong}\n")
+            code, out, err = call(*check)
+            expect(code == 1 and "docs/pictures/trace.txt: " in out and not err, "a mistake is not told", wrong, out, err)
 
 
 def dev_versions():
@@ -473,7 +496,7 @@ if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
                what_a_run_waits_for_never_has_idle_priority, each_test_is_in_one_part, a_recording_is_a_picture_of_its_lines,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
-               tables_and_the_chart_are_the_records, rows_of_versions_that_ran_with_other_sources_are_told,
+               tables_plots_and_the_chart_are_the_records, drawings_are_their_descriptions, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
                a_name_that_two_modules_share_is_found,

@@ -13,17 +13,18 @@ from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-docs-"))
-PAGES = ROOT / "html"
+PAGES = ROOT / "html/latest"
 COMMAND = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
 PYTHON = COMMAND.parent / "sphinx/bin/python3"
 HEADER = TOP / "include/shoal/shoal.h"
 HEADERS = sorted(HEADER.parent.glob("*.h"), key=lambda path: path != HEADER)
 
 
-def render(tree=TOP, out=ROOT):
+def render(tree=TOP, out=ROOT, *more):
     if not PYTHON.exists():
         raise Skip(f"no Sphinx at {PYTHON.parent.parent}: `make build/sphinx/made`")
-    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *([COMMAND] if COMMAND.exists() and tree == TOP else []), timeout=240)
+    command = [COMMAND] if COMMAND.exists() and tree == TOP else []
+    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *command, *more, timeout=240)
 
 
 def page(name):
@@ -70,19 +71,6 @@ def pages_render_without_a_warning():
     expect("entry_point : str" in text and "instance_count : int = 1" in text, "fields of a dataclass")
     version = re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]
     expect(all(f"Shoal {version}" in path.read_text() for path in PAGES.rglob("docs/*.html")), "the version on each page")
-
-
-def the_c_program_of_the_quick_start_runs():
-    """tests/python/test_quick_start.py runs those in Python."""
-    text = (TOP / "docs/quick-start.md").read_text()
-    if not (COMMAND.parent / "libshoal.so").exists():
-        raise Skip(f"{COMMAND.parent}/libshoal.so is not built")
-    source = ROOT / "sum.c"
-    source.write_text(re.search(r"```c\n(.*?)```", text, re.S)[1])
-    code, out, err = call("cc", source, f"-I{TOP}/include", f"-L{COMMAND.parent}", "-lshoal", f"-Wl,-rpath,{COMMAND.parent}", "-o", ROOT / "sum")
-    expect(code == 0, out, err)
-    code, out, err = call(COMMAND, "run", "-n", "2", ROOT / "sum")
-    expect(code == 0 and "rank 0: 2 4 6" in out and "rank 1: 2 4 6" in out, out, err)
 
 
 def every_exported_symbol_has_a_place_and_a_text():
@@ -209,6 +197,28 @@ def lists_hold_all_pages_and_the_list_of_each_page_is_short():
     expect(10 < links < 90, links)  # pages of the docs, of commands and of headers, but no figures and no decisions
 
 
+def pictures_follow_the_switch_of_colors():
+    """A page has each picture for light and for dark colors, and Furo shows one of them."""
+    for name, count in (("index.html", 2), ("docs/glance.html", 4)):
+        shown = re.findall(r'class="only-dark" src="[^"]*-dark.svg" alt="[^"]+"><img class="only-light" src="[^"]*-light.svg"',
+                           page(name))
+        expect(len(shown) == count and "<picture>" not in page(name), name, shown)
+
+
+def pictures_have_a_page_and_a_description():
+    pages = {path: path.read_text() for path in TOP.glob("docs/*.md")}
+    drawings = list((TOP / "docs/pictures").glob("*.txt"))
+    expect(len(drawings) >= 8, drawings)
+    for path in drawings:
+        pages_with = [name for name, text in pages.items() if f'"pictures/{path.stem}-light.svg"' in text]
+        expect(len(pages_with) == 1, f"{path} is a picture of {len(pages_with)} pages", pages_with)
+    drawn = [path.with_name(f"{path.stem}-dark.svg") for path in drawings]
+    for path in [*(TOP / "docs/pictures").glob("glance-*.svg"), *drawn]:
+        text = path.read_text()
+        expect(re.search(r"<title[^>]*>.{20,}</title>\n<desc[^>]*>.{20,}</desc>", text), path, "it has no title or description")
+        expect("<script" not in text, path)
+
+
 def every_record_has_a_table_and_a_plot():
     texts = "".join(page(f"docs/figures/{path.name}") for path in (PAGES / "docs/figures").glob("*.html") if path.name != "index.html")
     suites = [path.stem.removeprefix("bench-") for path in TOP.glob("docs/figures/bench-*.jsonl")]
@@ -226,6 +236,39 @@ def pages_fit_a_phone():
     narrow = [rules.partition("@media")[0] for rules in style.split("@media(max-width:63em)")[1:]]
     expect(any(re.search(r"\.sidebar-drawer\{[^}]*left:-", rules) for rules in narrow), "the list of pages stays beside the content")
     expect(re.search(r"\bpre\{[^}]*overflow:auto", style), "long lines run off blocks of code")
+
+
+def versions_link_to_each_other():
+    """A released version has a folder of its own, which stays as it is. Pages of all versions link to each other."""
+    page("index.html")
+    site = PAGES.parent
+    (site / "0.0.9/docs").mkdir(parents=True)
+    for name in ("objects.inv", "index.html", "docs/errors.html"):
+        (site / "0.0.9" / name).write_text("old")
+    version = re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]
+    expect(render(TOP, ROOT, "--release") == (0, "", ""), "the released version is not made")
+    code, out, err = render(TOP, ROOT, "--release")
+    expect(code == 2 and "stay as they are" in err, code, out, err)
+    listed = json.loads((site / "versions.json").read_text())
+    expect([one["folder"] for one in listed] == ["latest", version, "0.0.9"], listed)
+    expect(listed[2]["pages"] == ["docs/errors.html", "index.html"] and len(listed[0]["pages"]) > 100, listed[2])
+    expect("url=latest/index.html" in (site / "index.html").read_text() and (site / "0.0.9/index.html").read_text() == "old")
+    for folder, told in (("latest", f"Version {version}, latest"), (version, f"Version {version}")):
+        for name in ("index.html", "docs/errors.html"):
+            expect(f"<summary>{told}</summary>" in (site / folder / name).read_text(), folder, name)
+    links_of_versions(site / version, "docs/errors.html", [f"{one}/docs/errors.html" for one in ("latest", version, "0.0.9")])
+    links_of_versions(PAGES, "docs/glance.html", ["latest/docs/glance.html", f"{version}/docs/glance.html", "0.0.9/index.html"])
+
+
+def links_of_versions(folder, name, wanted):
+    """Opens a page as a file in a browser, and compares the links that its script has made."""
+    if not shutil.which("chromium"):
+        raise Skip("no chromium opens the pages")
+    browser = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={ROOT}/browser")
+    code, out, err = call(*browser, "--dump-dom", f"file://{folder / name}", timeout=120)
+    links = re.findall(r'<a href="([^"]*)"', out.partition('class="versions"')[2].partition("</details>")[0])
+    targets = [((folder / name).parent / link).resolve() for link in links]
+    expect(targets == [folder.parent / one for one in wanted], code, links, err)
 
 
 def search_finds_names_and_settings():
@@ -258,7 +301,7 @@ FAULTS = (  # file, old text, new text, expected message
     ("docs/style.md", "# Style", "# Style\n\n[more](errors.md#no-such-place)", "no-such-place"),
 )
 NEEDED = ("docs/sphinx/make.py", "docs/sphinx/conf.py", "docs/sphinx/rest.py", "docs/sphinx/header_pages.py", "docs/sphinx/command_pages.py", "docs/sphinx/python_pages.py",
-          "docs/sphinx/shoal.css", "docs/errors.md", "docs/style.md", "bench/bench_report.py", "bench/bench_record.py", "src/shoal.map",
+          "docs/sphinx/shoal.css", "docs/sphinx/selector.js", "docs/sphinx/templates/versions.html", "docs/errors.md", "docs/style.md", "bench/bench_report.py", "bench/bench_record.py", "src/shoal.map",
           "examples/01_hello.c", "README.md", "docs/pictures/all-reduce-light.svg", "CHANGELOG.md", "CONTRIBUTING.md", "meson.build")
 
 
@@ -294,10 +337,11 @@ def what_is_missing_is_told():
 
 
 try:
-    run_cases([pages_render_without_a_warning, the_c_program_of_the_quick_start_runs, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
+    run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
                no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
-               every_record_has_a_table_and_a_plot, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
+               every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors,
+               pictures_have_a_page_and_a_description, versions_link_to_each_other, pages_fit_a_phone, search_finds_names_and_settings, texts_link_to_names_and_pages,
                faults_of_the_sources_are_told, a_folder_with_other_things_stays_as_it_is, what_is_missing_is_told])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)
