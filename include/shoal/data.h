@@ -26,10 +26,10 @@ extern "C" {
 /* ---- 1. Samples of a rank ------------------------------------------------------------------------------------------------ */
 
 /* What happens to the samples that remain when each rank has equally many: name, number, meaning. */
-#define SHOAL_TAIL_LIST(X)                                                                                     \
-    X(TAIL_PAD, 0, "ranks that would have one less repeat samples from the beginning of the epoch's order")    \
-    X(TAIL_DROP, 1, "the last samples of the epoch's order are left out; with a shuffle others in each epoch") \
-    X(TAIL_KEEP, 2, "the first ranks have one more: each sample exactly once, as an evaluation wants it")
+#define SHOAL_TAIL_LIST(X)                                                                                            \
+    X(TAIL_PAD, 0, "ranks with one sample fewer repeat samples from the beginning of the epoch's order")              \
+    X(TAIL_DROP, 1, "the last samples of the epoch's order are left out; with a shuffle, these differ in each epoch") \
+    X(TAIL_KEEP, 2, "the first ranks have one sample more; each sample is used exactly once, as in an evaluation")
 
 enum shoal_tail {
 #define SHOAL_TAIL_ENUM(name, number, text) SHOAL_##name = (number),

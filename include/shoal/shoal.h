@@ -284,8 +284,8 @@ struct shoal_options {
     uint32_t timeout_ms; /* the operation's deadline, counted from posting; 0: the communicator's */
     uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
     double scale;        /* for SHOAL_SCALED_SUM; other operators do not read it */
-    uint32_t wait_ms;    /* a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and
-                            it can be left. Not in callbacks, which must not wait. */
+    uint32_t wait_ms;    /* a *_post call returns when the operation is done, or after this time: short operations are then as
+                            fast as blocking calls, and long ones continue. Not in callbacks, which must not wait. */
     void *stream;        /* for operands on a device (section 5): a CUstream or cudaStream_t; NULL: the legacy stream */
 };
 #define SHOAL_OPTIONS_INIT                          \
@@ -680,7 +680,7 @@ struct shoal_question {
     size_t struct_bytes;
     const char *collective; /* "allreduce" or "all-reduce": dashes are ignored */
     int ranks;
-    size_t bytes; /* of the larger operand: all parts where there are parts, and then rounded down to equal parts */
+    size_t bytes; /* of the larger operand; if it is in parts, of all parts, rounded down to equal ones */
     enum shoal_type type;
     int shared_input; /* operands in memory from shoal_mem_alloc? */
     int shared_output;
@@ -759,15 +759,15 @@ struct shoal_simulated {
                               them */
     double sent_bytes;     /* payload of the host that sends most */
     double received_bytes;
-    double sending;   /* least share of time that the busiest sending adapter is busy */
-    double receiving; /* least share of time that the busiest receiving adapter is busy */
+    double sending;   /* the busiest sending adapter is busy for at least this share of time */
+    double receiving; /* the busiest receiving adapter is busy for at least this share of time */
     double working;   /* share of time in which a rank copies, reduces and signals inside its host */
     double messaging; /* share in which it sends and receives messages */
     double waiting;   /* share in which it waits, for others or for a core */
     size_t chunks;
     size_t chunks_simulated; /* the others are assumed to take as long each */
     double chunk_us;         /* from one chunk to the next, if not all were simulated; else 0 */
-    double copying;          /* least share of time that the busiest path to or from a GPU is busy; 0: no GPUs */
+    double copying;          /* the busiest path to or from a GPU is busy for at least this share of time; 0: no GPUs */
 };
 #define SHOAL_SIMULATED_INIT                                                              \
     {                                                                                     \
