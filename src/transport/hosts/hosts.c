@@ -233,7 +233,7 @@ static const void *hosts_payload_of(struct shoal_transport *transport, int peer,
     const struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
     if (payload->bytes < bytes) {
         hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
-                                         "rank %d sent no payload with operation %llu, where %zu bytes belong to it", peer,
+                                         "rank %d sent operation %llu without its payload of %zu bytes", peer,
                                          (unsigned long long)sequence, bytes));
         return nothing;
     }
@@ -535,7 +535,7 @@ static bool receive_increment(struct counter *counter, uint64_t number)
     const uint64_t bit = UINT64_C(1) << (number - counter->received - 1) % INCREMENTS;
     if (!hosts_is_expected(counter, number) || (counter->ahead & bit))
         return false;
-    SHOAL_ASSERT(!(counter->ahead & 1)); /* the next one in order never waits */
+    SHOAL_ASSERT(!(counter->ahead & 1)); /* the next increment in order is counted at once, so it is never in `ahead` */
     counter->ahead |= bit;
     while (counter->ahead & 1) {
         counter->ahead >>= 1;
@@ -858,8 +858,8 @@ static bool hosts_is_out_of_reach(const struct hosts *hosts, const struct shoal_
     char own[128], other[128];
     shoal_network_print_address(hosts->network, shoal_network_address(hosts->network), own, sizeof own);
     shoal_network_print_address(hosts->network, &peer->address, other, sizeof other);
-    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), though it lives: %.200s", other, hosts->log->host,
-             own, peer->broken);
+    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), although it is alive: %.200s", other,
+             hosts->log->host, own, peer->broken);
     return true;
 }
 
