@@ -239,7 +239,7 @@ static bool options_finish(const struct bench_step_options *options)
     if (options->backward_us < 0)
         return !tool_usage_fail("bench step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
     if (options->is_on_gpu && options->optimizer)
-        return !tool_usage_fail("bench step", "--optimizer is of the processor: leave it out with --memory gpu");
+        return !tool_usage_fail("bench step", "--optimizer runs on the CPU: leave it out with --memory gpu");
     return true;
 }
 
@@ -254,7 +254,7 @@ static bool options_parse(int argc, char **argv, struct bench_step_options *opti
         if (id == TOOL_OPTION_BAD)
             return false;
         if (id == TOOL_OPTION_END && args.at < argc)
-            return !tool_usage_fail("bench step", "'%s' is no option", argv[args.at]);
+            return !tool_usage_fail("bench step", "'%s' is not an option", argv[args.at]);
         if (id == OPTION_PROFILE ? !profile_read(&args, options, code_out) : id > 0 && !option_apply(id, &args, options))
             return false;
     }

@@ -147,14 +147,14 @@ static void sums_print(const struct step_result *result)
         puts("hidden    one rank has nobody to average with");
         return;
     }
-    printf("alone     copies and sums take %.2f ms where no backward pass hides them; this one hides %.1f %%\n",
+    printf("alone     copies and sums take %.2f ms if no backward pass hides them; this one hides %.1f %%\n",
            result->bare_us / 1e3, 100 * hidden(result->exposed_us, result->bare_us));
     printf("hidden    %.1f %% of the %.2f ms that all bytes need on the wire\n",
            100 * hidden(result->exposed_us, result->wire_us), result->wire_us / 1e3);
     printf("bound     %.2f ms: %s is ready after %.0f %% of the backward pass, and %s must cross the wire from then on\n",
            result->bound.us / 1e3, tensor->name, 100 * tensor->ready, size_text(result->bound.tail_bytes, size));
-    printf("          the step takes %.3f times the bound with one buffer's own time on the wire\n", over_bound(result));
-    printf("buffer    what crosses the wire of the largest (%s) takes %.2f ms as an all-reduce by itself\n",
+    printf("          the step takes %.3f times the sum of the bound and one buffer's time on the wire\n", over_bound(result));
+    printf("buffer    the part of the largest that crosses the wire (%s) takes %.2f ms as an all-reduce by itself\n",
            size_text(result->buffer_bytes, buffer), result->buffer_us / 1e3);
     printf("balance   %.4f: the most bytes that a rank sends or receives%s, over the mean\n", result->balance,
            result->hosts > 1 ? " over the network" : "");

@@ -99,9 +99,9 @@ static bool option_read(const struct tool_args *args, int id, struct doctor_opti
 static int options_check(const struct doctor_options *doctor)
 {
     if (!doctor->file && (doctor->via || doctor->shoal))
-        return tool_usage_fail("doctor", "%s is for other hosts: give --hosts FILE, too", doctor->via ? "--via" : "--shoal");
+        return tool_usage_fail("doctor", "%s is for other hosts: also set --hosts FILE", doctor->via ? "--via" : "--shoal");
     if (doctor->file && (doctor->towards || doctor->ranks))
-        return tool_usage_fail("doctor", "%s and --hosts do not go together: %s", doctor->towards ? "--towards" : "--ranks",
+        return tool_usage_fail("doctor", "%s and --hosts cannot be combined: %s", doctor->towards ? "--towards" : "--ranks",
                                doctor->towards ? "each host is asked about the first one" : "the file says slots=N");
     return 0;
 }

@@ -172,9 +172,9 @@ static int question_check(const struct shoal_question *question)
     if (!question->collective)
         return tool_usage_fail("explain", "which collective? Such as: shoal explain allreduce --ranks 4 --bytes 3MiB");
     if (question->rank >= question->ranks)
-        return tool_usage_fail("explain", "there is no rank %d among %d ranks", question->rank, question->ranks);
+        return tool_usage_fail("explain", "rank %d is out of range: there are %d ranks", question->rank, question->ranks);
     if (element && question->bytes % element)
-        return tool_usage_fail("explain", "--bytes %zu is no whole number of %s elements of %zu bytes", question->bytes,
+        return tool_usage_fail("explain", "--bytes %zu is not a whole number of %s elements of %zu bytes", question->bytes,
                                tool_type_name(question->type), element);
     return 0;
 }

@@ -333,12 +333,12 @@ static int request_check(struct request *request)
     const struct top_hosts *hosts = &request->hosts;
     request->is_once = request->is_once || request->format == PROMETHEUS || request->format == LINES;
     if (!request->file && (hosts->via || hosts->shoal || hosts->timeout_ms))
-        return tool_usage_fail("top", "%s is for other hosts: give --hosts FILE, too",
+        return tool_usage_fail("top", "%s is for other hosts: also set --hosts FILE",
                                hosts->via     ? "--via"
                                : hosts->shoal ? "--shoal"
                                               : "--timeout");
     if (request->file && request->is_dump)
-        return tool_usage_fail("top", "--dump and --hosts do not go together: ask each host");
+        return tool_usage_fail("top", "--dump and --hosts cannot be combined: ask each host");
     return request->file ? top_hosts_read(request->file, &request->hosts) : 0;
 }
 
