@@ -215,7 +215,7 @@ def what_is_not_served_is_an_error():
     for name, value in (("instance_groups", ["g"]), ("training_recipe", "r")):
         said = failure(JobError, PyTorch, "train.py", **{name: value}, **SETTINGS)
         expect(said.startswith(f"PyTorch: {name} is not served: "), said)
-    expect(failure(JobError, Estimator, "image").startswith("Estimator: the program of a container is not served: give "
+    expect(failure(JobError, Estimator, "image").startswith("Estimator: the program of a container is not served: set "
                                                             "entry_point"))
 
 

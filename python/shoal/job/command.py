@@ -114,7 +114,7 @@ class StopOnSignal:
         self.count += 1
         if self.count > 1:
             raise KeyboardInterrupt
-        say(f"stopping {self.folder.name}; once more, and it goes on without being watched")
+        say(f"stopping {self.folder.name}; press Ctrl-C again to leave without waiting for its end")
         engines.job_stop(self.folder)
 
     def end(self) -> None:
@@ -250,7 +250,8 @@ def parser_make() -> Parser:
 
     def has_document(made: Parser) -> None:
         made.add_argument("file", metavar="FILE", help="the document: .json, .toml or .py")
-        made.add_argument("--set", action="append", metavar="KEY=VALUE", help="replace a field of the document, such as hyperparameters.lr=0.2; may be repeated")
+        made.add_argument("--set", action="append", metavar="KEY=VALUE",
+                          help="replace a field of the document, such as hyperparameters.lr=0.2; may be repeated")
         has_format(made)
 
     has_document(command("check", check, "Lists all mistakes of a document, with their places. Starts nothing.", is_named=False,
