@@ -65,7 +65,7 @@ void shoal_tcp_core_sweep(struct shoal_tcp_core *core)
     core->session_count = kept;
 }
 
-/* Returns the oldest one, or NULL. */
+/* Returns the oldest connection that is not a rank's, or NULL. Without has_said_hello, only one that has not sent its hello. */
 static struct shoal_tcp_session *find_stranger(const struct shoal_tcp_core *core, bool has_said_hello)
 {
     for (size_t i = 0; i < core->session_count; i++) {

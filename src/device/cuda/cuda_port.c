@@ -29,7 +29,7 @@ static const struct shoal_gpu_port *last; /* the port that posted last; NULL if 
 
 /* ---- Creation and end ---------------------------------------------------------------------------------------------------- */
 
-#define STAYS 16 /* inputs at once: as many as operations under way */
+#define STAYS 16 /* inputs that stay at a time: as many as operations under way */
 
 size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
 {

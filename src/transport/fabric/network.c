@@ -1016,7 +1016,7 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
 void shoal_network_leave(struct shoal_network *network, const struct shoal_network_leftover *leftover)
 {
     struct orphan *orphan = malloc(sizeof *orphan);
-    if (!orphan) /* its loads stay for ever, and so do the peers that they name */
+    if (!orphan) /* its loads stay forever, and so do the peers that they name */
         network->orphan_loads += leftover->loads != NULL;
     if (!orphan)
         return; /* leaked rather than freed too early */

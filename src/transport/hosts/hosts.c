@@ -21,7 +21,8 @@
 #define PACKETS_MAX (SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet))
 /* A put that cannot be a write is sent in messages of at most this many bytes. */
 #define MESSAGE_BYTES ((size_t)16 << 10)
-/* The control tree learns a more exact reason why a peer does not answer, and soon. */
+/* Blames the network only after this time, because the control tree soon learns a more exact reason why a peer does not
+ * answer. */
 #define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
 
 /* Two counters of a slot: the remote rank's, which this rank increments, and this rank's, which the remote rank increments.
@@ -1048,8 +1049,8 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
-/* After a failure, a rank of this host that entered before may still read the pages, and own puts may still be sent from them.
- * The cause is on the board, so a rank that enters later reads none. */
+/* After a failure, a rank of this host that entered before may still read the pages, and this rank's own puts may still be sent
+ * from them. The cause is on the board, so a rank that enters later reads none. */
 static bool may_free_pages(struct hosts *hosts)
 {
     int rank;

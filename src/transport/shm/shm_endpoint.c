@@ -173,7 +173,7 @@ static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_p
     endpoint->joining[endpoint->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
 }
 
-/* Also without a descriptor: then the peer has none, or this process cannot open more. */
+/* Keeps an entry even if there is no descriptor: the peer has none, or this process cannot open more. */
 static void keep_device(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer,
                         const struct shoal_shm_link_message *message, int descriptor)
 {
@@ -377,8 +377,8 @@ static void forget_untaken(struct shoal_shm_endpoint *endpoint, const struct sho
     }
 }
 
-/* A peer in this process passes references: none arrive after the shutdown of the socket, and this takes over those that have
- * arrived. */
+/* A peer in this process passes references to segments. After the shutdown of the socket no more arrive; those that have
+ * arrived are taken over here, so that none leaks. */
 static void remove_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer)
 {
     if (peer->socket >= 0)
