@@ -48,7 +48,7 @@ static void help_print(FILE *out)
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
           "    shoal sim allreduce --hosts 1-64 --bytes 100M   how long it would take on many hosts\n"
           "    shoal trace flight.*                            which ranks were late, from the recorders of all ranks\n"
-          "    shoal top                                       what the jobs on this host do now, and which rank waits for which\n"
+          "    shoal top                                       what the jobs here do now, and which rank waits for which\n"
           "    shoal doctor --ranks 8                          what would go wrong here with eight workers\n"
           "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"
           "\n"

@@ -247,8 +247,7 @@ static void network_print(const struct shoal_simulation *model)
     printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n",
            model->message_us, model->latency_us, model->header_bytes, model->rate_gbit_s);
     if (model->burst_bytes)
-        printf("    after a pause, so that only the bytes beyond --burst %zu go at that rate\n",
-               model->burst_bytes);
+        printf("    after a pause, so that only the bytes beyond --burst %zu go at that rate\n", model->burst_bytes);
     puts("");
     puts("A stream of messages from one rank to another, with many under way (measure with iperf3, or the provider's fi_bw):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
@@ -272,21 +271,22 @@ void sim_model_print(const struct shoal_simulation *model)
     network_print(model);
     memory_print(model);
     puts("The rest of the model:\n"
-         "    Ranks execute the plans that `shoal explain` prints, with the chunks and slots of the settings. All ranks begin\n"
-         "    at the same moment. Each operation begins with a rank's announcement to each peer on another host, and to the\n"
-         "    ranks of its host.\n"
-         "    A rank does one thing at a time: it works, sends, receives or waits. With --cores, the ranks of a host take turns\n"
-         "    on these cores. With --one-machine, the ranks of all hosts do.\n"
-         "    Each host has one adapter for all its ranks. With --switch-adapters it has one below each switch, with its\n"
-         "    share of the rate. An adapter sends messages in the order in which they come: --frame bytes to one host, then to\n"
-         "    the next. It receives as fast as it sends; what it cannot receive yet waits on the way.\n"
-         "    With --burst an adapter has a token bucket in each direction, full at first. Tokens come at --rate. Bytes that\n"
-         "    find a token do not wait.\n"
-         "    With --host-memory, the ranks of a host and their copies share its memory. With --pcie, copy engines move operands\n"
-         "    through a ring in host memory, in units of --unit bytes, in both directions independently. Meanwhile ranks and\n"
-         "    network work on other units.\n"
-         "    With --nvlink, GPUs sum among themselves by the plan peers: they reduce and gather over NVLink. On several hosts,\n"
-         "    a slice of each GPU passes PCIe, in chunks of one --unit for each rank of a host, or of what staging buffers hold.\n"
+         "    Ranks execute the plans that `shoal explain` prints, with the chunks and slots of the settings. All\n"
+         "    ranks begin at the same moment. Each operation begins with a rank's announcement to each peer on another\n"
+         "    host, and to the ranks of its host.\n"
+         "    A rank does one thing at a time: it works, sends, receives or waits. With --cores, the ranks of a host\n"
+         "    take turns on these cores. With --one-machine, the ranks of all hosts do.\n"
+         "    Each host has one adapter for all its ranks. With --switch-adapters it has one below each switch, with\n"
+         "    its share of the rate. An adapter sends messages in the order in which they come: --frame bytes to one\n"
+         "    host, then to the next. It receives as fast as it sends; what it cannot receive yet waits on the way.\n"
+         "    With --burst an adapter has a token bucket in each direction, full at first. Tokens come at --rate.\n"
+         "    Bytes that find a token do not wait.\n"
+         "    With --host-memory, the ranks of a host and their copies share its memory. With --pcie, copy engines\n"
+         "    move operands through a ring in host memory, in units of --unit bytes, in both directions independently.\n"
+         "    Meanwhile ranks and network work on other units.\n"
+         "    With --nvlink, GPUs sum among themselves by the plan peers: they reduce and gather over NVLink. On\n"
+         "    several hosts, a slice of each GPU passes PCIe, in chunks of one --unit for each rank of a host, or of\n"
+         "    what staging buffers hold.\n"
          "    Not modeled: other traffic, losses, caches, the time to sleep and to wake.\n"
          "    Once the time from chunk to chunk has settled to 0.2%, it is assumed for all further chunks, except with\n"
          "    --every-chunk.");
