@@ -334,10 +334,10 @@ def what_a_script_changes_in_place_stays_its_own():
         with unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=0, f_frsize=4096)), \
                 unittest.mock.patch.object(channels, "_clone", lambda source, place: False):
             files, said = bring("s3://data/inplace/", job, 1, 2)
-        expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
+        expect(files == {"lines": body} and "no room for a second copy of 6 bytes" in said[0], said)
         with unittest.mock.patch.object(channels, "_copy", side_effect=OSError(errno.ENOSPC, "No space left on device")):
             files, said = bring("s3://data/inplace/", job, 1, 2)  # others have used the room meanwhile
-        expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
+        expect(files == {"lines": body} and "no room for a second copy of 6 bytes" in said[0], said)
 
 
 def who_may_not_write_to_the_cache_gets_links():

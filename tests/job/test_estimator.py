@@ -265,7 +265,7 @@ def dependencies_lie_beside_the_source():
                         **SETTINGS)
         said = failure(JobError, wrong.fit)
         for line in ('dependencies[0]: no file or folder "',
-                     'dependencies[2]: "x/words" and "lib/words" would both be words beside',
+                     'dependencies[2]: "x/words" and "lib/words" would both be words next to',
                      'dependencies[3]: "s3://b/x": needs a folder or file of this machine'):
             expect(line in said, line, said)
         pathlib.Path("own.py").write_text("")

@@ -103,7 +103,7 @@ def a_full_disk_ends_nothing():
         for _ in range(3):
             record.add([Value("loss", 1.0)])
         record.close()
-        expect(len(said) == 1 and said[0].startswith("cannot keep metrics of algo-1: No space left on device") and "goes on" in said[0], said)
+        expect(len(said) == 1 and said[0].startswith("cannot keep metrics of algo-1: No space left on device") and "continues" in said[0], said)
 
 
 def writers_do_not_mix_lines():
