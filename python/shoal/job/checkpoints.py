@@ -391,7 +391,7 @@ class Synchronizer:
                    for at, clock in self.kills)
 
     def _look(self, now: float) -> Dict[str, Mark]:
-        """Returns the files that this host is responsible for, and updates since when each has had its mark."""
+        """Returns the files that this host is responsible for, each with its mark. Records when a mark was first seen."""
         looks = {name: mark for name, mark in _scan(self.local).items() if self.foreign.get(name) != mark}
         self.seen = {name: self._since(name, mark, now) for name, mark in looks.items()}
         return looks
