@@ -647,14 +647,14 @@ def rounds_parse(text):
 def arguments_add(parser, which):
     """Adds the options that bench/bench_torch.py shares."""
     parser.add_argument("suites", nargs="*", metavar="SUITE",
-                        help=f"which to run, of those below; {which}")
+                        help=f"suites to run (see the list below); {which}")
     parser.add_argument("--rounds", type=rounds_parse, default=5, metavar="N",
-                        help="rounds of each suite (5); fewer where the list says so")
+                        help="rounds of each suite (5, or fewer as listed below)")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and cases")
     parser.add_argument("--sizes", type=sizes_parse, metavar="LIST", help="sizes of the curves, such as 8,64K,16M")
     parser.add_argument("--limit", type=int, default=900, metavar="S",
                         help="start no further round of a suite after S seconds (900)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures", help="where figures go (docs/figures)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures", help="folder for the figures (docs/figures)")
     parser.add_argument("--targets", action="store_true", help="measure nothing; judge the figures on record")
 
 
@@ -673,7 +673,7 @@ def arguments():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments_add(parser, "'four-*' is all whose names begin so (all but hosts-*)")
     parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal",
-                        help="the command (build/shoal); the peers' programs are built beside it")
+                        help="the command (build/shoal); the peers' programs are built next to it")
     options = parser.parse_args()
     usual = [name for name in SUITES if options.targets or SUITES[name].kind != "hosts"]
     options.suites = suites_named(parser, options.suites, SUITES) if options.suites else usual

@@ -92,10 +92,10 @@ class Bench:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help="tensorflow, torch; both where none is named")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="tensorflow, torch (both)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal", help="the command")
-    parser.add_argument("--output", type=Path, help="a file to which what each run tells is added, as JSON lines")
+    parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal", help="the shoal command")
+    parser.add_argument("--output", type=Path, help="file to which the results of each run are appended, as JSON lines")
     options = parser.parse_args()
     bench = Bench(options)
     for number in range(options.rounds):

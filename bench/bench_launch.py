@@ -204,7 +204,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 8])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--without", nargs="+", default=[], metavar="NAME", help="launchers that are left out")
+    parser.add_argument("--without", nargs="+", default=[], metavar="NAME", help="launchers to leave out")
     parser.add_argument("--quick", action="store_true", help="one round, no record")
     return parser.parse_args()
 

@@ -194,9 +194,9 @@ def arguments():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rates", type=lambda text: [float(word) if "." in word else int(word) for word in text.split(",")],
-                        default=[1, 2], help="in Gbit/s (1,2)")
-    parser.add_argument("--profiles", type=lambda text: text.split(","), default=list(BYTES), help="(resnet50,gpt2,bert-large)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures/step-hosts.jsonl", help="lines are added to it")
+                        default=[1, 2], help="rates of the links, in Gbit/s (1,2)")
+    parser.add_argument("--profiles", type=lambda text: text.split(","), default=list(BYTES), help="models (resnet50,gpt2,bert-large)")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures/step-hosts.jsonl", help="file to which lines are appended")
     parser.add_argument("--shoal", type=Path, default=ROOT / "build/shoal")
     options = parser.parse_args()
     options.suites = options.suites or list(SUITES)

@@ -367,7 +367,7 @@ def arguments():
                         help="a Python with PyTorch (build/torch/bin/python3 if it is there, else this one)")
     parser.add_argument("--library", type=Path, default=ROOT / "build/libshoal.so", help="Shoal's (build/libshoal.so)")
     parser.add_argument("--null", action="store_true",
-                        help="Gloo in Shoal's place, too: what figures look like where nothing differs")
+                        help="run Gloo also in Shoal's place, to see how figures look if nothing differs")
     options = parser.parse_args()
     options.suites = bench.suites_named(parser, options.suites, SUITES) if options.suites else list(SUITES)
     options.python = options.python or (bench_hosts.TORCH_PYTHON if bench_hosts.TORCH_PYTHON.exists() else Path(sys.executable))

@@ -179,8 +179,8 @@ def summary_print(points, costs):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--step-ms", type=float, default=STEP_MS, help=f"({STEP_MS})")
-    parser.add_argument("--steps", type=int, help=f"(as many as take {RUN_S} s; 10000 of one batch)")
+    parser.add_argument("--step-ms", type=float, default=STEP_MS, help=f"computation of a step ({STEP_MS})")
+    parser.add_argument("--steps", type=int, help=f"steps of a run (as many as take {RUN_S} s; 10000 of one batch)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="one round of 20 steps, no record")
     parser.add_argument("--agent", nargs=2, metavar=("FOLDER", "WAY"), help=argparse.SUPPRESS)

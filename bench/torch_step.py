@@ -131,8 +131,8 @@ def main():
     parser.add_argument("contestant", choices=("gloo", "shoal", "shoal-ddp"))
     parser.add_argument("profile", type=Path)
     parser.add_argument("--backward", type=float, required=True, help="milliseconds")
-    parser.add_argument("--busy", action="store_true", help="compute instead of sleeping, each rank of a host on a core of its own")
-    parser.add_argument("--zero", choices=("none", "keep"), help="count zero_grad(), too: to None, or to zeros where they lie")
+    parser.add_argument("--busy", action="store_true", help="compute instead of sleeping, each rank of a host on its own core")
+    parser.add_argument("--zero", choices=("none", "keep"), help="also count zero_grad(): to None, or to zeros in place")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     if options.contestant != "gloo":

@@ -267,15 +267,15 @@ def arguments():
     parser.add_argument("contestant", choices=["shoal", "gloo", "deepspeed"])
     parser.add_argument("task", help=f"{', '.join(COLLECTIVES)}, or train")
     parser.add_argument("sizes", nargs="*", type=int, metavar="BYTES")
-    parser.add_argument("--seconds", type=float, default=2, help="one size takes about this long at most (2)")
+    parser.add_argument("--seconds", type=float, default=2, help="most time for one size, about (2)")
     parser.add_argument("--memory", choices=["ordinary", "zero-copy"], default="ordinary",
                         help="zero-copy: tensors of shoal.torch.empty")
     parser.add_argument("--busy", action="store_true", help="with a second thread of Python that computes all the time")
-    parser.add_argument("--pin", action="store_true", help="each rank on one core, in turns where there are too few")
-    parser.add_argument("--area", metavar="FILE", help="where the ranks of one host meet")
+    parser.add_argument("--pin", action="store_true", help="each rank on one core; ranks share cores if there are too few")
+    parser.add_argument("--area", metavar="FILE", help="file in which the ranks of one host meet")
     parser.add_argument("--probe", metavar="LIBRARY", help="tools/bench_probe.c as a library; with --area")
     parser.add_argument("--model", help="what to train; see bench/torch_training.py")
-    parser.add_argument("--steps", type=int, default=10, help="of a training, each with and without communication (10)")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a training, each with and without communication (10)")
     return parser.parse_args()
 
 

@@ -21,7 +21,7 @@ def find(distribution, pattern):
     try:
         files = importlib.metadata.files(distribution)
     except importlib.metadata.PackageNotFoundError:
-        print(f"bundled.py: {distribution} is not installed, so the wheel is without what it would give", file=sys.stderr)
+        print(f"bundled.py: {distribution} is not installed, so the wheel is made without its files", file=sys.stderr)
         return None
     found = [file for file in files or () if re.search(pattern, f"/{file}")]
     if len(found) != 1:

@@ -61,7 +61,7 @@ static const char *line_take(struct ask_hosts *hosts, char *line)
     if (!name)
         return NULL;
     if (!name_is_fit(name))
-        return "that is no name of a host";
+        return "that is not the name of a host";
     if (host_is_known(hosts, name))
         return "that host is there already";
     if (hosts->count == ASK_HOSTS_MAX)
@@ -69,7 +69,7 @@ static const char *line_take(struct ask_hosts *hosts, char *line)
     struct ask_host *host = &hosts->at[hosts->count];
     host->slots = 0;
     if ((slots && !slots_read(slots, &host->slots)) || strtok_r(NULL, " \t\r\n", &rest))
-        return "after the host's name may come slots=N, N from 1 to " TEXT_OF(SHOAL_RANKS_MAX) ", and no more";
+        return "after the host's name may come slots=N, N from 1 to " TEXT_OF(SHOAL_RANKS_MAX) ", and nothing else";
     snprintf(host->name, sizeof host->name, "%s", name);
     hosts->count++;
     return NULL;

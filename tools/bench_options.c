@@ -210,7 +210,7 @@ static bool options_agree(const struct bench_options *options)
     if (options->offset_bytes % element)
         return !tool_usage_fail("bench", "--offset must be a multiple of %zu bytes, one %s", element, type);
     if (options->gap_bytes && options->in_place)
-        return !tool_usage_fail("bench", "--gap lies between input and output: it makes no sense with --in-place");
+        return !tool_usage_fail("bench", "--gap is between input and output, so it cannot be used with --in-place");
     if (options->gap_bytes && (options->gap_bytes < options->bytes_max || options->gap_bytes % element))
         return !tool_usage_fail("bench", "--gap must hold --max %zu bytes, in whole elements", options->bytes_max);
     if (options->check && options->warm)

@@ -14,64 +14,59 @@
 static const char help_text[] =
     "Usage: shoal bench step --profile MODEL --backward MS [options]\n"
     "\n"
-    "Replays training steps: gradients as long as those of a model become ready along a backward pass of given length, and "
-    "the\n"
-    "gradient engine (shoal/gradients.h) averages them over all ranks meanwhile. Shows how much of that the backward pass "
-    "hides,\n"
-    "and how much no engine could hide. It starts -n local workers; under shoal run, torchrun, mpirun or srun it uses the\n"
-    "ranks it finds.\n"
+    "Replays training steps. Gradients with the sizes of a model's become ready during a backward pass of a given\n"
+    "length, while the gradient engine (shoal/gradients.h) averages them over all ranks. Shows how much of the\n"
+    "averaging the backward pass hides, and how much no engine could hide. It starts -n local workers; under shoal\n"
+    "run, torchrun, mpirun or srun it uses the ranks that they started. Defaults are in parentheses.\n"
     "\n"
-    "    --profile MODEL          resnet50, bert-large, gpt2, or a file (shoal sim step --help shows its form)\n"
-    "    --backward MS            how long the backward pass takes by itself, in milliseconds; 0: all is ready at once\n"
-    "    --busy                   the rank computes in it, as training on CPUs does; without, it sleeps until a gradient is "
-    "ready,\n"
-    "                             as where a GPU computes\n"
+    "    --profile MODEL          resnet50, bert-large, gpt2, or a file (see shoal sim step --help for its form)\n"
+    "    --backward MS            length of the backward pass by itself, in milliseconds; 0: all gradients are ready at once\n"
+    "    -n N                     workers to start (2)\n"
+    "    --busy                   the rank computes during the backward pass, as when training on a CPU. Without it, the\n"
+    "                             rank sleeps until a gradient is ready, as when a GPU computes\n"
+    "    --memory plain|gpu       gradients are in ordinary memory, or in memory of a CUDA device; rank r of a host uses\n"
+    "                             device r modulo their number. A step then ends when the device has the averages (plain)\n"
     "    --compress WORD          how gradients travel between hosts: none, fp16, bf16 or int8 (none)\n"
-    "    --memory plain|gpu       gradients lie in ordinary memory, or in that of a CUDA device: of the rank's number on its "
-    "host,\n"
-    "                             round; a step then ends when the device has the averages (plain)\n"
-    "    --steps N                measured, after three that are not (10)\n"
-    "    --views                  gradients are made in the engine's buffers: nothing is copied in or out\n"
-    "    --optimizer RULE         none, sgd, momentum, adam, adamw, adagrad or lion: each rank steps all parameters (none)\n"
-    "    --when after|buffers     when it does: after the step, or for each buffer as soon as it is averaged (after)\n"
-    "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share of "
-    "the\n"
-    "                             states. All ranks share one copy of them, or the ranks of a host, or every K ranks\n"
-    "    --no-thread              averages are copied back when the backward pass is over, not by a thread meanwhile\n"
-    "    --buffer SIZE            a buffer of gradients grows up to so much (25M)\n"
-    "    --first SIZE             the first one (1M)\n"
-    "    --rank-bytes SIZE        but each rank owns at least so much of a buffer\n"
-    "                             (its share of --buffer, from 8K to 64K)\n"
-    "    --flight SIZE            buffers of so many bytes may be under way (4 times --buffer)\n"
-    "    --rate RATE              what each host's adapter sends, as 1gbit, for the bound; else one all-reduce as long as the\n"
-    "                             largest buffer is measured by itself\n"
+    "    --steps N                steps to measure, after three that are not measured (10)\n"
+    "    --format table|json      json: one object per line, one for each rank, then one for all (table)\n"
     "    --trace FILE             write the last step of all ranks for chrome://tracing or ui.perfetto.dev\n"
     "    --timeline FILE          draw the last step of the slowest rank, as SVG\n"
-    "    --format table|json      json: an object per line, one for each rank, then one for all (table)\n"
-    "    -n N                     workers to start (2)\n"
-    "    --bind slice|core|none   the cores of each worker, as in shoal bench --help (slice)\n"
-    "    --pin                    worker r stays on the r-th core, counted round, instead of --bind\n"
+    "    --rate RATE              for the bound: what each host's adapter sends, such as 1gbit. Default: an all-reduce of\n"
+    "                             the largest buffer's size is measured by itself\n"
+    "    --views                  gradients are made in the engine's buffers: nothing is copied in or out\n"
+    "    --optimizer RULE         none, sgd, momentum, adam, adamw, adagrad or lion: each rank steps all parameters (none)\n"
+    "    --when after|buffers     after: when the step is over; buffers: the parameters of each buffer as soon as it is\n"
+    "                             averaged (after)\n"
+    "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share\n"
+    "                             of the states. One copy of them is shared by all ranks, those of a host, or every K\n"
+    "    --no-thread              averages are copied back after the backward pass, not by a thread during it\n"
+    "    --buffer SIZE            largest size of a buffer of gradients (25M)\n"
+    "    --first SIZE             largest size of the first buffer (1M)\n"
+    "    --rank-bytes SIZE        each rank owns at least this much of a buffer, even if the buffer then grows larger\n"
+    "                             (a rank's share of --buffer, from 8K to 64K)\n"
+    "    --flight SIZE            most bytes of buffers that are averaged at a time (4 times --buffer)\n"
+    "    --bind slice|core|none   cores of each worker, as in shoal bench --help (slice)\n"
+    "    --pin                    instead of --bind: worker r stays on core r modulo their number\n"
     "    --timeout S              an operation that takes longer fails (60)\n"
     "\n"
-    "Before each step all ranks meet in a barrier. In the first of the three steps that are not measured every average is\n"
-    "compared with what it has to be. All three have no backward pass; the third says how long copies and sums take by\n"
-    "themselves (alone).\n"
+    "All ranks meet in a barrier before each step. Three steps are not measured. They have no backward pass. In the\n"
+    "first, every average is compared with the expected one; the third shows how long copies and sums take by themselves\n"
+    "(alone).\n"
     "\n"
     "Figures:\n"
-    "    step       from the beginning of the backward pass to the last average in place: median over the steps, of all ranks\n"
-    "               the slowest of each step\n"
-    "    backward   until the last gradient was ready; with --busy longer than asked for where summing takes the core\n"
+    "    step       from the beginning of the backward pass until the last average is in place: the slowest rank of each\n"
+    "               step, median over the steps\n"
+    "    backward   until the last gradient was ready; with --busy longer than --backward if summing takes the core\n"
     "    exposed    step less backward: what was not hidden\n"
     "    hidden     1 - exposed / wire, where wire is the time in which all bytes cross the wire\n"
-    "    alone      a step whose gradients are all ready at once: how long copies and sums take with nothing to hide behind,\n"
-    "               and how much of that is hidden; on one host the better measure, as copies take longer there than the wire\n"
-    "    bound      no gradient can be summed before it is ready, and all that becomes ready after it must cross the wire: "
-    "the\n"
-    "               largest of these sums over all tensors. The tensor that makes it is named. Nothing is faster than that, "
-    "and\n"
-    "               what waits for a buffer to be full takes up to one buffer's own time more\n"
+    "    alone      a step whose gradients are all ready at once, so that nothing hides copies and sums; and how much of that\n"
+    "               time is hidden. The better measure on one host, whose copies take longer than the wire\n"
+    "    bound      no gradient can be summed before it is ready, and all that becomes ready after it must cross the wire:\n"
+    "               the largest of these sums over all tensors, with the name of the tensor that makes it. No engine is\n"
+    "               faster; waiting until a buffer is full costs up to the time of one buffer more\n"
     "    sent       payload from a rank to others in a step; net: what of it leaves the host\n"
-    "    balance    the most bytes that a rank sends or receives, over the mean of all: over hosts as transports count them\n"
+    "    balance    most bytes that a rank sends or receives, over the mean of all ranks; on several hosts as the transports\n"
+    "               count them\n"
     "    cpu        CPU time of a rank in a step, of all its threads\n"
     "\n"
     "Examples:\n"
@@ -79,7 +74,7 @@ static const char help_text[] =
     "    shoal bench step --profile gpt2 --backward 500 --busy --timeline step.svg\n"
     "    mpirun -n 4 shoal bench step --profile resnet50 --backward 1400 --rate 1gbit --compress bf16 --format json\n"
     "\n"
-    "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 the arguments or the profile make no sense.\n";
+    "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 invalid arguments or an invalid profile.\n";
 
 static const char *const compressions[] = {"none", "fp16", "bf16", "int8", NULL};
 static const char *const rules[] = {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "lion", NULL};
@@ -287,7 +282,7 @@ static bool options_finish(const struct bench_step_options *options)
     if (options->backward_us < 0)
         return !tool_usage_fail("bench step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
     if (options->is_on_gpu && options->rule)
-        return !tool_usage_fail("bench step", "--optimizer is of the processor: leave it out with --memory gpu");
+        return !tool_usage_fail("bench step", "--optimizer runs on the CPU: leave it out with --memory gpu");
     if ((options->is_sharded || options->has_when) && !options->rule)
         return !tool_usage_fail("bench step", "which optimizer? Such as: --optimizer adamw --shard all");
     if (options->is_sharded && options->has_when)
@@ -308,7 +303,7 @@ static bool options_parse(int argc, char **argv, struct bench_step_options *opti
         if (id == TOOL_OPTION_BAD)
             return false;
         if (id == TOOL_OPTION_END && args.at < argc)
-            return !tool_usage_fail("bench step", "'%s' is no option", argv[args.at]);
+            return !tool_usage_fail("bench step", "'%s' is not an option", argv[args.at]);
         if (id == OPTION_PROFILE ? !profile_read(&args, options, code_out) : id > 0 && !option_apply(id, &args, options))
             return false;
     }

@@ -163,14 +163,14 @@ static void sums_print(const struct step_result *result)
         puts("hidden    one rank has nobody to average with");
         return;
     }
-    printf("alone     copies and sums take %.2f ms where no backward pass hides them; this one hides %.1f %%\n",
+    printf("alone     copies and sums take %.2f ms if no backward pass hides them; this one hides %.1f %%\n",
            result->bare_us / 1e3, 100 * hidden(result->exposed_us, result->bare_us));
     printf("hidden    %.1f %% of the %.2f ms that all bytes need on the wire\n",
            100 * hidden(result->exposed_us, result->wire_us), result->wire_us / 1e3);
     printf("bound     %.2f ms for any library: %s is ready after %.0f %% of the backward pass,\n"
            "          and %s must cross the wire from then on\n",
            result->bound.us / 1e3, tensor->name, 100 * tensor->ready, size_text(result->bound.tail_bytes, size));
-    printf("buffer    what crosses the wire of the largest (%s) takes %.2f ms as an all-reduce by itself\n",
+    printf("buffer    the part of the largest that crosses the wire (%s) takes %.2f ms as an all-reduce by itself\n",
            size_text(result->buffer_bytes, buffer), result->buffer_us / 1e3);
     optimizer_print(result);
     printf("balance   %.4f: the most bytes that a rank sends or receives%s, over the mean\n", result->balance,

@@ -54,7 +54,7 @@ struct stepper {
 static enum shoal_status memory_fail(const struct stepper *stepper, size_t bytes)
 {
     char size[24];
-    fprintf(stderr, "shoal bench: rank %d: no memory for %s; start fewer ranks, or take --views\n", stepper->rank,
+    fprintf(stderr, "shoal bench: rank %d: no memory for %s; start fewer ranks, or use --views\n", stepper->rank,
             bench_size_print(bytes, size));
     return SHOAL_ERR_MEMORY;
 }

@@ -35,40 +35,36 @@ static const char help[] =
     "    shoal doctor [--ranks N] [--towards HOST] [--json]\n"
     "    shoal doctor --hosts FILE [--via COMMAND] [--shoal PATH] [--timeout SECONDS] [--json]\n"
     "\n"
-    "Says what would go wrong on this host, or on the hosts of a file, and what to do about it: wrong and mistyped settings, "
-    "the\n"
-    "launcher's variables, cores, memory, limits, the kernel, names, interfaces, ports, libfabric's providers and the secret. "
-    "It\n"
-    "changes nothing, and waits for nothing longer than some seconds. A finding is ok, a note (worth knowing), a warning (slow "
-    "or\n"
-    "fragile) or an error (a job would fail).\n"
+    "Reports what would go wrong on this host, or on the hosts of a file, and what to do about it. It checks wrong and\n"
+    "mistyped settings, the launcher's variables, cores, memory, limits, the kernel, names, interfaces, ports, libfabric's\n"
+    "providers and the secret. It changes nothing, and waits no more than a few seconds for anything. A finding is ok, a note\n"
+    "(worth knowing), a warning (slow or fragile) or an error (a job would fail).\n"
     "\n"
-    "    --ranks N          how many ranks this host will run; without it, what the launcher's variables say\n"
-    "    --towards HOST     a host that has to be reached from here, beside that of MASTER_ADDR\n"
+    "    --ranks N          how many ranks this host will run; default: as the launcher's variables say\n"
+    "    --towards HOST     a host that must be reachable from here, in addition to MASTER_ADDR\n"
     "    --json             one object per line: level, subject, found, advice; with --hosts also the hosts\n"
-    "    --hosts FILE       ask each host of the file, all at once; lines are \"host\" or \"host slots=N\", # begins a "
-    "comment\n"
-    "    --via COMMAND      what runs a command on a host: called as COMMAND HOST 'shoal doctor ...', as ssh is; without it,\n"
-    "                       \"ssh -o BatchMode=yes\"\n"
-    "    --shoal PATH       what shoal is called on the hosts; without it, as here\n"
-    "    --timeout SECONDS  how long each host may take, 20 without it; where no hosts are asked, each name server, 3\n"
+    "    --hosts FILE       check each host of the file, all at once. A line is \"host\" or \"host slots=N\"; # begins a\n"
+    "                       comment\n"
+    "    --via COMMAND      command that runs another one on a host, called as COMMAND HOST 'shoal doctor ...', like ssh;\n"
+    "                       default: \"ssh -o BatchMode=yes\"\n"
+    "    --shoal PATH       the shoal command on the hosts; default: as called here\n"
+    "    --timeout SECONDS  longest time for each host, default 20; without --hosts, for each name server, default 3\n"
     "\n"
-    "With --hosts, what is the same on all hosts that answered is told once; other lines begin with the hosts they are about.\n"
-    "Each host is also asked whether it resolves the first one's name and finds a route there, and versions and MTUs that "
-    "differ\n"
-    "are told. What counts is the environment of a command that is started there, not the one here.\n"
+    "With --hosts, a finding that is the same on all hosts that answered is printed once; other lines begin with their hosts.\n"
+    "Each host also checks that it resolves the name of the first one and finds a route to it. Different versions and\n"
+    "MTUs are reported. Each host checks the environment of a command that is started there, not the environment here.\n"
     "\n"
-    "The size of /dev/shm does not matter (memory is shared through memfd), and neither does ptrace or Yama.\n"
+    "The size of /dev/shm does not matter, because memory is shared through memfd. ptrace and Yama do not matter either.\n"
     "\n"
     "Examples:\n"
     "    shoal doctor\n"
-    "    shoal doctor --ranks 8                                   will eight ranks do here?\n"
+    "    shoal doctor --ranks 8                                   can this host run eight ranks?\n"
     "    MASTER_ADDR=n1 MASTER_PORT=29500 shoal doctor            before a job over several hosts\n"
     "    shoal doctor --hosts hosts.txt                           all hosts, through ssh\n"
     "    shoal doctor --hosts hosts.txt --via \"ssh -p 2222\" --shoal /opt/shoal/bin/shoal\n"
     "    shoal doctor --json | grep '\"level\":\"error\"'\n"
     "\n"
-    "Exit codes: 0 no error was found, 1 one was found (or the output could not be written), 2 the arguments make no sense.\n";
+    "Exit codes: 0 no error was found, 1 one was found (or the output could not be written), 2 invalid arguments.\n";
 
 /* ---- Options ------------------------------------------------------------------------------------------------------------- */
 
@@ -103,9 +99,9 @@ static bool option_read(const struct tool_args *args, int id, struct doctor_opti
 static int options_check(const struct doctor_options *doctor)
 {
     if (!doctor->file && (doctor->via || doctor->shoal))
-        return tool_usage_fail("doctor", "%s is for other hosts: give --hosts FILE, too", doctor->via ? "--via" : "--shoal");
+        return tool_usage_fail("doctor", "%s is for other hosts: also set --hosts FILE", doctor->via ? "--via" : "--shoal");
     if (doctor->file && (doctor->towards || doctor->ranks))
-        return tool_usage_fail("doctor", "%s and --hosts do not go together: %s", doctor->towards ? "--towards" : "--ranks",
+        return tool_usage_fail("doctor", "%s and --hosts cannot be combined: %s", doctor->towards ? "--towards" : "--ranks",
                                doctor->towards ? "each host is asked about the first one" : "the file says slots=N");
     return 0;
 }

@@ -186,7 +186,7 @@ void doctor_findings_print(const struct doctor_findings *findings, const struct 
 {
     const int answers = hosts ? answers_count(findings, hosts) : 0;
     if (hosts)
-        fprintf(out, "%d of %d host%s answered; where no host is named, it is so on all that did\n\n", answers, hosts->count,
+        fprintf(out, "%d of %d host%s answered; a finding without hosts applies to all of these\n\n", answers, hosts->count,
                 hosts->count == 1 ? "" : "s");
     for (size_t i = 0; i < findings->count; i++)
         finding_print(out, &findings->at[i], hosts, answers);

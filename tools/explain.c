@@ -42,20 +42,20 @@ static const char help[] =
     "\n"
     "COLLECTIVE is allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier.\n"
     "\n"
-    "Shows what a call would do, without doing it: which algorithm would run and why, how the vector is cut, and the plan,\n"
-    "the list of steps each rank takes. A real run takes exactly these steps.\n"
+    "Shows what a call would do, without running it: which algorithm runs and why, how the vector is divided, and the\n"
+    "plan, which is the list of steps of each rank. A real run executes exactly these steps.\n"
     "\n"
-    "    --ranks N, -n N          how many ranks in all (default 2, or H times L)\n"
-    "    --hosts H                on so many hosts (default 1), in a row\n"
-    "    --ranks-per-host L       so many on each, instead of --ranks (default 1 with --hosts)\n"
-    "    --bytes SIZE             the larger operand, such as 4096, 64K or 3MiB (default 1MiB; powers of 1024); where it has\n"
-    "                             a part per rank, all parts, rounded down to equal ones\n"
-    "    --type TYPE              the element, such as float32, bfloat16 or int8 (default float32)\n"
+    "    --ranks N, -n N          number of ranks (default 2, or H times L)\n"
+    "    --bytes SIZE             bytes of the larger operand, such as 4096, 64K or 3MiB (default 1MiB; K, M, G are powers\n"
+    "                             of 1024). If it has one part per rank: of all parts, rounded down to equal ones\n"
+    "    --hosts H                number of hosts (default 1); consecutive ranks share a host\n"
+    "    --ranks-per-host L       ranks on each host, instead of --ranks (default 1 with --hosts)\n"
+    "    --rank R                 print only this rank's plan (default: all plans)\n"
+    "    --type TYPE              type of the elements, such as float32, bfloat16 or int8 (default float32)\n"
     "    --memory plain|shared|gpu\n"
     "                             operands from malloc, from shoal_mem_alloc, or on GPUs (default plain)\n"
-    "    --in-place               output is input: an all-to-all then goes through staging buffers also from shared memory\n"
-    "    --rank R                 the plan of this rank only (default all)\n"
-    "    --format text|json       for people (the default), or one JSON object\n"
+    "    --in-place               the output is the input. An all-to-all then uses staging buffers even in shared memory\n"
+    "    --format text|json       text for people (the default), or one JSON object\n"
     "\n"
     "Examples:\n"
     "    shoal explain allreduce --ranks 4 --bytes 3MiB\n"
@@ -63,7 +63,7 @@ static const char help[] =
     "    shoal explain allreduce --hosts 4 --ranks-per-host 8 --bytes 64M --rank 0\n"
     "    SHOAL_ALGORITHMS=reduce=owners shoal explain reduce --bytes 1M\n"
     "\n"
-    "Exit codes: 0 success, 2 the question makes no sense.\n";
+    "Exit codes: 0 success, 2 invalid arguments.\n";
 
 static bool memory_read(const struct tool_args *args, struct shoal_question *question)
 {
@@ -172,9 +172,9 @@ static int question_check(const struct shoal_question *question)
     if (!question->collective)
         return tool_usage_fail("explain", "which collective? Such as: shoal explain allreduce --ranks 4 --bytes 3MiB");
     if (question->rank >= question->ranks)
-        return tool_usage_fail("explain", "there is no rank %d among %d ranks", question->rank, question->ranks);
+        return tool_usage_fail("explain", "rank %d is out of range: there are %d ranks", question->rank, question->ranks);
     if (element && question->bytes % element)
-        return tool_usage_fail("explain", "--bytes %zu is no whole number of %s elements of %zu bytes", question->bytes,
+        return tool_usage_fail("explain", "--bytes %zu is not a whole number of %s elements of %zu bytes", question->bytes,
                                tool_type_name(question->type), element);
     return 0;
 }

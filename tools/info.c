@@ -22,25 +22,25 @@ static const struct tool_option options[] = {
 static const char help[] =
     "Usage: shoal info [--topology] [--settings] [--algorithms] [--providers] [--jobs]\n"
     "\n"
-    "Shows what Shoal finds here. Without an option: the version and the topology.\n"
+    "Shows what Shoal finds on this machine. Without an option: the version and the topology.\n"
     "\n"
-    "    --topology     cores, the limits that matter, instruction sets, how local ranks would be joined; started as the\n"
-    "                   ranks of a job (mpirun, srun, torchrun): on how many hosts they are, and which is where\n"
-    "    --settings     every SHOAL_* variable: its value now, its default, its meaning\n"
-    "    --algorithms   every algorithm: what for, when it is chosen, what it costs\n"
-    "    --providers    the interface to other hosts, libfabric's providers, and why each is taken or not\n"
+    "    --topology     cores, limits that matter, instruction sets, and how local ranks would be connected. If started as\n"
+    "                   the ranks of a job (mpirun, srun, torchrun): also how many hosts there are, and where each rank is\n"
+    "    --settings     every SHOAL_* variable: its current value, its default, its meaning\n"
+    "    --algorithms   every algorithm: its purpose, when it is chosen, what it costs\n"
+    "    --providers    the interface to other hosts, libfabric's providers, and why each is or is not used\n"
     "    --jobs         the ranks that run on this host now: memory, operations, and how many messages from the network\n"
-    "                   each has rejected because they were not of its job (shoal top shows more, and goes on)\n"
+    "                   each has rejected because they were not of its job (shoal top shows more, and keeps updating)\n"
     "\n"
     "Examples:\n"
     "    shoal info\n"
     "    SHOAL_DEPTH=8 shoal info --settings     check that a value is understood\n"
-    "    MASTER_ADDR=10.0.0.2 shoal info --providers     which interface leads there, and what carries data on it\n"
+    "    MASTER_ADDR=10.0.0.2 shoal info --providers     which interface leads there, and which provider it uses\n"
     "\n"
-    "A variable that makes no sense is told on stderr; the table then shows its default, or leaves out the tuning overrides.\n"
+    "An invalid variable is reported on stderr. The tables then show its default, or leave out the tuning overrides.\n"
     "\n"
-    "Exit codes: 0 success, 1 the output could not be written, 2 the arguments or a variable make no sense.\n"
-    "With --providers also 1 where no provider can be taken.\n";
+    "Exit codes: 0 success, 1 the output could not be written, 2 invalid arguments or an invalid variable.\n"
+    "With --providers also 1 if no provider can be used.\n";
 
 static void version_print(void)
 {

@@ -66,7 +66,7 @@ static void listener_open(struct run_agents *agents)
         return;
     if (error == EADDRNOTAVAIL)
         snprintf(text, sizeof text,
-                 "host 0 cannot listen at %s, which is no address of this host; --meet, or MASTER_ADDR, names host 0",
+                 "host 0 cannot listen at %s, which is not an address of this host; --meet, or MASTER_ADDR, names host 0",
                  place->meet);
     else
         snprintf(text, sizeof text, "host 0 cannot listen at %s, ports %d to %d: %s; choose another port to meet at",

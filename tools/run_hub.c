@@ -78,10 +78,10 @@ static bool join_check(const struct run_hub *hub, const struct run_hello *hello,
     if (hello->protocol != RUN_PROTOCOL)
         snprintf(text, RUN_REFUSAL_MAX, "its version of Shoal differs from that of host 0; install the same on all hosts");
     else if (hello->hosts != hub->settings.hosts)
-        snprintf(text, RUN_REFUSAL_MAX, "it was told of %d hosts, host 0 of %d; say the same --hosts on all", hello->hosts,
+        snprintf(text, RUN_REFUSAL_MAX, "it counts %d hosts, and host 0 counts %d; set the same --hosts on all", hello->hosts,
                  hub->settings.hosts);
     else if (!at)
-        snprintf(text, RUN_REFUSAL_MAX, "it says that it is host %d of %d", hello->index, hub->settings.hosts);
+        snprintf(text, RUN_REFUSAL_MAX, "it claims to be host %d of %d", hello->index, hub->settings.hosts);
     else if (at->is_here)
         snprintf(text, RUN_REFUSAL_MAX, "%s is host %d already; give each host its own --host-index", at->name, hello->index);
     else
@@ -279,7 +279,7 @@ static void told_miss(struct run_hub *hub)
                                             .host = hub->told_host,
                                             .rank = hub->told.rank,
                                             .code = hub->first.code ? hub->first.code : CODE_OTHER,
-                                            .words = "its host could not tell how it ended"}};
+                                            .words = "its host could not find out how it ended"}};
     cause_decide(hub, &verdict);
 }
 

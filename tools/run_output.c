@@ -35,7 +35,7 @@ static void text_reserve(struct run_text *text, size_t more)
         capacity *= 2;
     char *bytes = realloc(text->bytes, capacity);
     if (!bytes) {
-        fputs("shoal run: no memory for what the workers print; stopping them\n", stderr);
+        fputs("shoal run: no memory for the output of the workers; stopping them\n", stderr);
         exit(RUN_EXIT_LAUNCHER);
     }
     text->bytes = bytes;
@@ -426,7 +426,8 @@ int run_output_begin(struct run_output *output, const struct run_options *option
     return is_first_time ? files_open(output, options->directory) : 0;
 }
 
-/* A command that could not begin has not written its events yet. They fit into a pipe that is read. */
+/* Frees the output. First writes the events that are still queued, as after a command that could not begin. They fit into a
+ * pipe that somebody reads. */
 void run_output_close(struct run_output *output)
 {
     struct run_sink *events = &output->sinks[RUN_SINK_EVENTS];

@@ -110,8 +110,8 @@ static bool mpi_read(struct place_reading *reading, const char *size, const char
     if (local == 1)
         return true;
     return place_fail(reading,
-                      "%s is %d: mpirun has started so many `shoal run` on this host; start one for each host (mpirun -n HOSTS "
-                      "--map-by ppr:1:node, or MPICH's -ppn 1), or say --hosts 1 where each is a job of its own",
+                      "%s is %d: mpirun has started this number of `shoal run` on this host; start one for each host "
+                      "(mpirun -n HOSTS --map-by ppr:1:node, or MPICH's -ppn 1), or say --hosts 1 if each is a job of its own",
                       local_size, local);
 }
 
@@ -161,7 +161,7 @@ static bool slurm_read(struct place_reading *reading, struct place_said *said)
         return place_fail(
             reading,
             "SLURM_STEP_NUM_TASKS is %d on %d hosts; start one `shoal run` for each host (srun --ntasks-per-node=1), "
-            "or say --hosts 1 where each is a job of its own",
+            "or say --hosts 1 if each is a job of its own",
             tasks, said->place.hosts);
     return said->place.hosts == 1 || slurm_meet(reading, &said->place);
 }
@@ -267,7 +267,7 @@ static bool dstack_read(struct place_reading *reading, struct place_said *said)
 static bool said_agree(struct place_reading *reading, const struct place_said *a, const struct place_said *b)
 {
     if (a->place.hosts != b->place.hosts)
-        return place_fail(reading, "%s tells of %d host%s, %s of %d; say which with --hosts", a->by, a->place.hosts,
+        return place_fail(reading, "%s counts %d host%s, but %s counts %d; say which with --hosts", a->by, a->place.hosts,
                           a->place.hosts == 1 ? "" : "s", b->by, b->place.hosts);
     if (a->place.index != b->place.index && !(a->is_by_mpirun && strcmp(b->by, "SM_HOSTS") == 0))
         return place_fail(reading, "%s makes this host %d, %s makes it %d; say which with --host-index", a->where,
@@ -355,7 +355,7 @@ static bool hosts_find(struct place_reading *reading, const struct run_place_opt
         return place_fail(reading, "%s is for several hosts, and nothing says how many there are; say --hosts N",
                           options->index >= 0 ? "--host-index" : "--meet");
     if (said.by && options->hosts && options->hosts != said.place.hosts)
-        return place_fail(reading, "--hosts is %d, but %s tells of %d; say --host-index as well, or leave --hosts out",
+        return place_fail(reading, "--hosts is %d, but %s counts %d; say --host-index as well, or leave --hosts out",
                           options->hosts, said.by, said.place.hosts);
     if (options->index >= 0)
         place->index = options->index;

@@ -143,7 +143,7 @@ static void failure_print(const struct run_reporting *reporting, const struct ru
     const struct run_blame *said = reporting->first >= 0 ? &reporting->output->blames[reporting->first] : NULL;
     const bool has_said = said && said->has_failed;
     if (has_said)
-        run_output_say(reporting->output, "the ranks say: %s", said->text);
+        run_output_say(reporting->output, "the ranks report: %s", said->text);
     if (cause->kind == RUN_CAUSE_WORKER) {
         char pid[24] = "";
         if (cause->pid)
@@ -156,8 +156,8 @@ static void failure_print(const struct run_reporting *reporting, const struct ru
     }
     others_report(reporting, cause->kind == RUN_CAUSE_WORKER ? cause->rank : -1);
     if (has_said)
-        run_output_say(reporting->output, "`shoal trace` says from the ranks' flight recorders (SHOAL_RECORDER_FILE) who was "
-                                          "late; docs/errors.md explains each error");
+        run_output_say(reporting->output, "`shoal trace` shows which ranks were late, from their flight recorders "
+                                          "(SHOAL_RECORDER_FILE); docs/errors.md explains each error");
 }
 
 /* Returns "" if a line has been printed already, or there is nothing to report. */
@@ -175,7 +175,7 @@ static struct run_sentence sentence_of(const struct run_reporting *reporting, co
         snprintf(text, sizeof sentence.text, "host %d (%s) has ended the run: its --timeout has passed", cause->host,
                  cause->name);
     else if (cause->kind == RUN_CAUSE_UNSTARTED && !is_here)
-        snprintf(text, sizeof sentence.text, "host %d (%s) could not start its workers, and says why", cause->host,
+        snprintf(text, sizeof sentence.text, "host %d (%s) could not start its workers; its output has the reason", cause->host,
                  cause->name);
     else if (cause->kind == RUN_CAUSE_TOGETHER)
         snprintf(text, sizeof sentence.text, "%s", together);

@@ -66,7 +66,7 @@ static bool random_fill(void *bytes, size_t count)
 {
     if (getrandom(bytes, count, 0) == (ssize_t)count)
         return true;
-    run_error_print("the system gives no random bytes: %s", strerror(errno));
+    run_error_print("no random bytes from the system: %s", strerror(errno));
     return false;
 }
 

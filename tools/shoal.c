@@ -13,14 +13,14 @@ struct command {
 };
 
 static const struct command commands[] = {
-    {"run", shoal_tool_run, "start a program as N local workers that find each other"},
-    {"job", shoal_tool_job, "run a training job from one document: here, on many hosts, on Slurm, on Kubernetes"},
+    {"run", shoal_tool_run, "start N copies of a program on this host, as the workers of one job"},
+    {"job", shoal_tool_job, "run a training job from one document: here, on many hosts, on Slurm or on Kubernetes"},
     {"bench", shoal_tool_bench, "measure collectives on this machine"},
     {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
     {"sim", shoal_tool_sim, "predict how long a collective takes on many hosts"},
-    {"trace", shoal_tool_trace, "put flight recorders together: a trace to look at, and who was late"},
-    {"top", shoal_tool_top, "show what a live job does, and who waits for whom"},
-    {"doctor", shoal_tool_doctor, "say what would go wrong here, or on many hosts, and what to do"},
+    {"trace", shoal_tool_trace, "merge the flight recorders of all ranks: a timeline, and which ranks were late"},
+    {"top", shoal_tool_top, "show what each rank of a running job does, and which rank it waits for"},
+    {"doctor", shoal_tool_doctor, "find what would make a job fail or run slowly, here or on many hosts"},
     {"info", shoal_tool_info, "show this machine, the settings, the algorithms"},
 };
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
@@ -29,7 +29,7 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
     {"bench optimizer", "measure how fast one core steps parameters, compared with memory"},
-    {"sim step", "predict how long training steps take on many hosts, and the efficiency"},
+    {"sim step", "predict the time and the efficiency of training steps on many hosts"},
 };
 
 static void help_print(FILE *out)
@@ -40,20 +40,20 @@ static void help_print(FILE *out)
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         fprintf(out, "    shoal %-11s %s\n", parts[i][0], parts[i][1]);
     fputs("    shoal --version             print the version\n"
-          "    shoal COMMAND --help        print what a command does, its options, examples\n"
+          "    shoal COMMAND --help        print what a command does, its options and examples\n"
           "\n"
           "To begin:\n"
           "    shoal run -n 2 ./train                          two workers on this machine\n"
-          "    shoal job run job.toml                          a training job from its document, logs, model and all\n"
-          "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast it is here\n"
+          "    shoal job run job.toml                          a training job from one document, with logs and model\n"
+          "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast an all-reduce is here\n"
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
           "    shoal sim allreduce --hosts 1-64 --bytes 100M   how long it would take on many hosts\n"
-          "    shoal trace flight.*                            who was late, from the recorders of all ranks\n"
-          "    shoal top                                       what the live jobs of this host do, and who waits for whom\n"
-          "    shoal doctor --ranks 8                          what would go wrong here, with so many workers\n"
+          "    shoal trace flight.*                            which ranks were late, from the recorders of all ranks\n"
+          "    shoal top                                       what the jobs here do now, and which rank waits for which\n"
+          "    shoal doctor --ranks 8                          what would go wrong here with eight workers\n"
           "    shoal info --settings                           every SHOAL_* variable, its value and meaning\n"
           "\n"
-          "Exit codes: 0 success, 1 failure, 2 the arguments make no sense; 'shoal run' passes on its workers' codes.\n",
+          "Exit codes: 0 success, 1 failure, 2 invalid arguments; 'shoal run' passes on its workers' codes.\n",
           out);
 }
 

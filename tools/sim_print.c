@@ -75,10 +75,9 @@ void sim_header_print(const struct sim_options *options)
            question->ranks_per_host, question->ranks_per_host == 1 ? "" : "s", tool_type_name(question->type),
            question->shared ? "shared" : "plain");
     sim_parameters_print(question);
-    puts("# of bound: the time the wire alone needs, or the way to GPUs, over the time; sent: payload, per host; sending: of "
-         "the\n"
-         "#   busiest adapter's time; working, messaging, waiting: of the ranks' time; copying: of the busiest way to GPUs;\n"
-         "#   chunks: simulated of all; GB = 10^9");
+    puts("# of bound: the time that the wire (or the path to GPUs) needs by itself, over the time; sent: payload per host;\n"
+         "#   sending: share of the busiest adapter's time; working, messaging, waiting: shares of the ranks' time;\n"
+         "#   copying: share of the time of the busiest path to GPUs; chunks: simulated / all; GB = 10^9");
     printf("%6s %6s %10s %14s %8s %8s %8s %10s %8s %8s %9s %8s%s %11s  algorithm\n", "hosts", "ranks", "size", "time us",
            "algbw", "busbw", "of bound", "sent", "sending", "working", "messaging", "waiting",
            question->pcie_gb_s > 0 ? "  copying" : "", "chunks");
@@ -241,26 +240,25 @@ static void network_print(const struct shoal_simulation *model)
 {
     static const double sizes[] = {8, 4096, 65536, 1 << 20};
     char size[24];
-    puts("What the model says of things that can be measured. Where a measurement differs, set the option named beside it.\n");
-    puts("One message from a rank to a rank of another host, from the call to where it is received (half a round trip):");
+    puts("What the model predicts for things that can be measured. If a measurement differs, set the option named there.\n");
+    puts("One message from a rank to a rank of another host, from the call until it is received (half a round trip):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         printf("    %8s %12.2f us\n", sim_size_print(sizes[i], size), message_us(model, sizes[i]));
     printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n",
            model->message_us, model->latency_us, model->header_bytes, model->rate_gbit_s);
     if (model->burst_bytes)
-        printf("    after a pause, so that of the bytes only what is beyond --burst %zu goes at that rate\n",
-               model->burst_bytes);
+        printf("    after a pause, so that only the bytes beyond --burst %zu go at that rate\n", model->burst_bytes);
     puts("");
-    puts("A stream of messages from one rank to one other, many under way (iperf3, or fi_bw of the provider):");
+    puts("A stream of messages from one rank to another, with many under way (measure with iperf3, or the provider's fi_bw):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         printf("    %8s %12.4f GB/s\n", sim_size_print(sizes[i], size), stream_gb_s(model, sizes[i]));
-    puts("  large ones: --rate, or --stack where the core is slower; small ones: --message-us\n");
+    puts("  large messages: --rate, or --stack if the core is slower; small messages: --message-us\n");
 }
 
 static void memory_print(const struct shoal_simulation *model)
 {
     const double copied = (double)(64 << 20), rate = model->memory_gb_s * 1e3;
-    puts("Inside a host, while all its ranks do the same at the same time:");
+    puts("Inside a host, if all its ranks do the same at the same time:");
     printf("    memcpy of 64 MiB      %12.2f us  (2 bytes of --memory %gGB/s each: memcpy at %g GB/s)\n", 2 * copied / rate,
            model->memory_gb_s, model->memory_gb_s / 2);
     printf("    a sum of two vectors  %12.2f us  (64 MiB each, into a third: 3 bytes each)\n", 3 * copied / rate);
@@ -272,22 +270,24 @@ void sim_model_print(const struct shoal_simulation *model)
 {
     network_print(model);
     memory_print(model);
-    puts("How it goes on from there:\n"
-         "    Ranks run the plans that `shoal explain` prints, in the chunks and slots that the settings give, all from one\n"
-         "    moment on. Each operation begins with a rank's announcement to each peer on another host, and to the ranks of\n"
-         "    its host.\n"
-         "    A rank does one thing at a time: it works, sends, receives, or waits. With --cores ranks of a host take turns.\n"
-         "    Each host has one adapter for all its ranks, or with --switch-adapters one below each switch, with its part of\n"
-         "    the rate. It sends what comes first, --frame bytes of a host's messages, then of the next host's; receives as\n"
-         "    fast as it sends; and what it cannot take yet waits on the way.\n"
-         "    With --burst it has a token bucket each way, full at first: tokens come at --rate, and bytes that find some do "
-         "not\n"
-         "    wait. With --one-machine all ranks take turns on the same --cores.\n"
-         "    With --host-memory the ranks of a host, and their copies, share its memory. With --pcie copy engines move "
-         "operands\n"
-         "    through a ring of --unit long units in host memory, each way by itself, while ranks and network work on others;\n"
-         "    with --nvlink GPUs sum among themselves by the plan peers: they reduce and gather over NVLink, and over several\n"
-         "    hosts a slice of each passes PCIe, in chunks of a --unit for each rank of a host, or what staging buffers hold.\n"
-         "    Not in it: other traffic, losses, caches, the time to sleep and to wake.\n"
-         "    Once the time from chunk to chunk has settled to 0.2% the rest is taken to go on so; --every-chunk does not.");
+    puts("The rest of the model:\n"
+         "    Ranks execute the plans that `shoal explain` prints, with the chunks and slots of the settings. All\n"
+         "    ranks begin at the same moment. Each operation begins with a rank's announcement to each peer on another\n"
+         "    host, and to the ranks of its host.\n"
+         "    A rank does one thing at a time: it works, sends, receives or waits. With --cores, the ranks of a host\n"
+         "    take turns on these cores. With --one-machine, the ranks of all hosts do.\n"
+         "    Each host has one adapter for all its ranks. With --switch-adapters it has one below each switch, with\n"
+         "    its share of the rate. An adapter sends messages in the order in which they come: --frame bytes to one\n"
+         "    host, then to the next. It receives as fast as it sends; what it cannot receive yet waits on the way.\n"
+         "    With --burst an adapter has a token bucket in each direction, full at first. Tokens come at --rate.\n"
+         "    Bytes that find a token do not wait.\n"
+         "    With --host-memory, the ranks of a host and their copies share its memory. With --pcie, copy engines\n"
+         "    move operands through a ring in host memory, in units of --unit bytes, in both directions independently.\n"
+         "    Meanwhile ranks and network work on other units.\n"
+         "    With --nvlink, GPUs sum among themselves by the plan peers: they reduce and gather over NVLink. On\n"
+         "    several hosts, a slice of each GPU passes PCIe, in chunks of one --unit for each rank of a host, or of\n"
+         "    what staging buffers hold.\n"
+         "    Not modeled: other traffic, losses, caches, the time to sleep and to wake.\n"
+         "    Once the time from chunk to chunk has settled to 0.2%, it is assumed for all further chunks, except with\n"
+         "    --every-chunk.");
 }

@@ -184,7 +184,7 @@ bool sim_step_options_parse(int argc, char **argv, struct sim_step_options *opti
         if (id == TOOL_OPTION_BAD || (id > 0 && !option_apply(id, &args, options_out, &lists)))
             return false;
         if (id == TOOL_OPTION_END && args.at < argc)
-            return !tool_usage_fail("sim step", "'%s' is no option", argv[args.at]);
+            return !tool_usage_fail("sim step", "'%s' is not an option", argv[args.at]);
     }
     return options_out->help || options_finish(options_out, &lists, code_out);
 }

@@ -30,10 +30,9 @@ static void header_of_table(const struct sim_step_options *options)
            : options->has_views            ? "made in them"
                                            : "copied in and out");
     sim_parameters_print(&options->question);
-    puts("# efficiency: (forward + backward) / (forward + step); at bound: of the shortest possible step on this wire;\n"
-         "#   wire/sum: share of the wire, or the way to GPUs, in the time for summing all buffers; limit: what would shorten "
-         "the step most\n"
-         "#   (shoal sim step --help); times in milliseconds");
+    puts("# efficiency: (forward + backward) / (forward + step); at bound: that of the shortest possible step on this wire;\n"
+         "#   wire/sum: share of the wire (or the path to GPUs) in the time for summing all buffers; limit: what would\n"
+         "#   shorten the step most (see shoal sim step --help); times in milliseconds");
 }
 
 void sim_step_header_print(const struct sim_step_options *options)

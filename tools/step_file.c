@@ -58,7 +58,7 @@ static void space_skip(struct reader *reader)
 static bool name_take(struct reader *reader, size_t at, const struct trace_json *json, struct step_tensor *tensor)
 {
     if (json->kind != TRACE_TEXT || !*json->text || strlen(json->text) >= sizeof tensor->name)
-        return wrong(reader, at, "\"name\" is no text of 1 to %zu bytes", sizeof tensor->name - 1);
+        return wrong(reader, at, "\"name\" is not a text of 1 to %zu bytes", sizeof tensor->name - 1);
     for (const char *c = json->text; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f)
             return wrong(reader, at, "\"name\" holds a control character");
@@ -72,7 +72,7 @@ static bool whole_take(struct reader *reader, size_t at, const struct trace_json
     errno = 0;
     const unsigned long long number = json->kind == TRACE_NUMBER ? strtoull(json->text, &end, 10) : 0;
     if (json->kind != TRACE_NUMBER || *json->text == '-' || *end || errno || number < least || number > SIZE_MAX >> 16)
-        return wrong(reader, at, "\"%s\" is no whole number from %zu on", json->key, least);
+        return wrong(reader, at, "\"%s\" is not a whole number from %zu on", json->key, least);
     *to = (size_t)number;
     return true;
 }
@@ -80,7 +80,7 @@ static bool whole_take(struct reader *reader, size_t at, const struct trace_json
 static bool ready_take(struct reader *reader, size_t at, const struct trace_json *json, struct step_tensor *tensor)
 {
     tensor->ready = json->kind == TRACE_NUMBER ? strtod(json->text, NULL) : -1;
-    return (tensor->ready >= 0 && tensor->ready <= 1) || wrong(reader, at, "\"ready\" is no number from 0 to 1");
+    return (tensor->ready >= 0 && tensor->ready <= 1) || wrong(reader, at, "\"ready\" is not a number from 0 to 1");
 }
 
 static bool member_take(struct reader *reader, size_t at, const struct trace_json *json, struct step_tensor *tensor,

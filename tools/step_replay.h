@@ -29,7 +29,7 @@ struct step_buffer {
 /* The time of summing one buffer. */
 struct step_cost {
     double alone_us; /* from its beginning to the end on the last rank, with nothing else under way */
-    double apart_us; /* from its beginning to that of the next, if many follow each other */
+    double apart_us; /* from its beginning to the beginning of the next buffer, if many are summed one after the other */
 };
 
 struct step_replay {

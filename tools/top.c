@@ -42,46 +42,44 @@ static const char help[] =
     "    shoal top [options] [PID | JOB]\n"
     "    shoal top --hosts FILE [--via COMMAND] [--shoal PATH] [--timeout SECONDS] [options] [PID | JOB]\n"
     "\n"
-    "Shows what the ranks of a live job do on this host: which operation each is in, who waits for whom and since when, how\n"
-    "many operations and bytes go through in a second, who comes last and how late, memory, and the state of each process.\n"
-    "It reads the memory in which the ranks record that anyway: they do not help, it costs them nothing, and it works as\n"
-    "well on a process that hangs or is stopped.\n"
+    "Shows what the ranks of a running job do on this host: the operation that each rank is in, which rank waits for which\n"
+    "and since when, operations and bytes per second, which rank comes last and how late, memory, and the state of each\n"
+    "process. It reads memory in which the ranks record this anyway. That costs the ranks nothing, and works also for a\n"
+    "process that hangs or is stopped.\n"
     "\n"
     "PID is a rank, or a process that has started ranks, such as `shoal run` or torchrun: all of its jobs are shown. JOB is\n"
-    "the number above a job's table, or its first digits; several have commas between. Without either: all jobs that may\n"
-    "be looked at.\n"
+    "the number above a job's table, or its first digits; separate several with commas. Without either, all jobs are shown\n"
+    "that this user may look at.\n"
     "\n"
-    "    --interval SECONDS   between two looks (default 1; with --once 0.2: rates are those of this time)\n"
-    "    --once               prints once and ends; else the table is shown anew until the job ends\n"
-    "    --format FORMAT      table, json (an object a line), prometheus (counters of one look, for a scraper) or lines (a "
-    "flat\n"
-    "                         object for each communicator: what --hosts reads)\n"
-    "    --dump               prints the flight recorders instead, as shoal_flight_print does: shoal trace reads them\n"
-    "    --hosts FILE         ask each host of the file, all at once; lines are \"host\" or \"host slots=N\", # begins a "
-    "comment\n"
-    "    --via COMMAND        what runs a command on a host: called as COMMAND HOST 'shoal top ...', as ssh is; without it,\n"
-    "                         \"ssh -o BatchMode=yes\"\n"
-    "    --shoal PATH         what shoal is called on the hosts; without it, as here\n"
-    "    --timeout SECONDS    how long each host may take, 20 without it\n"
+    "    --interval SECONDS   time between two readings (default 1). With --once, rates are those of this time (default 0.2)\n"
+    "    --once               print once and end; otherwise the table is updated until the job ends\n"
+    "    --hosts FILE         ask each host of the file, all at once. A line is \"host\" or \"host slots=N\"; # begins a\n"
+    "                         comment\n"
+    "    --format FORMAT      table, json (one object per line), prometheus (counters of one reading, for a scraper) or\n"
+    "                         lines (a flat object for each communicator, which --hosts reads)\n"
+    "    --dump               print the flight recorders instead, as shoal_flight_print does, for shoal trace\n"
+    "    --via COMMAND        command that runs another one on a host, called as COMMAND HOST 'shoal top ...', like ssh;\n"
+    "                         default: \"ssh -o BatchMode=yes\"\n"
+    "    --shoal PATH         the shoal command on the hosts; default: as called here\n"
+    "    --timeout SECONDS    longest time for each host, default 20\n"
     "\n"
-    "Columns: last is the share of operations to which the rank came last, and late by how much later than the first rank on\n"
-    "average then, both since its communicators were made. Memory is what is resident, shared what Shoal has reserved of it.\n"
+    "Columns: last is the share of operations to which the rank came last, and late is how much later than the first rank it\n"
+    "then came, on average. Both count since its communicators were made. memory is the resident memory, and shared is what\n"
+    "Shoal has reserved of it.\n"
     "\n"
-    "A job on several hosts has the same number on each. Without --hosts, remote ranks are not shown, and a rank that "
-    "waits\n"
-    "for one of them knows which once nothing has moved for half a second. With --hosts, PID is a process of this host.\n"
+    "A job on several hosts has the same number on each. Without --hosts, remote ranks are not shown. A rank that waits for a\n"
+    "remote rank knows which one after nothing has moved for half a second. With --hosts, PID is a process of this host.\n"
     "\n"
     "Examples:\n"
     "    shoal top                                         all jobs of this user on this host\n"
     "    shoal top 4242                                    the job that process 4242 belongs to, or has started\n"
+    "    shoal top --hosts hosts.txt                       all jobs of all hosts, through ssh\n"
     "    shoal top --once --format json 4242               for a program\n"
     "    shoal top --format prometheus                     counters, such as for node_exporter's textfile collector\n"
-    "    shoal top --dump 4242 | shoal trace -             the last 1,024 operations of each rank, put together\n"
-    "    shoal top --hosts hosts.txt                       all jobs of all hosts, through ssh\n"
+    "    shoal top --dump 4242 | shoal trace -             merge the last 1,024 operations of each rank\n"
     "\n"
-    "Exit codes: 0 success, or the job has ended while it was shown; 1 there is no such process or job, it has no\n"
-    "communicator, it may not be looked at (it is another user's), or it runs a version of Shoal that this one cannot read;\n"
-    "2 the arguments make no sense.\n";
+    "Exit codes: 0 success, or the job ended while it was shown; 1 there is no such process or job, it has no communicator,\n"
+    "it belongs to another user, or its version of Shoal is one that this command cannot read; 2 invalid arguments.\n";
 
 enum format { TABLE, JSON, PROMETHEUS, LINES };
 
@@ -335,12 +333,12 @@ static int request_check(struct request *request)
     const struct top_hosts *hosts = &request->hosts;
     request->is_once = request->is_once || request->format == PROMETHEUS || request->format == LINES;
     if (!request->file && (hosts->via || hosts->shoal || hosts->timeout_ms))
-        return tool_usage_fail("top", "%s is for other hosts: give --hosts FILE, too",
+        return tool_usage_fail("top", "%s is for other hosts: also set --hosts FILE",
                                hosts->via     ? "--via"
                                : hosts->shoal ? "--shoal"
                                               : "--timeout");
     if (request->file && request->is_dump)
-        return tool_usage_fail("top", "--dump and --hosts do not go together: ask each host");
+        return tool_usage_fail("top", "--dump and --hosts cannot be combined: ask each host");
     return request->file ? top_hosts_read(request->file, &request->hosts) : 0;
 }
 

@@ -249,7 +249,7 @@ static void blame_print(const struct top_look *look, FILE *out)
     fprintf(out, "\nrank %d (process %d on %s, %s) holds up %d rank%s for %s: ", process->world_rank, process->pid,
             process->host, top_state_name(process->state), blame.held, plural(blame.held), span_name(blame.us, text));
     if (process->state == 'T')
-        fprintf(out, "a signal has stopped it; kill -CONT %d lets it go on\n", process->pid);
+        fprintf(out, "a signal has stopped it; kill -CONT %d continues it\n", process->pid);
     else if (waits_for_device(look, process))
         fputs("its own operand is not ready on its device\n", out);
     else

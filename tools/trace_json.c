@@ -99,7 +99,7 @@ static size_t character_read(struct trace_json *json, char *to)
     else if (first < 0x20)
         json->error = "a text holds a control character";
     else if (!bytes)
-        json->error = first == '\\' ? "an escape in a text makes no sense" : "a text is no UTF-8";
+        json->error = first == '\\' ? "an escape in a text makes no sense" : "a text is not UTF-8";
     if (json->error)
         return 0;
     if (first != '\\') {
@@ -155,7 +155,7 @@ static enum trace_step number_read(struct trace_json *json)
 {
     const size_t bytes = number_bytes(json->at);
     if (!bytes)
-        return bad(json, "a value is no text, number or null");
+        return bad(json, "a value is not a text, a number or null");
     if (bytes >= sizeof json->number)
         return bad(json, "a number is too long");
     memcpy(json->number, json->at, bytes);
@@ -228,7 +228,7 @@ enum trace_step trace_json_next(struct trace_json *json)
 {
     space_skip(json);
     if (!json->is_begun && *json->at != '{')
-        return bad(json, "this is no line of a flight recorder, which begins with '{'");
+        return bad(json, "this is not a line of a flight recorder: those begin with '{'");
     if (json->is_begun && *json->at == '}')
         return end_read(json);
     if (json->is_begun && *json->at != ',')

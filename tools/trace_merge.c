@@ -46,7 +46,7 @@ static int duplicates_drop(struct trace *trace)
         if (!last || !is_same_record(last, record))
             trace->records[kept++] = *record;
         else if (last->posted_ticks != record->posted_ticks || last->kind != record->kind)
-            return tool_file_fail("trace", "%s:%" PRIu32 " and %s:%" PRIu32 " tell different things of one record",
+            return tool_file_fail("trace", "%s:%" PRIu32 " and %s:%" PRIu32 " differ about one record",
                                   trace->files[last->file], last->line, trace->files[record->file], record->line);
     }
     trace->duplicates = trace->count - kept;

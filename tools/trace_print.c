@@ -283,7 +283,7 @@ static void clocks_print(const struct trace *trace, FILE *out)
 {
     if (trace->clock_count < 2)
         return;
-    fputs("\nClocks of several machines, put together; times between them are estimates\n", out);
+    fputs("\nClocks of several machines, merged; times between machines are estimates\n", out);
     for (size_t i = 0; i < trace->clock_count && i < LISTED_SHOWN; i++) {
         const struct trace_clock *clock = &trace->clocks[i];
         if (clock->alignment == TRACE_REFERENCE)
@@ -317,7 +317,7 @@ static void blames_print(const struct trace_summary *summary, FILE *out)
 {
     const size_t count = summary->trace->worker_count;
     size_t shown = count < BLAMES_SHOWN ? count : BLAMES_SHOWN;
-    fputs("\nWho was late, worst first (how late: over the operations where the rank came last)\n", out);
+    fputs("\nWho was late, worst first (how late: in the operations to which the rank came last)\n", out);
     fprintf(out, "  %-32s %9s %9s %12s %12s %12s %16s\n", "rank (host, pid)", "came last", "of", "median us", "p99 us",
             "worst us", "others waited ms");
     for (size_t i = 0; i < shown; i++) {

@@ -11,7 +11,7 @@
 
 int trace_memory_fail(void)
 {
-    fputs("shoal trace: no memory for so many operations; give it fewer files at once\n", stderr);
+    fputs("shoal trace: no memory for that many operations; pass fewer files at once\n", stderr);
     return 1;
 }
 
@@ -224,7 +224,7 @@ static bool field_read(struct reader *reader, const struct trace_json *json, con
     if (field->kind == TICKS && json->kind == TRACE_NULL)
         return true; /* not yet: it stays 0 */
     if (json->kind != (is_text ? TRACE_TEXT : TRACE_NUMBER))
-        return wrong(reader, "\"%s\" is no %s", json->key, is_text ? "text" : "number");
+        return wrong(reader, "\"%s\" is not a %s", json->key, is_text ? "text" : "number");
     switch (field->kind) {
     case WORD:
         return word_read(reader, json, field, to);
@@ -275,9 +275,9 @@ static bool record_check(struct reader *reader, const struct trace_record *recor
 {
     for (size_t i = 0; i < FIELDS; i++)
         if (!(given & UINT64_C(1) << i))
-            return wrong(reader, "there is no \"%s\": it is no line of this version's flight recorder", fields[i].name);
+            return wrong(reader, "there is no \"%s\": this is not a line of this version's flight recorder", fields[i].name);
     if (record->rank >= record->size || record->last_rank >= record->size)
-        return wrong(reader, "there is no rank %lld among %lld ranks",
+        return wrong(reader, "rank %lld is out of range: there are %lld ranks",
                      (long long)(record->rank >= record->size ? record->rank : record->last_rank), (long long)record->size);
     if (!record->posted_ticks || record->ns_per_tick <= 0)
         return wrong(reader, "\"%s\" is %s, so it has no time", record->posted_ticks ? "ns_per_tick" : "posted_ticks",

@@ -9,8 +9,8 @@
  *     rank         0    1    0    1    0    1    0
  *     rank 0     s0 s2 s4 s6        rank 1     s1 s3 s5      the tail is uneven: see enum shoal_tail
  *
- * So a step's global batch is a range of the order, whatever the number of ranks. A job that resumes in mid-epoch, even with
- * another number of ranks, passes how much of the order has been used, and the ranks share the rest.
+ * So a step's global batch is a range of the order, whatever the number of ranks. A job that resumes in mid-epoch passes how
+ * much of the order has been used, and the ranks share the rest. The number of ranks may have changed.
  *
  * The order is part of the interface: the same n, seed and epoch produce the same order in every version and on every machine.
  * It is computed element by element, so a data set of 2^40 samples needs no memory and no preparation. */
@@ -26,10 +26,10 @@ extern "C" {
 /* ---- 1. Samples of a rank ------------------------------------------------------------------------------------------------ */
 
 /* What happens to the samples that remain when each rank has equally many: name, number, meaning. */
-#define SHOAL_TAIL_LIST(X)                                                                                     \
-    X(TAIL_PAD, 0, "ranks that would have one less repeat samples from the beginning of the epoch's order")    \
-    X(TAIL_DROP, 1, "the last samples of the epoch's order are left out; with a shuffle others in each epoch") \
-    X(TAIL_KEEP, 2, "the first ranks have one more: each sample exactly once, as an evaluation wants it")
+#define SHOAL_TAIL_LIST(X)                                                                                            \
+    X(TAIL_PAD, 0, "ranks with one sample fewer repeat samples from the beginning of the epoch's order")              \
+    X(TAIL_DROP, 1, "the last samples of the epoch's order are left out; with a shuffle, these differ in each epoch") \
+    X(TAIL_KEEP, 2, "the first ranks have one sample more; each sample is used exactly once, as in an evaluation")
 
 enum shoal_tail {
 #define SHOAL_TAIL_ENUM(name, number, text) SHOAL_##name = (number),
@@ -65,8 +65,8 @@ SHOAL_CALL shoal_sampling_count(const struct shoal_sampling *sampling, uint64_t 
  * which starts again at its end (PAD). Rank 0 of 1 sees the whole order. Takes about 0.3 us per entry, and allocates nothing.
  * Reentrant. Returns ERR_ARGUMENT as above, and if the rank has fewer entries.
  *
- * The shuffle is "swap or not" (Hoang, Morris, Rogaway, CRYPTO 2012): in each of 48 rounds, i and key - i (modulo n) change
- * places if a bit, hashed from the larger of the two and the round, is set. */
+ * The shuffle is "swap or not" (Hoang, Morris, Rogaway, CRYPTO 2012): there are 48 rounds. In each, i and key - i (modulo n)
+ * change places if a certain bit is set; the bit is hashed from the larger of the two and the round. */
 SHOAL_CALL shoal_sampling_indices(const struct shoal_sampling *sampling, uint64_t first, size_t count, uint64_t *indices_out,
                                   char *error, size_t error_bytes);
 

@@ -28,8 +28,9 @@
  *     theta  = mixing * theta + (1 - mixing) * anchor     theta is the value at that time, D steps after the exchange began
  *
  * Sources. LocalSGD (Stich, arXiv 1805.09767): the mean every H steps, so lr = 1 and momentum = 0. DiLoCo (Douillard et al.,
- * arXiv 2311.08105, algorithm 1): pseudo-gradients and Nesterov momentum; its choice is H = 500, lr = 0.7, momentum = 0.9, and
- * AdamW inside, whose state stays on its rank. Streaming DiLoCo (Douillard et al., arXiv 2501.18512): fragments, delay, mixing.
+ * arXiv 2311.08105, algorithm 1): pseudo-gradients and Nesterov momentum. Its choice is H = 500, lr = 0.7 and momentum = 0.9.
+ * The inner optimizer is AdamW, whose state stays on its rank. Streaming DiLoCo (Douillard et al., arXiv 2501.18512):
+ * fragments, delay, mixing.
  *
  * The rules of shoal.h also hold here. All ranks make the same calls in the same order. One thread at a time may be inside a
  * call on one struct shoal_outer. Exchanges under way need no call: they continue in the background.
@@ -85,9 +86,9 @@ struct shoal_outer_options {
  * itself, rounded as SHOAL_AVG rounds.
  *
  * Errors are the same on every rank, even if only one rank is wrong (except NULL arguments, which only that rank reports).
- * ERR_MISMATCH names the first parameter that differs in length, type, name or value, and the ranks, or the first option that
- * differs and both values. ERR_ARGUMENT names a wrong option or an unsupported type, and the rank. Also ERR_UNSUPPORTED
- * (compression with unequal hosts), ERR_MEMORY, and the errors of shoal_comm_split. */
+ * ERR_MISMATCH names the first parameter that differs in length, type, name or value, and the ranks; or it names the first
+ * option that differs, and both values. ERR_ARGUMENT names a wrong option or an unsupported type, and the rank. Also
+ * ERR_UNSUPPORTED (compression with unequal hosts), ERR_MEMORY, and the errors of shoal_comm_split. */
 SHOAL_CALL shoal_outer_create(struct shoal_context *context, struct shoal_comm *comm, const struct shoal_parameter *parameters,
                               size_t parameter_count, void *const *memory, const struct shoal_outer_options *options,
                               struct shoal_outer **outer_out);

@@ -256,8 +256,8 @@ enum shoal_type {
  * same on all ranks, and a whole number for integers (their products wrap). The bitwise operators accept integers only.
  *
  * bfloat16 and float16 are computed in float32, in rank order, and rounded once to nearest even. With several hosts, three more
- * values are rounded: the sum of each host, the scaled element of a rank that is alone on its host, and sums on the way from
- * host to host. So a sum or product of float16 may become infinite on the way although its result would be small. An average of
+ * values are rounded: the sum of each host; the scaled element, if a rank is alone on its host; and sums on the way from host
+ * to host. So a sum or product of float16 may become infinite on the way although its result would be small. An average of
  * float16 does not. With several hosts its elements are first divided by the smallest power of two that is not below the number
  * of ranks, and the result is corrected last. With up to 2048 ranks no average of finite elements is infinite. Each stored sum
  * may lose bits below the smallest float16, 2^-24. Averages of other types need sums that fit: float32 and bfloat16 have the
@@ -284,8 +284,8 @@ struct shoal_options {
     uint32_t timeout_ms; /* the operation's deadline, counted from posting; 0: the communicator's */
     uint32_t trace_tag;  /* kept in the flight recorder, never compared between ranks */
     double scale;        /* for SHOAL_SCALED_SUM; other operators do not read it */
-    uint32_t wait_ms;    /* a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and
-                            it can be left. Not in callbacks, which must not wait. */
+    uint32_t wait_ms;    /* a *_post call returns when the operation is done, or after this time: short operations are then as
+                            fast as blocking calls, and long ones continue. Not in callbacks, which must not wait. */
     void *stream;        /* for operands on a device (section 5): a CUstream or cudaStream_t; NULL: the legacy stream */
 };
 #define SHOAL_OPTIONS_INIT                          \
@@ -476,8 +476,8 @@ SHOAL_API void shoal_request_free(struct shoal_request *request);
 
 /* Messages between two ranks arrive first in, first out per (peer, tag), independently of collectives. tag >= 0. Both sides
  * must pass the same count and type. A receive that does not match its message breaks the communicator with ERR_MISMATCH on
- * both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive: the peer keeps up to 4,096 unexpected messages
- * of each communicator, and accepts them while any of its threads waits in a call on the context. A rank may send to itself by
+ * both sides. A send of at most SHOAL_EAGER_BYTES completes without its receive. The peer keeps up to 4,096 unexpected messages
+ * of each communicator. It accepts them while any of its threads waits in a call on the context. A rank may send to itself by
  * the same rules: a larger message needs shoal_send_post or shoal_exchange, because a blocking send waits for its receive. */
 #define SHOAL_EAGER_BYTES 8192
 SHOAL_CALL shoal_send(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer, int tag,
@@ -518,11 +518,11 @@ SHOAL_CALL shoal_mem_alloc(struct shoal_context *context, size_t bytes, void **m
 SHOAL_CALL shoal_mem_free(struct shoal_context *context, void *memory);
 
 /* Registers memory of the caller. If fd is a descriptor (of a memfd or file), [memory, memory + bytes) must be a shared mapping
- * of it from offset on, and peers can then also map it. Shoal duplicates fd. With fd = -1 any memory is accepted; peers cannot
- * map it. The network sends directly from registered memory, as from memory of shoal_mem_alloc; EFA and InfiniBand lock it at
- * its first use. Private memory is locked on Linux 5.13 and later, where fork() leaves locked pages to the parent; on older
- * kernels it is copied. Call shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, or fd
- * does not hold the range), ERR_SYSTEM. */
+ * of it from offset on. Peers can then also map it. Shoal duplicates fd. With fd = -1 any memory is accepted; peers cannot map
+ * it. The network sends directly from registered memory, as from memory of shoal_mem_alloc; EFA and InfiniBand lock it at its
+ * first use. Private memory is locked on Linux 5.13 and later, where fork() leaves locked pages to the parent; on older kernels
+ * it is copied. Call shoal_mem_deregister before unmapping. Errors: ERR_ARGUMENT (overlaps another registration, or fd does not
+ * hold the range), ERR_SYSTEM. */
 SHOAL_CALL shoal_mem_register(struct shoal_context *context, void *memory, size_t bytes, int fd, uint64_t offset);
 
 /* Ends the registration that begins at memory. No operation on it may be under way. After an operation that failed, the network
@@ -634,9 +634,9 @@ SHOAL_API void shoal_print_topology(FILE *out);
  * has the reason. */
 SHOAL_CALL shoal_print_algorithms(FILE *out);
 
-/* Prints which interface Shoal would use to reach other hosts, and why; which libfabric was found; what each provider offers
- * there, or why it is rejected; and which provider would be used. ERR_ARGUMENT: a setting is invalid. ERR_UNSUPPORTED: no
- * provider can be used. In both cases the last line has the reason. */
+/* Prints which interface Shoal would use to reach other hosts, and why. Then prints which libfabric was found, what each
+ * provider offers there or why it is rejected, and which provider would be used. ERR_ARGUMENT: a setting is invalid.
+ * ERR_UNSUPPORTED: no provider can be used. In both cases the last line has the reason. */
 SHOAL_CALL shoal_print_providers(FILE *out);
 
 /* How bad a finding is: name, number, what it means. */
@@ -680,7 +680,7 @@ struct shoal_question {
     size_t struct_bytes;
     const char *collective; /* "allreduce" or "all-reduce": dashes are ignored */
     int ranks;
-    size_t bytes; /* of the larger operand: all parts where there are parts, and then rounded down to equal parts */
+    size_t bytes; /* of the larger operand; if it is in parts, of all parts, rounded down to equal ones */
     enum shoal_type type;
     int shared_input; /* operands in memory from shoal_mem_alloc? */
     int shared_output;
@@ -697,8 +697,8 @@ struct shoal_question {
 /* Prints which algorithm would run, why, how the vector is split, and the plan. ERR_ARGUMENT: the question is invalid; one line
  * on out has the reason. */
 SHOAL_CALL shoal_explain(const struct shoal_question *question, FILE *out);
-/* Like shoal_explain, but prints one JSON object: the call, the algorithm and why, and in "plans" an object for each rank with
- * its steps (empty if the data travel with the announcements). On ERR_ARGUMENT the line on out is not JSON. */
+/* Like shoal_explain, but prints one JSON object: the call, the algorithm, and why. Its field "plans" has an object for each
+ * rank with its steps; it is empty if the data travel with the announcements. On ERR_ARGUMENT the line on out is not JSON. */
 SHOAL_CALL shoal_explain_json(const struct shoal_question *question, FILE *out);
 
 /* A question to shoal_simulate: a call, and a model of the machines. SHOAL_SIMULATION_INIT describes 2 hosts of one rank each,
@@ -759,15 +759,15 @@ struct shoal_simulated {
                               them */
     double sent_bytes;     /* payload of the host that sends most */
     double received_bytes;
-    double sending;   /* least share of time that the busiest sending adapter is busy */
-    double receiving; /* least share of time that the busiest receiving adapter is busy */
+    double sending;   /* the busiest sending adapter is busy for at least this share of time */
+    double receiving; /* the busiest receiving adapter is busy for at least this share of time */
     double working;   /* share of time in which a rank copies, reduces and signals inside its host */
     double messaging; /* share in which it sends and receives messages */
     double waiting;   /* share in which it waits, for others or for a core */
     size_t chunks;
     size_t chunks_simulated; /* the others are assumed to take as long each */
     double chunk_us;         /* from one chunk to the next, if not all were simulated; else 0 */
-    double copying;          /* least share of time that the busiest path to or from a GPU is busy; 0: no GPUs */
+    double copying;          /* the busiest path to or from a GPU is busy for at least this share of time; 0: no GPUs */
 };
 #define SHOAL_SIMULATED_INIT                                                              \
     {                                                                                     \

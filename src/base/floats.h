@@ -29,7 +29,7 @@ static inline shoal_floats shoal_floats_read(void)
     return state;
 }
 
-/* What is read from memory later is not read before. */
+/* Keeps the compiler from moving later reads of memory before this point. */
 static inline void shoal_floats_write(shoal_floats state)
 {
     __asm__ volatile("ldmxcsr %0" : : "m"(state) : "memory");

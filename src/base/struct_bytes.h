@@ -17,7 +17,7 @@ static inline size_t shoal_struct_bytes(const void *theirs)
     return bytes >= sizeof bytes && bytes <= 65536 ? bytes : 0;
 }
 
-/* Copies the fields that both structs have. Nothing is copied where the program has not set struct_bytes. */
+/* Copies the fields that both structs have. Copies nothing if the program has not set struct_bytes. */
 static inline void shoal_struct_copy(void *to, const void *from, size_t to_bytes, size_t from_bytes)
 {
     const size_t bytes = to_bytes < from_bytes ? to_bytes : from_bytes;
@@ -25,13 +25,13 @@ static inline void shoal_struct_copy(void *to, const void *from, size_t to_bytes
         memcpy((char *)to + sizeof(size_t), (const char *)from + sizeof(size_t), bytes - sizeof(size_t));
 }
 
-/* A result of the library, into the program's struct. */
+/* Copies a result of the library into the program's struct. */
 static inline void shoal_struct_copy_out(void *theirs, const void *own, size_t own_bytes)
 {
     shoal_struct_copy(theirs, own, shoal_struct_bytes(theirs), own_bytes);
 }
 
-/* The program's options, into those of the library, which keep their values in fields that the program does not know. */
+/* Copies the program's options into the library's. Fields that the program does not know keep the library's values. */
 static inline void shoal_struct_copy_in(void *own, const void *theirs, size_t own_bytes)
 {
     shoal_struct_copy(own, theirs, own_bytes, shoal_struct_bytes(theirs));

@@ -115,7 +115,7 @@ static void warn(const struct gather *gather, int owner)
     struct shoal_bootstrap *bootstrap = gather->bootstrap;
     const uint64_t waited_ns = shoal_clock_ns() - gather->begun_ns;
     SHOAL_SCOPED(gather_free_bytes) unsigned char *missing = bootstrap->rank == 0 ? calloc((size_t)bootstrap->size, 1) : NULL;
-    char ranks[640] = "rank 0 to say that all have come; it names who is missing";
+    char ranks[640] = "rank 0 to report that all have come; its log names the missing ranks";
     int count = 1;
     if (missing) {
         gather_find_missing(gather, owner, missing);
@@ -214,7 +214,7 @@ static enum shoal_status fail_without_result(const struct gather *gather)
 {
     SHOAL_TRY(call_roll(gather, shoal_clock_ns() + ROLL_CALL_MS * SHOAL_NS_PER_MS));
     return shoal_log_fail(gather->log, SHOAL_ERR_TIMEOUT, "bootstrap",
-                          "rank 0 did not join what all ranks gave (\"%s\") within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or "
+                          "rank 0 did not gather the values of all ranks (\"%s\") within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or "
                           "create_timeout_ms); is it stopped, or busy?",
                           gather->name, gather->timeout_ms);
 }

@@ -159,7 +159,7 @@ enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *bootstrap, const
     SHOAL_SCOPED(bootstrap_free_bytes) unsigned char *bytes = calloc((size_t)bootstrap->size, sizeof mine);
     struct agreement *all = (struct agreement *)(void *)bytes;
     if (!all)
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for what %d ranks say", bootstrap->size);
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for the values of %d ranks", bootstrap->size);
     SHOAL_TRY(shoal_bootstrap_gather(bootstrap, log, "agree", &mine, all, sizeof mine, timeout_ms));
     for (int r = 0; r < bootstrap->size; r++) {
         if (r != bootstrap->rank)

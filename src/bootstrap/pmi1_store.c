@@ -185,7 +185,7 @@ static enum shoal_status barrier(struct pmi1 *pmi, uint32_t timeout_ms)
         return shoal_log_fail(
             pmi->log, SHOAL_ERR_TIMEOUT, "bootstrap",
             "not all of ranks 0 to %d came within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms), and PMI-1 "
-            "does not tell which; did all start, and call shoal_comm_create?",
+            "does not report which; did all start, and call shoal_comm_create?",
             pmi->size - 1, timeout_ms);
     return error ? pmi1_fail(pmi, "barrier", error) : SHOAL_OK;
 }

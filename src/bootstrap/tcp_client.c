@@ -320,7 +320,7 @@ static long get_locked(struct shoal_tcp_client *client, const char *key, void *v
     client->failure =
         head.verdict == SHOAL_TCP_MIXED
             ? shoal_log_fail(client->log, shoal_tcp_verdict_status(SHOAL_TCP_MIXED), "bootstrap",
-                             "%s, so ranks of two jobs meet at %s and nothing tells the jobs apart; " SHOAL_TCP_MIXED_ADVICE,
+                             "%s, so ranks of two jobs meet at %s and nothing distinguishes the jobs; " SHOAL_TCP_MIXED_ADVICE,
                              cause, client->server)
             : shoal_log_fail(client->log, SHOAL_ERR_PEER_LOST, "bootstrap", "%s ended while ranks were joining (at \"%s\")",
                              cause, key);

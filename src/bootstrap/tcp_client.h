@@ -28,7 +28,8 @@ enum shoal_tcp_join {
 void shoal_tcp_client_init(struct shoal_tcp_client *client, struct shoal_log *log);
 void shoal_tcp_client_fini(struct shoal_tcp_client *client);
 
-/* Connects and performs the handshake: until attempt_ns while this may be the wrong server, then until deadline_ns. */
+/* Connects and performs the handshake. Gives up at attempt_ns as long as this may be the wrong server, and at deadline_ns once
+ * it is the right one. */
 SHOAL_MUST_USE enum shoal_tcp_join shoal_tcp_client_join(struct shoal_tcp_client *client, const struct shoal_address *address,
                                                          const struct shoal_tcp_identity *identity, uint64_t attempt_ns,
                                                          uint64_t deadline_ns, char reason[SHOAL_TCP_REASON_MAX]);

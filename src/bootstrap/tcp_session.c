@@ -40,7 +40,7 @@ static void session_destroy(const struct shoal_tcp_core *core, struct shoal_tcp_
 void shoal_tcp_core_fini(struct shoal_tcp_core *core)
 {
     if (core->stray_count > 1)
-        shoal_log_line(core->log, SHOAL_LOG_INFO, "bootstrap", "%u connections to rank %u's store were no ranks",
+        shoal_log_line(core->log, SHOAL_LOG_INFO, "bootstrap", "%u connections to rank %u's store did not come from ranks",
                        core->stray_count, core->identity.side.hello.rank);
     for (size_t i = 0; i < core->session_count; i++)
         session_destroy(core, core->sessions[i]);
@@ -65,7 +65,7 @@ void shoal_tcp_core_sweep(struct shoal_tcp_core *core)
     core->session_count = kept;
 }
 
-/* Returns the oldest one, or NULL. */
+/* Returns the oldest connection that is not a rank's, or NULL. Without has_said_hello, only one that has not sent its hello. */
 static struct shoal_tcp_session *find_stranger(const struct shoal_tcp_core *core, bool has_said_hello)
 {
     for (size_t i = 0; i < core->session_count; i++) {
@@ -238,7 +238,7 @@ static void end_stray(struct shoal_tcp_core *core, struct shoal_tcp_session *ses
     if (!session->is_member && core->stray_count++ == 0)
         shoal_log_line(
             core->log, SHOAL_LOG_WARN, "bootstrap",
-            "something that is no rank of Shoal writes to rank %u's store; such connections are ended, and disturb nobody",
+            "a program that is not a rank of Shoal writes to rank %u's store; its connections are closed, and harm nothing",
             core->identity.side.hello.rank);
     shoal_tcp_session_close(core, session);
 }

@@ -48,7 +48,7 @@ static enum shoal_status fill_identity(const struct shoal_tcp_point *point, cons
     identity->is_named = point->is_named;
     identity->has_choice = point->port_count > 1;
     if (shoal_auth_random(&identity->side.hello.tag, sizeof identity->side.hello.tag) != SHOAL_OK)
-        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "the system gives no random numbers: %s", strerror(errno));
+        return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "no random numbers from the system: %s", strerror(errno));
     return SHOAL_OK;
 }
 
@@ -71,12 +71,12 @@ static enum shoal_status tcp_store_fail_to_listen(const struct shoal_tcp_point *
                               point->host, ports,
                               point->port_count > 1 ? "choose another MASTER_PORT, or a free SHOAL_PORT"
                               : point->is_by_hand
-                                  ? "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET alike on all ranks: then "
-                                    "the next 15 are tried, too, as ranks can tell their rank 0 from another job's"
+                                  ? "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET alike on all ranks: "
+                                    "ranks then recognize their own rank 0, and the next 15 ports are also tried"
                                   : "choose another port");
     if (error == EADDRNOTAVAIL)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
-                              "%s is \"%s\", which is no address of this host; it must name the host where rank 0 runs",
+                              "%s is \"%s\", which is not an address of this host; it must name the host where rank 0 runs",
                               point->what, point->host);
     return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot listen at %s, %s: %s", point->host, ports,
                           strerror(error));
@@ -87,8 +87,8 @@ static enum shoal_status refuse_holder(struct shoal_tcp_client *client, struct s
 {
     shoal_tcp_text_clean(client->met.host, sizeof client->met.host);
     return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
-                          "rank 0 cannot listen at %s: another Shoal job, of %u ranks, holds that port (its rank 0 is %s:%u), "
-                          "and ranks could not tell the two jobs apart; " SHOAL_TCP_MIXED_ADVICE,
+                          "rank 0 cannot listen at %s: another Shoal job, of %u ranks, uses that port (its rank 0 is %s:%u), "
+                          "and ranks could not distinguish the two jobs; " SHOAL_TCP_MIXED_ADVICE,
                           client->server, client->met.size, client->met.host, client->met.process);
 }
 

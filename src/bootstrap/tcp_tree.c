@@ -49,7 +49,9 @@ static bool start_server(struct shoal_tcp_tree *tree, struct shoal_address *addr
     int listener = -1;
     const int error = listen_beside(tree->root, address, &listener);
     if (error)
-        shoal_log_line(tree->root->log, SHOAL_LOG_INFO, "bootstrap", "rank 0 serves those below this rank: cannot listen: %s",
+        shoal_log_line(tree->root->log, SHOAL_LOG_INFO, "bootstrap",
+                       "cannot listen, so rank 0 serves the ranks below this "
+                       "one: %s",
                        strerror(error));
     else if (shoal_tcp_server_start(listener, &tree->identity, tree->root->log, &tree->server) == SHOAL_OK)
         return true;
@@ -98,7 +100,7 @@ static void look_above(struct shoal_tcp_tree *tree)
     if (shoal_tcp_client_join(&tree->above, &address, &tree->identity, deadline_ns, deadline_ns, reason) ==
         SHOAL_TCP_JOIN_ELSEWHERE)
         shoal_log_line(tree->root->log, SHOAL_LOG_INFO, "bootstrap",
-                       "rank %d's store is not reached, so rank 0's stands in: %s; is a firewall between them?",
+                       "rank %d's store cannot be reached, so rank 0's is used instead: %s; is a firewall between them?",
                        tree->above.owner, reason);
 }
 

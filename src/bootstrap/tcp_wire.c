@@ -114,17 +114,16 @@ static void refusal_text(enum shoal_tcp_verdict verdict, const struct shoal_tcp_
                  client->version, client->protocol, server->version, server->protocol);
         return;
     case SHOAL_TCP_SIZE:
-        snprintf(text, text_bytes, "it was told that there are %u ranks, and rank 0 that there are %u", client->size,
-                 server->size);
+        snprintf(text, text_bytes, "it counts %u ranks, and rank 0 counts %u", client->size, server->size);
         return;
     case SHOAL_TCP_RANK:
         snprintf(text, text_bytes, "there are only ranks 0 to %u", server->size - 1);
         return;
     case SHOAL_TCP_TAKEN:
-        snprintf(text, text_bytes, "two processes say that they are this rank, or it was there before and ended");
+        snprintf(text, text_bytes, "two processes claim to be this rank, or an earlier process of this rank has ended");
         return;
     case SHOAL_TCP_MIXED:
-        snprintf(text, text_bytes, "ranks of two jobs meet there, and nothing tells the jobs apart; " SHOAL_TCP_MIXED_ADVICE);
+        snprintf(text, text_bytes, "ranks of two jobs meet there, and nothing distinguishes the jobs; " SHOAL_TCP_MIXED_ADVICE);
         return;
     case SHOAL_TCP_SECRET_ONE_SIDED:
         snprintf(text, text_bytes, "%s has a secret and %s has none; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks",

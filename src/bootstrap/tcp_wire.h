@@ -137,7 +137,7 @@ bool shoal_tcp_side_parse(const struct shoal_tcp_frame *frame, struct shoal_tcp_
 /* Returns the server's answer to a hello. It depends only on the two hellos. */
 enum shoal_tcp_verdict shoal_tcp_hello_judge(const struct shoal_tcp_hello *client, const struct shoal_tcp_hello *server);
 
-#define SHOAL_TCP_MIXED_ADVICE "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET alike on all its ranks"
+#define SHOAL_TCP_MIXED_ADVICE "give each job its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET on all its ranks"
 
 /* Prints a refusal, in the same words on both sides; and returns the status that a verdict means. `own` may be either
  * side's. */

@@ -135,8 +135,8 @@ static enum shoal_status torch_take_answer(const struct sharing *sharing, struct
 {
     if (sharing->error && !is_alike(sharing->error))
         return shoal_log_fail(log, SHOAL_ERR_TIMEOUT, "bootstrap",
-                              "torchrun's store at %s, port %u, of which the ranks take their secret, did not answer: %s; look "
-                              "whether it is overloaded or a firewall is between, or set SHOAL_SECRET alike on all ranks",
+                              "torchrun's store at %s, port %u, from which the ranks get their secret, did not answer: %s; "
+                              "check whether it is overloaded or a firewall is between, or set SHOAL_SECRET alike on all ranks",
                               sharing->host, sharing->port, strerror(sharing->error));
     if (sharing->error || sharing->bytes == NONE_BYTES) {
         shoal_log_line(log, SHOAL_LOG_INFO, "bootstrap", "no secret from torchrun's store at %s, port %u: %s", sharing->host,

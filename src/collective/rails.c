@@ -375,8 +375,8 @@ static void copy_results(const struct shoal_rails *rails, int i)
     }
 }
 
-/* Waits until a rail leader is done with this rank's input (only a credit if the leader read a copy) and has finished the data
- * for this rank. */
+/* Waits until a rail leader is done with this rank's input and has finished the data for this rank. If the leader read a copy
+ * of the input, waiting for a credit is enough. */
 static void collect_from(const struct shoal_rails *rails, int i, bool delivers)
 {
     const int peer = shoal_rails_neighbour(rails, i);

@@ -91,7 +91,7 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 #define HALVING_WHEN "256 or more hosts, a power of two"
 #define DIRECT_WHEN "up to SHOAL_INLINE_BYTES per contributing rank"
 #define DIRECT_WHEN_HALF "up to SHOAL_INLINE_BYTES per contributing rank; 2 ranks on one host: up to half of it"
-#define ROUNDS_WHEN "several hosts, up to SHOAL_INLINE_BYTES per host, where that halves the announcements"
+#define ROUNDS_WHEN "several hosts, up to SHOAL_INLINE_BYTES per host, if that halves the announcements"
 
 static const struct shoal_algorithm entries[] = {
     {SHOAL_COLLECTIVE_ALLREDUCE, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "up to 1/4 to 1 of SHOAL_INLINE_BYTES",
@@ -168,7 +168,7 @@ static const struct shoal_algorithm entries[] = {
      "n/p sent to and received from each remote rank, in 1 crossing"},
     {SHOAL_COLLECTIVE_BARRIER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "always", "one exchange of cache lines"},
     {SHOAL_COLLECTIVE_BARRIER, "rounds", SHOAL_WHERE_HOSTS, HOSTS("rounds"), NULL, false, NULL,
-     "several hosts, where that halves the announcements", "log2 H crossings; H not a power of two: 2 more"},
+     "several hosts, if that halves the announcements", "log2 H crossings; H not a power of two: 2 more"},
     {SHOAL_COLLECTIVE_BARRIER, "dissemination", SHOAL_WHERE_HOSTS, HOSTS("dissemination"), shoal_barrier_build, false, NULL,
      BY_OVERRIDE, "log2 H crossings, rounded up, after meeting"},
     {SHOAL_COLLECTIVE_SPLIT, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, "inside shoal_comm_split",

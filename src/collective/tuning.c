@@ -91,7 +91,7 @@ static enum shoal_status parse_names(const struct reader *reader, const char *co
 static enum shoal_status parse_bytes(const struct reader *reader, const char *text, uint64_t *bytes)
 {
     if (*text && !shoal_setting_parse_bytes(text, bytes))
-        return refuse(reader, "\"%.40s\" is no number of bytes, such as 4096, 256K or 1M", text);
+        return refuse(reader, "\"%.40s\" is not a number of bytes, such as 4096, 256K or 1M", text);
     return SHOAL_OK;
 }
 
@@ -102,7 +102,7 @@ static enum shoal_status parse_ranks(const struct reader *reader, const char *te
         return SHOAL_OK;
     const long value = strtol(text, &end, 10);
     if (*end || value < 1 || value > SHOAL_PLAN_RANKS_MAX)
-        return refuse(reader, "\"%.40s\" is no number of ranks, 1 to %d", text, SHOAL_PLAN_RANKS_MAX);
+        return refuse(reader, "\"%.40s\" is not a number of ranks from 1 to %d", text, SHOAL_PLAN_RANKS_MAX);
     *ranks = (int)value;
     return SHOAL_OK;
 }
@@ -120,7 +120,7 @@ static enum shoal_status tuning_add(const struct reader *reader, const struct sh
 {
     struct shoal_tuning *tuning = reader->tuning;
     if (override->min_bytes > override->max_bytes || override->min_ranks > override->max_ranks)
-        return refuse(reader, "a least value is larger than the most, so the tuning override is never used");
+        return refuse(reader, "a minimum is larger than its maximum, so the tuning override is never used");
     struct shoal_tuning_override *moved = realloc(tuning->list, (tuning->count + 1) * sizeof *moved);
     if (!moved) {
         snprintf(reader->error, reader->error_bytes, "no memory for the tuning overrides of %.120s", tuning->source);
@@ -153,7 +153,7 @@ static enum shoal_status parse_item(const struct reader *reader, char *item)
     if (range) {
         char *most = strchr(range, '-');
         if (!most)
-            return refuse(reader, "\"%.40s\" is no range of bytes, such as 4K-1M, -64K or 1M-", range);
+            return refuse(reader, "\"%.40s\" is not a range of bytes, such as 4K-1M, -64K or 1M-", range);
         *most++ = 0;
         SHOAL_TRY(parse_bytes(reader, range, &override.min_bytes));
         SHOAL_TRY(parse_bytes(reader, most, &override.max_bytes));

@@ -63,7 +63,7 @@ static enum shoal_status check_operator(const struct attempt *attempt)
     if (SHOAL_UNLIKELY((unsigned)call->op >= SHOAL_OP_END))
         return shoal_arguments_refuse(attempt->comm, attempt->name, "op is %d, none of enum shoal_op", (int)call->op);
     if (SHOAL_UNLIKELY(!attempt->comm->context->kernels->reduce[call->type][call->op]))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "the bitwise operators are for integers alone");
+        return shoal_arguments_refuse(attempt->comm, attempt->name, "the bitwise operators are only for integers");
     if (SHOAL_LIKELY(call->op != SHOAL_SCALED_SUM) || !is_integer(call->type))
         return SHOAL_OK;
     const bool is_whole = call->scale > -0x1p62 && call->scale < 0x1p62 && (double)(int64_t)call->scale == call->scale;
@@ -236,7 +236,7 @@ static enum shoal_status check_parts(const struct attempt *attempt)
 
 /* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Memory of one operand of a tensor. */
+/* The memory of one operand of one tensor, to find operands that overlap. */
 struct range {
     uintptr_t begin, end;
     size_t tensor;

@@ -275,9 +275,9 @@ static void name_unknown_variables(struct shoal_context *context)
                        present);
     while (shoal_settings_find_unknown(&at, name, &nearest)) {
         if (nearest)
-            shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is no setting; did you mean %s?", name, nearest);
+            shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is not a setting; did you mean %s?", name, nearest);
         else
-            shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm", "%s is no setting (`shoal info --settings` lists them)",
+            shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm", "%s is not a setting (`shoal info --settings` lists them)",
                            name);
     }
 }
@@ -526,7 +526,7 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
                        "rank %d stopped while it may have been writing to this rank's shared memory: %s", rank,
                        can_move
                            ? "the contents move to fresh pages"
-                           : "another communicator uses it now, so it stays; should that rank go on, it may still be written");
+                           : "another communicator uses it, so it stays; if that rank continues, it may still write there");
         if (!can_move)
             continue;
         struct shoal_region *region = shoal_memory_at(context->memory, exposed[i]);

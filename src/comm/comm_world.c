@@ -193,7 +193,7 @@ static enum shoal_status gather_addresses(struct shoal_context *context, struct 
         if (strcmp(addresses[r].provider, own.provider) != 0)
             return shoal_log_fail(&context->log, SHOAL_ERR_UNSUPPORTED, "hosts",
                                   "rank %d uses libfabric's provider %s, this rank %s: set SHOAL_PROVIDER alike on all hosts "
-                                  "(`shoal info --providers` says why each is taken or not)",
+                                  "(`shoal info --providers` shows why each is chosen or not)",
                                   r, addresses[r].provider, own.provider);
     }
     return SHOAL_OK;

@@ -283,7 +283,7 @@ static enum shoal_status peers_join_with(struct joining *joining)
     describe_host(joining);
     joining->answers = calloc((size_t)joining->comm->size, sizeof *joining->answers);
     if (!joining->answers)
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "comm", "no memory for what ranks say of their GPUs");
+        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "comm", "no memory for the ranks' descriptions of their GPUs");
     const enum shoal_status before = shoal_log_last_error(log, last, sizeof last);
     const enum shoal_status status = join_or_decline(joining);
     if (status == SHOAL_OK) /* a rank that cannot take part does not make the call fail */

@@ -21,7 +21,8 @@ static enum shoal_status map_rings(struct shoal_context *context, struct shoal_d
     port->memory = mmap(NULL, port->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (port->memory == MAP_FAILED)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm",
-                              "no %zu bytes of host memory for operands on a device (%s); a smaller SHOAL_GPU_UNIT_BYTES or "
+                              "cannot get %zu bytes of host memory for operands on a device (%s); a smaller "
+                              "SHOAL_GPU_UNIT_BYTES or "
                               "SHOAL_CHUNK_BYTES needs less",
                               port->bytes, strerror(errno));
     shoal_memory_lock(context->memory);

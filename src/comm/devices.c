@@ -98,7 +98,7 @@ static enum shoal_status refuse_in_callback(const struct shoal_comm *comm, const
                                             const char *operand)
 {
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm",
-                          "%s on communicator %s in a callback: %s lies on a device, whose driver must not be called there, or "
+                          "%s on communicator %s in a callback: %s is on a device, whose driver must not be called there, or "
                           "was freed; post it from another thread, or copy it to host memory",
                           posting->name, comm->name, operand);
 }
@@ -121,12 +121,12 @@ static enum shoal_status classify_piece(const struct shoal_comm *comm, const str
     if (pointer_out->error)
         return shoal_log_fail(
             &comm->context->log, SHOAL_ERR_SYSTEM, "comm",
-            "%s on communicator %s: the driver does not say what memory %s is: cuPointerGetAttributes answered "
+            "%s on communicator %s: the driver cannot describe the memory of %s: cuPointerGetAttributes answered "
             "%s",
             posting->name, comm->name, name, shoal_gpu_error_name(pointer_out->error));
     return shoal_arguments_refuse(comm, posting->name,
-                                  "%s, %zu bytes at %p, lies neither in memory of this process nor on a device that its driver "
-                                  "knows: was it freed, or is it of another process?",
+                                  "%s, %zu bytes at %p, is neither in memory of this process nor on a device that its driver "
+                                  "knows: was it freed, or does it belong to another process?",
                                   name, piece->bytes, (const void *)piece->at);
 }
 
@@ -204,8 +204,8 @@ static enum shoal_status look_at_piece(struct trip *trip, size_t call, const str
     SHOAL_TRY(status);
     if (trip->driver_context && trip->driver_context != found)
         return shoal_arguments_refuse(comm, trip->posting->name,
-                                      "%s and %s lie on different devices, or in different contexts of the driver: one call is "
-                                      "for one of them",
+                                      "%s and %s are on different devices, or in different contexts of the driver: use one "
+                                      "call for each",
                                       trip->first, name);
     if (!trip->driver_context)
         snprintf(trip->first, sizeof trip->first, "%s", name);
@@ -232,7 +232,7 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
     }
     if (has_tensors && is_any_on_device && is_any_in_host)
         return shoal_arguments_refuse(trip->comm, trip->posting->name,
-                                      "some of the tensors lie in host memory, but %s on a device: put them in two calls",
+                                      "some of the tensors are in host memory, but %s is on a device: use one call for each",
                                       trip->first);
     for (int operand = 0; operand < 2; operand++)
         leg->sides[operand] = (struct side){.call = is_on_device[operand] ? &leg->call : NULL,

@@ -16,7 +16,7 @@ enum shoal_status shoal_packer_open(struct shoal_context *context, void *stream,
 
 static enum shoal_status tell_error(const struct shoal_gpu_pointer *pointer, char *wrong, size_t wrong_bytes)
 {
-    snprintf(wrong, wrong_bytes, "lies where the driver does not say: cuPointerGetAttributes answered %s",
+    snprintf(wrong, wrong_bytes, "is in memory that the driver cannot describe: cuPointerGetAttributes answered %s",
              shoal_gpu_error_name(pointer->error));
     return SHOAL_ERR_SYSTEM;
 }
@@ -29,7 +29,7 @@ static enum shoal_status check_for_host(const struct shoal_gpu_pointer *pointer,
         return tell_error(pointer, wrong, wrong_bytes);
     if (pointer->memory != SHOAL_GPU_MEMORY_DEVICE)
         return SHOAL_OK;
-    snprintf(wrong, wrong_bytes, "lies on device %d: make the reducer with is_on_device", pointer->device);
+    snprintf(wrong, wrong_bytes, "is on device %d: make the reducer with is_on_device", pointer->device);
     return SHOAL_ERR_ARGUMENT;
 }
 
@@ -41,14 +41,14 @@ static enum shoal_status check_for_device(const struct shoal_gpu_packer *packer,
         return tell_error(pointer, wrong, wrong_bytes);
     if (pointer->memory == SHOAL_GPU_MEMORY_HOST)
         snprintf(wrong, wrong_bytes,
-                 "lies in host memory, or was freed: all gradients of a reducer that is_on_device lie on its device, here %d",
+                 "is in host memory, or was freed: all gradients of a reducer with is_on_device must be on its device, here %d",
                  device);
     else if (pointer->memory == SHOAL_GPU_MEMORY_DEVICE && pointer->device != device)
-        snprintf(wrong, wrong_bytes, "lies on device %d, but the reducer's stream is of device %d: make one for each device",
+        snprintf(wrong, wrong_bytes, "is on device %d, but the reducer's stream is of device %d: make one reducer for each",
                  pointer->device, device);
     else if (pointer->memory == SHOAL_GPU_MEMORY_DEVICE && !shoal_gpu_packer_serves(packer, pointer->device, pointer->context))
         snprintf(wrong, wrong_bytes,
-                 "lies in another context of device %d than the reducer's stream: make both in one, as the CUDA runtime does",
+                 "is in another context of device %d than the reducer's stream: make both in one, as the CUDA runtime does",
                  device);
     else
         return SHOAL_OK;
@@ -64,7 +64,7 @@ enum shoal_status shoal_packer_check(const struct shoal_comm *comm, const struct
         return SHOAL_OK;
     if (is_inside) {
         snprintf(wrong, wrong_bytes,
-                 "lies on a device, whose driver must not be called in a callback: mark it in another thread");
+                 "is on a device, whose driver must not be called in a callback: mark it in another thread");
         return SHOAL_ERR_STATE;
     }
     if (!memory)

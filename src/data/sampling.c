@@ -57,7 +57,7 @@ static void open_shuffle(struct shuffle *shuffle, const struct shoal_sampling *s
     }
 }
 
-/* All bits of the result are the hash's upper one. */
+/* Returns all ones or all zeros: copies of the hash's highest bit. */
 static uint64_t swap_mask(uint64_t larger, uint64_t salt)
 {
     uint64_t z = (larger ^ salt) * UINT64_C(0xff51afd7ed558ccd);
@@ -65,7 +65,7 @@ static uint64_t swap_mask(uint64_t larger, uint64_t salt)
     return 0 - (z >> 63);
 }
 
-/* Numbers of places become the samples there. Without branches, as none could be predicted. */
+/* Turns positions of the order into the samples there. Has no branches, because none could be predicted. */
 static void run_rounds(const struct shuffle *shuffle, uint64_t *indices, size_t count)
 {
     for (size_t r = 0; r < ROUNDS; r++) {
@@ -89,7 +89,7 @@ static enum shoal_status sampling_check(const struct shoal_sampling *sampling, c
     if (sampling->used > sampling->samples)
         return refuse(error, error_bytes, "%" PRIu64 " samples cannot be used of %" PRIu64, sampling->used, sampling->samples);
     if (sampling->ranks < 1 || sampling->rank < 0 || sampling->rank >= sampling->ranks)
-        return refuse(error, error_bytes, "there is no rank %d of %d", sampling->rank, sampling->ranks);
+        return refuse(error, error_bytes, "rank %d is out of range: there are %d ranks", sampling->rank, sampling->ranks);
     if ((unsigned)sampling->tail > SHOAL_TAIL_KEEP)
         return refuse(error, error_bytes, "tail is %d, which is none of enum shoal_tail", (int)sampling->tail);
     return SHOAL_OK;
@@ -152,7 +152,7 @@ enum shoal_status shoal_batch_divide(uint64_t wanted, int hosts, int ranks_per_h
     if (!shoal_struct_bytes(batch_out))
         return refuse(error, error_bytes, "batch_out is NULL, or its struct_bytes is not set: use SHOAL_BATCH_INIT");
     if (hosts < 1 || ranks_per_host < 1)
-        return refuse(error, error_bytes, "%d hosts of %d ranks are no job", hosts, ranks_per_host);
+        return refuse(error, error_bytes, "%d hosts with %d ranks each: both must be at least 1", hosts, ranks_per_host);
     const uint64_t ranks = (uint64_t)hosts * (uint64_t)ranks_per_host;
     if (wanted < ranks)
         return refuse(error, error_bytes,

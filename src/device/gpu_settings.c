@@ -16,23 +16,23 @@ static const struct shoal_setting settings_of_gpu[] = {
      .preset = "8",
      .least = 0,
      .most = SHOAL_GPU_EARLY_MAX,
-     .text = "for so many communicators, streams and registered memory for operands on a device are made at the first such "
-             "call, or at creation after it; for others at their own first call"},
+     .text = "communicators whose streams and registered memory are made early: at the first call with an operand on a device, "
+             "or when the communicator is made later; others wait for their own call"},
     {.name = "SHOAL_GDRCOPY_BYTES",
      .type = SHOAL_SETTING_BYTES,
      .offset = OF(gdrcopy_bytes),
      .preset = "8K",
      .least = 0,
      .most = 64 << 10,
-     .text = "where GDRCopy is found, results on a device of at most so many bytes are written there by the processor, and not "
-             "copied by the device; 0: none are"},
+     .text = "if GDRCopy is installed, the processor writes results of at most this many bytes to a device, instead of a copy "
+             "by the device; 0: it never does"},
     {.name = "SHOAL_GPU_PEER_BYTES",
      .type = SHOAL_SETTING_BYTES,
      .offset = OF(peer_bytes),
      .preset = "0",
      .is_agreed = true,
-     .text = "GPUs of a host that reach each other's memory sum all-reduces of so many bytes and more among themselves, and of "
-             "several hosts only slices leave them; 0: never"},
+     .text = "GPUs of a host that reach each other's memory sum all-reduces of at least this many bytes among themselves; on "
+             "several hosts, only slices then leave them; 0: never"},
 };
 #undef OF
 const struct shoal_setting_table shoal_gpu_setting_table = {settings_of_gpu, SHOAL_COUNT_OF(settings_of_gpu)};

@@ -17,8 +17,8 @@ static void engine_note_sent(struct shoal_engine *engine)
     shoal_recorder_note_sent(&engine->recorder, traffic.sent_bytes);
 }
 
-/* Publishes sums for other processes: how long the program waited, and what was sent. Requests that lost their record share the
- * spare one, whose end may be an earlier request's: then `ticks` is negative and not counted. */
+/* Publishes sums for other processes: how long the program waited, and what was sent. A request that lost its record uses the
+ * spare one, which may still hold the end of an earlier request: `ticks` is then negative, and is not counted. */
 static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request, uint64_t done_ticks)
 {
     struct shoal_waited *waited = engine->waited;
@@ -141,7 +141,7 @@ static size_t count_alone(const struct shoal_request *request)
     return request->shape->is_empty ? 0 : shoal_call_length(&request->call, 0, 0, 0);
 }
 
-/* Between operands in host memory: everything is ready at once. */
+/* For operands in host memory: all of their elements are ready. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     copy_alone(engine, request, 0, count_alone(request));

@@ -84,7 +84,7 @@ struct shoal_request {
             const struct shoal_algorithm *in_rounds; /* the entry whose rounds carry the data between hosts; NULL: no rounds */
             int round;     /* -1: waits for local ranks; number of rounds: the result has come; more: it is in the output */
             bool has_sent; /* the data of this round were sent */
-            int needed;    /* whose announcement: SHOAL_NEEDED_ALL (of the peer set), one peer, or (this rank itself) nobody */
+            int needed;    /* whose announcement it needs: SHOAL_NEEDED_ALL (the peer set's), one peer's, or none (this rank) */
             const struct shoal_peer_set *peer_set; /* NULL: all ranks */
             int next_missing;                      /* the lowest rank whose announcement has not been seen */
             int next_expected;                     /* the lowest rank whose data have not been prefetched */
@@ -125,7 +125,7 @@ struct shoal_peer_set {
     struct shoal_rounds rounds; /* of an entry that works in rounds */
     enum shoal_stay stay;       /* for an input on a device */
     uint8_t *is_source;         /* [size] 1: this rank receives that rank's announcement */
-    uint8_t is_member[];        /* [size] 1: a source, or a receiver of this rank's; followed by `is_source` */
+    uint8_t is_member[];        /* [size] 1: a source, or receives this rank's announcement; `is_source` follows in memory */
 };
 
 /* Tests set this function; it is called after each step. */

@@ -217,14 +217,14 @@ static void keep_recorder(struct shoal_engine *engine)
     const struct shoal_recorder_file file = {engine->log, "the flight recorder to", pattern, true};
     if (!shoal_recorder_find_path(&engine->recorder, pattern, sizeof pattern, all, sizeof all)) {
         shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine",
-                       "cannot keep the flight recorder as %s: %m; SHOAL_RECORDER_FILE names another file, or no", all);
+                       "cannot write the flight recorder to %s: %m; set SHOAL_RECORDER_FILE to another file, or to no", all);
         return;
     }
     if (shoal_recorder_append(&engine->recorder, engine->name, engine->rank, ns_per_tick(engine), &file, NULL) &&
         is_teller(engine))
         shoal_log_line(
             engine->log, SHOAL_LOG_WARN, "engine",
-            "flight recorder: `shoal trace %s` shows what the ranks of this host did; docs/errors.md tells what to do", all);
+            "flight recorder: `shoal trace %s` shows what the ranks of this host did; docs/errors.md explains what to do", all);
 }
 
 /* A recorder that names no job belongs to a test of the engine alone, and is written only if the test names a file. */
@@ -239,11 +239,10 @@ static void write_recorder(struct shoal_engine *engine)
         keep_recorder(engine);
     else if (shoal_recorder_append(&engine->recorder, engine->name, engine->rank, ns_per_tick(engine), &file, written) &&
              is_teller(engine))
-        shoal_log_line(
-            engine->log, SHOAL_LOG_WARN, "engine",
-            "flight recorder: %s; `shoal trace`, given those of all ranks, shows what they did; docs/errors.md tells "
-            "what to do",
-            written);
+        shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine",
+                       "flight recorder: %s; `shoal trace`, with the files of all ranks, shows what they did; docs/errors.md "
+                       "explains what to do",
+                       written);
 }
 
 /* Completes a list of collectives. */
@@ -395,8 +394,8 @@ static int waited_for_by(struct shoal_engine *engine, int rank)
     return said < 0 ? -1 : said & ~SHOAL_WAIT_BLOCKED;
 }
 
-/* Follows the chain of published waits: the peer may have published that it waits for another rank, and so on, or for itself
- * (for its device). What a rank published before it was stopped is out of date. */
+/* Follows the chain of published waits: the peer may have published that it waits for another rank, and so on, or that it waits
+ * for itself (for its device). What a rank published before it was stopped is out of date. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
     int end = peer;
@@ -410,8 +409,8 @@ static int end_of_chain(struct shoal_engine *engine, int peer)
 }
 
 /* Some ranks run ahead of others. A rank is behind if it has not reached the first operation that is not complete on all ranks.
- * A rank that waits for all ranks waits for those behind, or for one that does. Only ranks of this host count, because the
- * completions of others arrive late. */
+ * A rank that waits for all ranks waits for a rank behind, or for a rank that waits for one. Only ranks of this host count,
+ * because the completions of others arrive late. */
 static uint64_t first_open(const struct shoal_engine *engine)
 {
     uint64_t least = shoal_intake_done(engine);

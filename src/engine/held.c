@@ -1,5 +1,5 @@
 /* Inputs that are still on a device (device/device.h) after a failure. An adapter may still read what was put, and a peer that
- * does not know of the failure yet takes what arrives for the operation's data. So until all puts have completed locally, the
+ * does not know of the failure yet treats what arrives as the operation's data. So until all puts have completed locally, the
  * device's stream stays blocked, and work that the program queued after the call does not overwrite the input. If a peer is
  * gone, puts may stay under way for long: then the wait ends after HOLD_NS. */
 #include "engine/engine_state.h"
@@ -44,8 +44,8 @@ void shoal_engine_look_at_held(struct shoal_engine *engine)
         return;
     if (!is_over)
         shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine",
-                       "communicator %s is broken, and two seconds later the adapter has not done with inputs on a device: the "
-                       "program's work on that memory goes on, and a peer that comes back may get what it writes there",
+                       "communicator %s is broken, and two seconds later the adapter still reads inputs on a device: the "
+                       "program continues to use that memory, and a peer that comes back may receive what it writes there",
                        engine->name);
     shoal_engine_drop_held(engine);
 }

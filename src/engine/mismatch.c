@@ -46,7 +46,7 @@ static bool is_same_call(const struct shoal_descriptor *a, const struct shoal_de
 static const char *hint_at_detail(const struct shoal_descriptor *a, const struct shoal_descriptor *b)
 {
     if (a->way != b->way)
-        return "; where GPUs sum, all ranks must give memory of the GPU that was current when the communicator was made";
+        return "; if GPUs sum, all ranks must pass memory of the GPU that was current when the communicator was made";
     if (a->count != b->count || a->root != b->root || a->collective != b->collective || a->type != b->type ||
         a->type_tag != b->type_tag || a->op != b->op || a->detail == b->detail)
         return "";
@@ -266,8 +266,8 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
 
 /* ---- Waiting for other announcements ------------------------------------------------------------------------------------- */
 
-/* How long to wait for a rank that knows more. 0 if everything is known, or if all that this rank ever receives names a
- * rank. */
+/* How long to wait for a rank that knows more. 0 if everything is known, or if the announcements that this rank receives
+ * already name a rank. */
 static uint64_t patience_ns(const struct shoal_engine *engine, int known, int missing, int named)
 {
     if (known == engine->size || (!missing && named >= 0))

@@ -320,8 +320,8 @@ static void excuse_absence(struct shoal_progress *progress)
         progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     if (has_jumped)
         shoal_log_line(progress->log, SHOAL_LOG_WARN, "engine",
-                       "the processor's counter jumped by %.3f s (was this machine moved?): what is under way gets its whole "
-                       "time again",
+                       "the processor's counter jumped by %.3f s (was this machine moved?): operations under way get their "
+                       "full timeout again",
                        (double)off_ns / 1e9);
     for (struct shoal_engine *engine = progress->engines; engine; engine = engine->next)
         shoal_engine_excuse(engine, has_jumped ? UINT64_MAX : away_ns < AWAY_NS ? 0 : away_ns);

@@ -588,9 +588,9 @@ static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoa
     return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_OPERAND_INPUT;
 }
 
-/* A rank publishes its failure and then releases its streams, which write to memory that this rank's device may have read
- * meanwhile: so what was read counts only if no rank has failed by then. A rank that found another rank publishing waits only a
- * moment, so a failure that cannot be read yet counts as well. */
+/* A rank that fails publishes its failure, and then releases its streams, which may write to memory that this rank's device is
+ * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
+ * well, because a rank that finds another one publishing waits only a moment. */
 static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
 {
     struct shoal_failure failure;

@@ -203,7 +203,7 @@ void shoal_print_topology(FILE *out)
 /* The heads of the columns that shoal_tuning_print() fills. */
 static void print_overrides(const struct shoal_tuning *tuning, FILE *out)
 {
-    fputs("\nThese tuning overrides come first; of those for a call, the first one that can serve it counts:\n", out);
+    fputs("\nThese tuning overrides are tried first; the first one that can serve a call is used:\n", out);
     fprintf(out, "%-14s %-13s %29s %13s\n", "", "", "bytes", "ranks");
     fprintf(out, "%-14s %-13s %14s %14s %6s %6s   %s\n", "collective", "algorithm", "from", "to", "from", "to", "where");
     shoal_tuning_print(tuning, out);
@@ -223,7 +223,7 @@ enum shoal_status shoal_print_algorithms(FILE *out)
             fprintf(out, "%-14s %-13s %-8s %s\n%29s     %s\n", shoal_collective_traits(entry->collective)->name, entry->name,
                     wheres[entry->where], entry->when, "", entry->cost);
     }
-    fprintf(out, "Of several hosts direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_REMOTE);
+    fprintf(out, "On several hosts, direct serves up to %d ranks.\n", SHOAL_DIRECT_RANKS_REMOTE);
     const enum shoal_status status = shoal_context_configure(&settings, &tuning, NULL, error, sizeof error);
     if (status != SHOAL_OK)
         fprintf(out, "%s\n", error);
@@ -282,7 +282,7 @@ static void print_survey(const struct shoal_fabric_survey *survey, FILE *out)
     }
     const char *before = survey->count ? "\n" : "";
     if (taken)
-        fprintf(out, "%staken: %s, %s\n", before, taken, survey->reason);
+        fprintf(out, "%schosen: %s, %s\n", before, taken, survey->reason);
     else
         fprintf(out, "%s%s\n", before, survey->reason);
 }
@@ -359,7 +359,7 @@ static void explain_unable(const struct inquiry *inquiry, const struct shoal_alg
     else if (inquiry->selection.payload_bytes > SHOAL_PAYLOAD_MAX)
         fprintf(out, "a rank sends more than %d bytes\n", SHOAL_PAYLOAD_MAX);
     else
-        fprintf(out, "of several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_REMOTE);
+        fprintf(out, "on several hosts it serves up to %d ranks\n", SHOAL_DIRECT_RANKS_REMOTE);
 }
 
 /* Prints the tuning overrides for the call that were not chosen. */
@@ -378,12 +378,12 @@ static void explain_why(const struct inquiry *inquiry, const struct shoal_algori
     const struct shoal_selection *selection = &inquiry->selection;
     if (selection->is_on_devices) {
         fprintf(out, "because GPUs of %s reach each other's memory; SHOAL_GPU_PEER_BYTES is %llu\n",
-                inquiry->hosts > 1 ? "this host, and it is supposed of the others," : "this host",
+                inquiry->hosts > 1 ? "this host, and presumably of the others," : "this host",
                 (unsigned long long)inquiry->settings.gpu.peer_bytes);
         return;
     }
     if (inquiry->hosts > 1 && entry->build && selection->size > SHOAL_DIRECT_RANKS_REMOTE) {
-        fprintf(out, "because of several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_REMOTE, entry->when);
+        fprintf(out, "because on several hosts direct serves up to %d ranks; %s\n", SHOAL_DIRECT_RANKS_REMOTE, entry->when);
         return;
     }
     if (inquiry->entry->shape.is_empty) {
@@ -451,12 +451,12 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_alg
         explain_passed_over(inquiry, override, out);
     explain_choice(inquiry, entry, override, SHOAL_REACH_STAGED, out);
     if (rounds) {
-        fputs("no plan: a rank sends what its host holds beside its announcement, in rounds between hosts\n", out);
+        fputs("no plan: a rank sends its host's data next to its announcement, in rounds between hosts\n", out);
         return;
     }
     fputs(inquiry->entry->shape.is_empty
               ? "no plan: every rank publishes an announcement and waits for those of all others\n"
-              : "no plan: contributing ranks publish data beside their announcements; receiving ranks read them there\n",
+              : "no plan: contributing ranks publish data next to their announcements; receiving ranks read them there\n",
           out);
 }
 
@@ -522,11 +522,11 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     explain_choice(inquiry, entry, override, shoal_select_reach(&inquiry->view, inquiry->collective, 0), out);
     fputs("in[r], out[r]: input and output of rank r; stg[r].p: part p of its staging buffer; 1/4: block 1 of 4, from 0\n"
           "copy: a reduce of one block; wait 2 #1: for rank 2's first signal of this chunk\n"
-          "wait 2 credit: until rank 2 has read the chunk before\n",
+          "wait 2 credit: until rank 2 has read the previous chunk\n",
           out);
     if (inquiry->hosts > 1)
         fputs("@5+2: in bin 5 of the staging buffer and the next one; put: into a remote one, after its clear-to-send\n"
-              "partial: a sum to which later steps add; wait puts: until the own puts are locally complete\n",
+              "partial: a sum to which later steps add; wait puts: until this rank's puts are locally complete\n",
               out);
     if (inquiry->selection.is_on_devices)
         fputs("gpu[r]: the slot of rank r's GPU; gpu[r].out, gpu[r].back: its slice in host memory, on the way out and back\n",
@@ -750,11 +750,11 @@ static bool is_question(struct inquiry *inquiry, FILE *out)
     else if (inquiry->hosts < 1 || inquiry->hosts > question->ranks)
         fprintf(out, "hosts is %zu, but may be 1 to the number of ranks, %d\n", question->hosts, question->ranks);
     else if (!inquiry->element || question->bytes % inquiry->element)
-        fprintf(out, "bytes is %zu, which is no whole number of elements\n", question->bytes);
+        fprintf(out, "bytes is %zu, which is not a whole number of elements\n", question->bytes);
     else if (inquiry->is_partitioned && question->bytes && question->bytes < inquiry->element * (size_t)question->ranks)
         fprintf(out, "bytes is %zu, less than one element for each of %d ranks\n", question->bytes, question->ranks);
     else if (inquiry->is_on_gpus && (question->shared_input || question->shared_output))
-        fputs("operands are said to be on GPUs and in memory from shoal_mem_alloc, but are in one of them\n", out);
+        fputs("operands are in memory of GPUs or in memory from shoal_mem_alloc, but not in both\n", out);
     else if (question->rank >= question->ranks)
         fprintf(out, "rank is %d, but there are %d ranks\n", question->rank, question->ranks);
     else if (shoal_context_configure(&inquiry->settings, &inquiry->tuning, NULL, error, sizeof error) != SHOAL_OK)

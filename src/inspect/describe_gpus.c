@@ -86,8 +86,8 @@ static void print_exports(const struct shoal_gpu *gpu, FILE *out)
     for (int device = 0; device < count; device++)
         exporting += shoal_gpu_at(gpu, device)->has_dma_buf;
     fprintf(out,
-            "  GPUDirect           the driver exports memory of %d of %d GPUs to adapters; `shoal info --providers` says who "
-            "reads it\n",
+            "  GPUDirect           the driver exports memory of %d of %d GPUs to adapters; `shoal info --providers` shows "
+            "which provider reads it\n",
             exporting, count);
 }
 

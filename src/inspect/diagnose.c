@@ -93,7 +93,7 @@ static void check_overrides(struct shoal_diagnosis *diagnosis)
     if (shoal_tuning_load(&tuning, diagnosis->settings.tuning.algorithms, error, sizeof error) != SHOAL_OK)
         shoal_diagnosis_tell_text(
             diagnosis, SHOAL_FINDING_ERROR, error,
-            "mend the tuning overrides of SHOAL_ALGORITHMS; `shoal info --algorithms` shows what there is");
+            "correct the tuning overrides of SHOAL_ALGORITHMS; `shoal info --algorithms` shows what there is");
     shoal_tuning_fini(&tuning);
 }
 
@@ -104,7 +104,7 @@ static void check_settings(struct shoal_diagnosis *diagnosis)
     check_unknown_settings(diagnosis);
     check_overrides(diagnosis);
     if (diagnosis->errors == before)
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "every SHOAL_* variable that is set makes sense");
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "every SHOAL_* variable that is set is valid");
 }
 
 static void tell_wrong_variable(void *arg, const char *error)
@@ -121,7 +121,7 @@ static void check_job(struct shoal_diagnosis *diagnosis)
     diagnosis->is_far = around->size > 0 && around->local_size > 0 && around->size > around->local_size;
     if (!around->launcher)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL,
-                             "no launcher started this: what is asked of this host is guessed");
+                             "no launcher started this, so the number of ranks here is a guess");
     else if (diagnosis->ranks)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "started through %s, %d rank%s on this host", around->launcher,
                              diagnosis->ranks, diagnosis->ranks == 1 ? "" : "s");
@@ -136,10 +136,10 @@ static void diagnose_check_secret(struct shoal_diagnosis *diagnosis)
         tell_wrong_variable(diagnosis, error);
     else if (diagnosis->around.has_secret)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL,
-                             "the job's secret is set, and libsodium, which proves it, is here");
+                             "the job's secret is set, and libsodium, which proves it, is installed");
     else if (!shoal_auth_is_available())
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_NOTE, "install libsodium23 where a secret is wanted",
-                             "libsodium is not here: no secret can be proved");
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_NOTE, "install libsodium23 if you want a secret",
+                             "libsodium is not installed: no secret can be proved");
     else if (diagnosis->around.launcher && diagnosis->is_far)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_WARNING, "set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks",
                              "no secret is set: whoever reaches rank 0's port can join");

@@ -80,14 +80,15 @@ static void tell_loopback(struct shoal_diagnosis *diagnosis, const char *host, c
     if (!is_plain && !is_own_name(host))
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
                              "take the name off that line of /etc/hosts, or use the host's address",
-                             "%s means %s here: this host takes itself for it", host, text);
+                             "%s resolves to %s here, so this host mistakes itself for it", host, text);
     else if (diagnosis->is_far)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
                              is_plain ? "name rank 0's host by an address that the others reach"
                                       : "take the name off that line of /etc/hosts, or use the host's address",
-                             "%s means %s here, where ranks on other hosts cannot reach rank 0", host, text);
+                             "%s resolves to %s here, at which ranks on other hosts cannot reach rank 0", host, text);
     else
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is this host, for its own ranks only (%s)", host, text);
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is this host, reachable only by its own ranks (%s)", host,
+                             text);
 }
 
 /* Returns the first address that has a route. */
@@ -182,13 +183,13 @@ void shoal_diagnose_own_name(struct shoal_diagnosis *diagnosis)
     if (shoal_address_is_loopback(&lookup.list.at[0]))
         shoal_diagnosis_tell(diagnosis, between_hosts(diagnosis, SHOAL_FINDING_WARNING),
                              "take the name off that line of /etc/hosts, or use an address in MASTER_ADDR",
-                             "the own name %s means %s here: as MASTER_ADDR, it hides rank 0 from other hosts", host, text);
+                             "this host's name %s resolves to %s: as MASTER_ADDR, it hides rank 0 from others", host, text);
     else if (!is_one_ours(diagnosis, &lookup.list))
         shoal_diagnosis_tell(diagnosis, between_hosts(diagnosis, SHOAL_FINDING_WARNING),
-                             "mend /etc/hosts or the name server, or use an address in MASTER_ADDR",
-                             "the own name %s means %s, which is no address of this host", host, text);
+                             "correct /etc/hosts or the name server, or use an address in MASTER_ADDR",
+                             "this host's name %s resolves to %s, which is not an address of this host", host, text);
     else
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s means %s", host, text);
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s resolves to %s", host, text);
 }
 
 /* ---- The interface ------------------------------------------------------------------------------------------------------- */
@@ -275,7 +276,7 @@ static void diagnose_check_start(struct shoal_diagnosis *diagnosis)
                              around->port, around->port + around->port_count - 1, free_count);
     if (around->master_port && shoal_port_try(&diagnosis->here, (uint16_t)around->master_port) != 0)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_NOTE, "if it is not, choose another MASTER_PORT",
-                             "MASTER_PORT %d is in use, which is right where this job's launcher listens there",
+                             "MASTER_PORT %d is in use, which is right if this job's launcher listens there",
                              around->master_port);
 }
 
@@ -292,7 +293,7 @@ static void check_range(struct shoal_diagnosis *diagnosis, uint16_t low, uint16_
     const int free_count = count_free(&address, low, high - low + 1, &error);
     if (free_count < wanted)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR, "widen SHOAL_PORTS and the firewall's opening, alike on all hosts",
-                             "of the ports %u to %u (SHOAL_PORTS), %d are free, but the ranks here take %d", low, high,
+                             "of the ports %u to %u (SHOAL_PORTS), %d are free, but the ranks here need %d", low, high,
                              free_count, wanted);
     else
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "of the ports %u to %u (SHOAL_PORTS), %d are free", low, high,
@@ -308,7 +309,7 @@ void shoal_diagnose_ports(struct shoal_diagnosis *diagnosis)
     if (has_range)
         check_range(diagnosis, low, high);
     if (!has_range && !diagnosis->around.port_count)
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "none is named: the kernel gives free ones");
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "SHOAL_PORTS is not set: the kernel chooses free ports");
 }
 
 /* ---- libfabric ----------------------------------------------------------------------------------------------------------- */
@@ -328,12 +329,12 @@ static void diagnose_network_ask(void *data)
 static void tell_provider(struct shoal_diagnosis *diagnosis, const struct shoal_fabric_row *row, const char *reason)
 {
     if (row->is_taken)
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is taken, %s: it %s", row->name, reason, row->text);
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is chosen, %s: it %s", row->name, reason, row->text);
     else if (row->is_usable)
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s could be taken%s", row->name,
-                             row->is_on_request ? ", but only where SHOAL_PROVIDER names it" : "");
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s could be chosen%s", row->name,
+                             row->is_on_request ? ", but only if SHOAL_PROVIDER names it" : "");
     else
-        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is not taken: it %s", row->name, row->text);
+        shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s is not usable: it %s", row->name, row->text);
 }
 
 /* Reports why no provider was chosen. */
@@ -341,8 +342,8 @@ static void tell_none(struct shoal_diagnosis *diagnosis, const struct shoal_fabr
 {
     const bool is_wish = diagnosis->settings.fabric.provider[0] || diagnosis->settings.fabric.libfabric[0];
     const char *advice = !survey->library[0]                      ? NULL
-                         : diagnosis->settings.fabric.provider[0] ? "unset SHOAL_PROVIDER, or name one that can be taken"
-                                                                  : "see why each provider is not taken, above";
+                         : diagnosis->settings.fabric.provider[0] ? "unset SHOAL_PROVIDER, or name one that can be used"
+                                                                  : "see above why each provider cannot be used";
     if (!survey->library[0] && diagnosis->settings.fabric.libfabric[0])
         advice = "unset SHOAL_LIBFABRIC, or name libfabric's file";
     shoal_diagnosis_tell_text(diagnosis, is_wish ? SHOAL_FINDING_ERROR : between_hosts(diagnosis, SHOAL_FINDING_ERROR),

@@ -52,7 +52,7 @@ static enum shoal_status append_wait(struct shoal_script *script, int peer, uint
 
 /* ---- From blocks to bytes ------------------------------------------------------------------------------------------------ */
 
-/* The same result as the engine's find_span() for a block of equal parts. */
+/* Returns the same number as the engine's find_span(), for a block of equal parts. */
 static size_t block_bytes(const struct shoal_case *asked, struct shoal_block block, size_t elements)
 {
     const int parts = shoal_shape_parts(asked->view.shape, block, asked->view.size);

@@ -1,6 +1,6 @@
 /* Scripts: plans as the simulation runs them. Blocks have become bytes, and consecutive steps that only compute have been
- * merged. A rank has two scripts: one for meeting the others, which is all it does if the data travel with the announcements,
- * and one for each chunk. */
+ * merged. A rank has two scripts: one for meeting the others, and one for each chunk. If the data travel with the
+ * announcements, the rank only has the first. */
 #ifndef SHOAL_INSPECT_PREDICT_SCRIPT_H
 #define SHOAL_INSPECT_PREDICT_SCRIPT_H
 

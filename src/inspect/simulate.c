@@ -104,7 +104,7 @@ static enum shoal_status check_call(const struct inquiry *inquiry)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "%zu hosts of %zu ranks are more than %d ranks", simulation->hosts,
                       simulation->ranks_per_host, SHOAL_PLAN_RANKS_MAX);
     if (!element || simulation->bytes % element)
-        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "bytes is %zu, which is no whole number of elements", simulation->bytes);
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "bytes is %zu, which is not a whole number of elements", simulation->bytes);
     if (inquiry->is_partitioned && simulation->bytes && simulation->bytes < element * ranks)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "bytes is %zu, less than one element for each of %zu ranks",
                       simulation->bytes, ranks);
@@ -117,7 +117,7 @@ static enum shoal_status check_gpus(const struct inquiry *inquiry)
     const struct shoal_simulation *simulation = inquiry->simulation;
     const bool has_links = simulation->switch_gb_s > 0 || simulation->nvlink_gb_s > 0;
     if (has_links && simulation->pcie_gb_s <= 0)
-        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "switch_gb_s and nvlink_gb_s are about GPUs: pcie_gb_s must be given, too");
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "switch_gb_s and nvlink_gb_s are about GPUs: set pcie_gb_s also");
     if (simulation->switch_gb_s <= 0 && (simulation->switch_gpus || simulation->switch_adapters))
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "switch_gpus and switch_adapters need switch_gb_s");
     if (simulation->pcie_gb_s > 0 && simulation->shared)
@@ -125,7 +125,7 @@ static enum shoal_status check_gpus(const struct inquiry *inquiry)
     if (simulation->nvlink_gb_s > 0 && inquiry->collective != SHOAL_COLLECTIVE_ALLREDUCE)
         return refuse(inquiry, SHOAL_ERR_ARGUMENT, "nvlink_gb_s is given, but only all-reduces go over NVLink");
     if (simulation->nvlink_gb_s > 0 && simulation->ranks_per_host > SHOAL_GPU_SOURCES_MAX)
-        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "ranks_per_host is %zu, but with nvlink_gb_s GPUs of at most %d ranks sum",
+        return refuse(inquiry, SHOAL_ERR_ARGUMENT, "ranks_per_host is %zu, but with nvlink_gb_s at most %d GPUs of a host sum",
                       simulation->ranks_per_host, SHOAL_GPU_SOURCES_MAX);
     return SHOAL_OK;
 }

@@ -60,7 +60,7 @@ static void print_oddity(const struct shoal_control_core *core, const struct sho
                          size_t bytes)
 {
     if (kind == SHOAL_CONTROL_GARBAGE)
-        snprintf(text, bytes, "it sent what is no message of Shoal");
+        snprintf(text, bytes, "it sent something that is not a message of Shoal");
     else if (kind == SHOAL_CONTROL_SLOW)
         snprintf(text, bytes, "it did not prove who it is within %d ms", SHOAL_CONTROL_HANDSHAKE_MS);
     else

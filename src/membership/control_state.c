@@ -263,7 +263,7 @@ static const char *cause_text(enum shoal_control_cause cause)
     case SHOAL_CONTROL_UNREACHABLE:
         return "lost: host unreachable for 5 s";
     case SHOAL_CONTROL_ENDED:
-        return "ended (its process is no more)";
+        return "ended (its process no longer exists)";
     case SHOAL_CONTROL_REFUSED:
         return "ended, or cut off (it refused a new connection)";
     case SHOAL_CONTROL_UNANSWERED:
@@ -271,7 +271,7 @@ static const char *cause_text(enum shoal_control_cause cause)
     case SHOAL_CONTROL_NONSENSE:
         return "lost: it sent bytes that mean nothing";
     case SHOAL_CONTROL_ABSENT:
-        return "lost with its neighbours (it did not connect anew)";
+        return "lost with its neighbors (it did not reconnect)";
     default:
         return "lost";
     }

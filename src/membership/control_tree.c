@@ -152,7 +152,8 @@ static enum shoal_status say_unreached(struct shoal_control *control)
     if (attempt->verdict != SHOAL_TCP_OK)
         return shoal_log_fail(
             control->core.log, shoal_tcp_verdict_status(attempt->verdict), "bootstrap",
-            "control tree: %s and its parent, %s, do not prove to each other that they are of one job; see above", here, there);
+            "control tree: %s and its parent, %s, could not prove to each other that they belong to one job; see above", here,
+            there);
     if (attempt->error == ECONNREFUSED)
         return shoal_log_fail(
             control->core.log, SHOAL_ERR_PEER_LOST, "bootstrap",
@@ -458,7 +459,7 @@ static enum shoal_status say_lost(struct shoal_control *control, int rank)
     char who[256], how[128];
     print_rank(control, rank, who, sizeof who);
     shoal_control_state_describe(&control->core.state, rank, shoal_clock_ns(), how, sizeof how);
-    return shoal_log_fail(control->core.log, SHOAL_ERR_PEER_LOST, "bootstrap", "control tree: while it was made, %s: %s", who,
+    return shoal_log_fail(control->core.log, SHOAL_ERR_PEER_LOST, "bootstrap", "building the control tree failed: %s: %s", who,
                           how);
 }
 

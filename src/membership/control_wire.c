@@ -91,7 +91,7 @@ void shoal_control_refusal_print(enum shoal_tcp_verdict verdict, const struct sh
         snprintf(text, bytes, "it is not the rank it should be");
         return;
     case SHOAL_TCP_TAKEN:
-        snprintf(text, bytes, "two processes say that they are this rank");
+        snprintf(text, bytes, "two processes claim to be this rank");
         return;
     case SHOAL_TCP_SECRET_ONE_SIDED:
     case SHOAL_TCP_SECRET_WRONG:

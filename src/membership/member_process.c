@@ -82,8 +82,8 @@ static bool process_read_end(int pidfd, char *text, size_t bytes)
     int code;
     if (!read_uncollected(pidfd, &code) && !read_collected(pidfd, &code)) {
         snprintf(text, bytes, "%s",
-                 shoal_process_number(pidfd) ? "ended (its launcher has not collected it, so how is not known)"
-                                             : "ended (the kernel does not tell how)");
+                 shoal_process_number(pidfd) ? "ended (its launcher has not collected it, so the reason is not known)"
+                                             : "ended (the kernel does not report how)");
         return false;
     }
     if (WIFSIGNALED(code))

@@ -68,7 +68,7 @@ static enum shoal_status no_memfd(struct shoal_log *log, int error)
         : error == EPERM || error == EACCES || error == ENOSYS
             ? "ranks of a host share memory through it, so allow it in the container's seccomp profile; `shoal "
               "doctor` tries it"
-            : "`shoal doctor` says what this kernel has";
+            : "`shoal doctor` shows what this kernel has";
     return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "memory", "memfd_create failed: %s; %s", strerror(error), advice);
 }
 
@@ -236,8 +236,8 @@ enum shoal_status shoal_segment_renew(struct shoal_segment *segment, struct shoa
     struct shoal_segment_budget unlimited = {0}; /* the old pages were counted, and are freed */
     if (segment->pins)
         return shoal_log_fail(log, SHOAL_ERR_STATE, "memory",
-                              "shared memory at %p stays on its pages, as the network still reads from them; a rank that is "
-                              "stopped may write to it when it goes on",
+                              "shared memory at %p stays on its pages, because the network still reads them; a rank that is "
+                              "stopped may write to it when it continues",
                               (void *)segment->base);
     SHOAL_TRY(shoal_segment_create(log, "shoal-memory", segment->bytes, &fresh));
     enum shoal_status status =

@@ -193,7 +193,7 @@ void shoal_recorder_print(const struct shoal_recorder *recorder, const char *com
     const uint64_t first = next > SHOAL_RECORDS ? next - SHOAL_RECORDS : 0;
     struct stamp stamp;
     read_stamp(&stamp, ns_per_tick);
-    stamp.origin = recorder->records[first % SHOAL_RECORDS].posted; /* 0 if that record is left out, which will also do */
+    stamp.origin = recorder->records[first % SHOAL_RECORDS].posted; /* 0 if that record is left out: any origin will do */
     for (uint64_t i = first; i < next; i++) {
         const struct shoal_record *record = &recorder->records[i % SHOAL_RECORDS];
         if (!record->collective) /* another process's record, changing at that moment */

@@ -9,8 +9,7 @@ static const struct {
     [SHOAL_REJECTED_REPLAYED] = {"rejected_replayed", "a message that was received before"},
     [SHOAL_REJECTED_FOREIGN] = {"rejected_foreign", "a message in the name of another rank"},
     [SHOAL_REJECTED_IMMEDIATE] = {"rejected_immediate", "a write's immediate that names no expected increment"},
-    [SHOAL_REJECTED_UNEXPECTED] = {"rejected_unexpected",
-                                   "more messages for a communicator not made yet than its ranks may send"},
+    [SHOAL_REJECTED_UNEXPECTED] = {"rejected_unexpected", "more messages than allowed for a communicator that is not made yet"},
     [SHOAL_REJECTED_BROKEN] = {"rejected_broken", "a receive that failed"},
 };
 

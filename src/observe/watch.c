@@ -132,8 +132,8 @@ static enum shoal_status read_flight(struct watch *watch, int fd, off_t from)
         clean_text(head.version, sizeof head.version);
         return watch_fail(
             watch, SHOAL_ERR_UNSUPPORTED,
-            "process %d runs Shoal %s, whose flight recorder is laid out in another way than this version's: ask with "
-            "the `shoal` of that version",
+            "process %d runs Shoal %s, whose flight recorder has another layout than this version's: use the `shoal` of that "
+            "version",
             head.version);
     }
     if (!read_records(watch, fd, from) || !is_rank_of_something(&watch->now->flight))
@@ -299,8 +299,8 @@ static enum shoal_status open_watch(struct watch *watch)
     if (!watch->folder)
         return watch_fail(
             watch, SHOAL_ERR_SYSTEM,
-            "process %d cannot be looked at: %s (it belongs to another user, or its program has more rights than you: ask "
-            "as that user, or as root)",
+            "process %d cannot be read: %s (it belongs to another user, or its program has more rights than you: run this as "
+            "that user, or as root)",
             strerror(errno));
     watch->inner_pid = read_inner_pid(watch->pid);
     watch->now = malloc(sizeof *watch->now);

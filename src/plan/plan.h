@@ -166,7 +166,7 @@ struct shoal_plan {
     int rank;
     int size;
     int parts;      /* of the staging slot; 0 if the plan uses no staging buffer */
-    int bins;       /* into which the parts are divided together; 0 if blocks are at their index */
+    int bins;       /* bins of all parts together; 0 if a block's place follows from its index */
     int staging_of; /* the most blocks into which a part, or whatever has bins, is divided */
     uint32_t step_count;
     uint32_t block_count;
@@ -224,8 +224,8 @@ static inline struct shoal_block shoal_run(struct shoal_block block, int run)
     return block;
 }
 
-/* All ranks must divide staging buffers alike, because the size of chunks follows from that. A builder calls this if its own
- * rank might not name any staging block. */
+/* Sets the division of staging buffers, for a builder whose own rank might not name any staging block. All ranks must divide
+ * them alike, because the size of chunks follows from the division. */
 void shoal_plan_use_staging(struct shoal_plan *plan, int parts, int of);
 
 /* Like shoal_plan_use_staging(), but for a staging buffer that is divided into bins. An operand, or each part of it, has `of`

@@ -684,7 +684,7 @@ static enum shoal_status check_run_rank(struct check *check, int rank, bool *mov
 
 static enum shoal_status deadlock(const struct check *check)
 {
-    size_t used = (size_t)snprintf(check->text, check->text_bytes, "deadlock: no rank can go on");
+    size_t used = (size_t)snprintf(check->text, check->text_bytes, "deadlock: no rank can continue");
     for (int rank = 0; rank < check->size && used < check->text_bytes; rank++) {
         char here[STEP_TEXT_MAX];
         if (check->cursors[rank].operation == OPERATIONS)
@@ -772,7 +772,7 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
     if (is_dest && block->operand == SHOAL_OPERAND_INPUT)
         return (struct refusal){"form", "inputs are only read"};
     if (step->kind == SHOAL_STEP_PUT && block->rank != (is_dest ? step->peer : rank))
-        return (struct refusal){"form", "a put goes from an own block to the peer's"};
+        return (struct refusal){"form", "a put writes from this rank's block to the peer's"};
     if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_OPERAND_STAGING)
         return (struct refusal){"form", "a put goes into a staging buffer"};
     const struct refusal of_device = refuse_device(&check->operations[at.operation], rank, step, block, is_work, is_dest);

@@ -287,7 +287,7 @@ const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const ch
     if (!parse_wish(&wish, wanted, &wrong, &wrong_length)) {
         snprintf(reason, reason_bytes,
                  "SHOAL_NIC has \"%.*s\", but may name interfaces (eth0), prefixes (eth*) and networks (10.0.0.0/16), "
-                 "comma between, ^ before what is excluded",
+                 "separated by commas; ^ before one excludes it",
                  (int)wrong_length, wrong);
         return NULL;
     }

@@ -47,7 +47,8 @@ struct shoal_wait_source_ops {
 
     /* Returns true if a descriptor wakes a sleeper. This may become false later. Any thread. */
     bool (*has_descriptor)(void *arg);
-    /* Returns true if nothing has come since the last poll without the descriptor waking for it. With the lock held. */
+    /* Returns true if a sleep at the descriptor misses nothing: whatever has come since the last poll wakes it. With the lock
+     * held. */
     bool (*may_wait)(void *arg);
     /* Sleeps until something may have come, at most timeout_ns; call it after may_wait returned true. Any thread, without the
      * lock. */

@@ -455,8 +455,8 @@ static void make_two_worlds(struct fault_rank *self)
     fault_check(self, count_newlines(log) == (self->rank ? 0 : 3), "it says: %s", log);
     if (self->rank == 0)
         fault_check(self,
-                    strstr(log, "SHOAL_DEPHT is no setting; did you mean SHOAL_DEPTH?") &&
-                        strstr(log, "SHOAL_TIMEOUT is no setting; did you mean SHOAL_TIMEOUT_MS?") &&
+                    strstr(log, "SHOAL_DEPHT is not a setting; did you mean SHOAL_DEPTH?") &&
+                        strstr(log, "SHOAL_TIMEOUT is not a setting; did you mean SHOAL_TIMEOUT_MS?") &&
                         strstr(log, "SHOAL_PIECE_BYTES is called SHOAL_CHUNK_BYTES now; the former name still works"),
                     "it says: %s", log);
 }

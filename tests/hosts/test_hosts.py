@@ -110,7 +110,7 @@ def exact_by_messages(word):
     with Cluster(len(layout.sizes)) as cluster:
         with Job(cluster, layout, [PROGRAM, "exact", *SOME_GROUPS], environment).start() as job:
             succeed(job, EXACT_S)
-            expect(all("it sends all as messages, because SHOAL_WRITES=no" in rank.output() for rank in job.ranks), job.told())
+            expect(all("sends everything as messages, because SHOAL_WRITES=no" in rank.output() for rank in job.ranks), job.told())
 
 
 def filter_of_a_launcher_is_undone(word):

@@ -253,7 +253,7 @@ def blamed_worker():
         with Hosts(cluster, [], [PROGRAM, "abort"], by_options(cluster, 3, 2)) as job:
             job.wait_for("communicator world is broken", 1, on=any)
             ended(cluster, job, 1, r"^shoal run: rank 5 \(pid \d+\) on h3 failed first: exited with code 1$",
-                  r"^shoal run: the ranks say: communicator world is broken")
+                  r"^shoal run: the ranks report: communicator world is broken")
 
 
 def killed_agent(index):
@@ -523,7 +523,7 @@ def hosts_that_disagree():
         with Hosts(cluster, ["--meet-timeout", "4"], MEEK, own) as job:
             job.wait(ENDED_S)
             expect([agent.code for agent in job.agents] == [125] * 2, job.told())
-            expect("it was told of 3 hosts, host 0 of 2" in job.agents[1].output(), job.told())
+            expect("it counts 3 hosts, and host 0 counts 2" in job.agents[1].output(), job.told())
 
 
 def other_secrets():

@@ -174,7 +174,7 @@ def pages_of_a_web_server_are_a_folder():
         expect("11 bytes of them were there" in said[-1] and not any("rows" in path for path, _ in server.asked), said, server.asked)
     with job_folder() as job, web_server() as (top, url, server):
         (top / "data").mkdir()
-        expect(failure(f"{url}/nothing", job).startswith("no object lies at "))
+        expect(failure(f"{url}/nothing", job).startswith("there is no object at "))
         server.extensions_map = {**server.extensions_map, ".html": "text/plain"}
         (top / "data/index.html").write_text("hello")
         expect("is not a page of links" in failure(f"{url}/data/", job))
@@ -334,10 +334,10 @@ def what_a_script_changes_in_place_stays_its_own():
         with unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=0, f_frsize=4096)), \
                 unittest.mock.patch.object(channels, "_clone", lambda source, place: False):
             files, said = bring("s3://data/inplace/", job, 1, 2)
-        expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
+        expect(files == {"lines": body} and "no room for a second copy of 6 bytes" in said[0], said)
         with unittest.mock.patch.object(channels, "_copy", side_effect=OSError(errno.ENOSPC, "No space left on device")):
             files, said = bring("s3://data/inplace/", job, 1, 2)  # others have used the room meanwhile
-        expect(files == {"lines": body} and "no room for 6 bytes once more" in said[0], said)
+        expect(files == {"lines": body} and "no room for a second copy of 6 bytes" in said[0], said)
 
 
 def who_may_not_write_to_the_cache_gets_links():
@@ -528,7 +528,7 @@ def an_object_that_vanishes_is_one_error():
 def missing_data_are_one_error():
     with job_folder() as job:
         text = failure("s3://data/nothing/", job)
-        expect(text == "no object lies at s3://data/nothing/: the key of an object has to begin with this text", text)
+        expect(text == "there is no object at s3://data/nothing/: the key of an object has to begin with this text", text)
         expect("there is no such bucket" in failure("s3://no-such-bucket/x", job))
         expect("names no bucket" in failure("s3://", job))
 
@@ -630,7 +630,7 @@ def a_full_disk_is_one_error():
                 raise Skip("no mount of our own: " + err.strip())
             lines = out.splitlines()
             expect(len(lines) == 3 and lines[1:] == ["[]", "[]"], out, err)
-            text = "no space is left on the disk of" if blind else "2.8 MB have to come to"
+            text = "no space is left on the disk of" if blind else "2.8 MB must be fetched to"
             expect(lines[0].startswith("FullError") and text in lines[0] and "SHOAL_CACHE" in lines[0], out, err)
 
 
@@ -640,7 +640,7 @@ def data_larger_than_the_disk_are_one_error():
     with job_folder() as job, unittest.mock.patch("os.statvfs", lambda path: unittest.mock.Mock(f_bavail=9, f_frsize=4096)):
         s3.proxy.forget()
         text = failure("s3://data/larger/", job, input_mode="FastFile")
-        expect(text.startswith(f"102.4 kB have to come to {job}/cache, where 36.9 kB are free") and s3.proxy.gets("blob") == [], text)
+        expect(text.startswith(f"102.4 kB must be fetched to {job}/cache, where 36.9 kB are free") and s3.proxy.gets("blob") == [], text)
 
 
 def names_that_cannot_be_files_are_one_error():

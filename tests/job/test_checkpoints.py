@@ -655,13 +655,13 @@ def a_set_that_is_not_whole_is_one_error():
     s3.put("spoilt/a", b"somebody else's")
     with tempfile.TemporaryDirectory() as name:
         text = message(Synchronizer(pathlib.Path(name), "s3://data/spoilt", Said()).start)
-        expect("the last set of checkpoints is not whole: s3://data/spoilt/a has changed since" in text, text)
+        expect("the last set of checkpoints is incomplete: s3://data/spoilt/a has changed since" in text, text)
         expect(files_below(name) == {})
         s3.client.delete_object(Bucket="data", Key="spoilt/a")
         expect("s3://data/spoilt/a is gone since" in message(Synchronizer(pathlib.Path(name), "s3://data/spoilt", Said()).start))
         s3.put("spoilt/.shoal/algo-1.json", b"{")
         text = message(Synchronizer(pathlib.Path(name), "s3://data/spoilt", Said()).start)
-        expect("is no manifest of checkpoints" in text, text)
+        expect("is not a manifest of checkpoints" in text, text)
 
 
 def a_bucket_that_is_not_there_is_one_error():

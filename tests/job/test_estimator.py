@@ -215,7 +215,7 @@ def what_is_not_served_is_an_error():
     for name, value in (("instance_groups", ["g"]), ("training_recipe", "r")):
         said = failure(JobError, PyTorch, "train.py", **{name: value}, **SETTINGS)
         expect(said.startswith(f"PyTorch: {name} is not served: "), said)
-    expect(failure(JobError, Estimator, "image").startswith("Estimator: the program of a container is not served: give "
+    expect(failure(JobError, Estimator, "image").startswith("Estimator: the program of a container is not served: set "
                                                             "entry_point"))
 
 
@@ -265,7 +265,7 @@ def dependencies_lie_beside_the_source():
                         **SETTINGS)
         said = failure(JobError, wrong.fit)
         for line in ('dependencies[0]: no file or folder "',
-                     'dependencies[2]: "x/words" and "lib/words" would both be words beside',
+                     'dependencies[2]: "x/words" and "lib/words" would both be words next to',
                      'dependencies[3]: "s3://b/x": needs a folder or file of this machine'):
             expect(line in said, line, said)
         pathlib.Path("own.py").write_text("")

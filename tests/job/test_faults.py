@@ -162,7 +162,7 @@ def killed_runner_is_found_out():
         pid = jobs.status()["pid"]
         os.kill(pid, signal.SIGKILL)
         jobs.wait_for(lambda: jobs.status()["status"] == "Failed", "a status of Failed")
-        expect_failed(jobs, rf"^the process that ran the job \(pid {pid}\) is gone: it was killed, or the machine was started anew$", 1)
+        expect_failed(jobs, rf"^the process that ran the job \(pid {pid}\) is gone: it was killed, or the machine was restarted$", 1)
 
 
 def pid_of_another_process_is_no_runner():

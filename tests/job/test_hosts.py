@@ -53,7 +53,7 @@ def machines_find_their_place_in_variables():
             done = Machines(jobs, document, 2, lambda _: [], lambda number: {count: "2", index: str(number)}).wait()
             expect([code for code, _, _ in done] == [0, 0] and ["I am algo-1" in done[0][1], "I am algo-2" in done[1][1]] == [True, True], done)
         code, out, err = jobs.call("run", document, "--name", "other", **{"SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "0"})
-        expect(code == 1 and "SLURM_STEP_NUM_NODES is 3, and instance_count is 2" in err, code, out, err)
+        expect(code == 1 and "SLURM_STEP_NUM_NODES is 3, but instance_count is 2" in err, code, out, err)
         code, out, err = jobs.call("run", document, "--name", "other")
         expect(code == 1 and "nothing says which of the 2 hosts this is" in err and not jobs.folder("other").exists(), code, out, err)
 

@@ -188,7 +188,7 @@ def refusals_are_told_and_leave_nothing():
         for fields, said in ((good, "kubectl create exited with code 1: error: no matches for kind TrainJob"),
                              ({"where": {"engine": "kubernetes"}, "output_path": "s3://bucket/out"}, "where.options.image is missing"),
                              ({**good, "where": where(pod={"nodeSelector": {}})}, "where.options.pod is a part of the pods' template"),
-                             ({"where": where()}, "what a pod writes ends with it"),
+                             ({"where": where()}, "what a pod writes is lost when the pod ends"),
                              ({"where": where(nmaespace="x"), "output_path": "s3://bucket/out"}, "where.options.nmaespace is not known"),
                              ({**good, "channels": {"training": str(jobs.root)}}, "which pods do not see")):
             code, out, err = jobs.call("run", jobs.document("pass", **fields))

@@ -60,9 +60,9 @@ def numbers_are_found_anywhere_in_a_line():
 
 def what_is_no_number_is_told_once():
     numbers, said = found("0| loss=none", "0| loss=", "0| loss=bad", "0| loss=1.5")
-    expect(numbers == [(0, "loss", 1.5, 0)] and said == ["metric loss: 'none' is no number: ignored, and so are others like it"], numbers, said)
+    expect(numbers == [(0, "loss", 1.5, 0)] and said == ["metric loss: 'none' is not a number: ignored, like further ones"], numbers, said)
     numbers, said = found("0| epoch 3", regex=r"step (\d+)|epoch 3")  # matched without its group
-    expect(numbers == [] and said == ["metric loss: None is no number: ignored, and so are others like it"], numbers, said)
+    expect(numbers == [] and said == ["metric loss: None is not a number: ignored, like further ones"], numbers, said)
     numbers, said = found("0| loss=nan", "0| loss=inf", "0| loss=2")
     expect([value for _, _, value, _ in numbers] == [None, None, 2.0] and said == [], numbers, said)
 
@@ -103,7 +103,7 @@ def a_full_disk_ends_nothing():
         for _ in range(3):
             record.add([Value("loss", 1.0)])
         record.close()
-        expect(len(said) == 1 and said[0].startswith("cannot keep metrics of algo-1: No space left on device") and "goes on" in said[0], said)
+        expect(len(said) == 1 and said[0].startswith("cannot keep metrics of algo-1: No space left on device") and "continues" in said[0], said)
 
 
 def writers_do_not_mix_lines():

@@ -232,10 +232,10 @@ def types_are_checked():
 
 
 def names_are_checked():
-    is_wrong('name: "my_job" is no name of a job: letters, digits and hyphens, none of these at an end; try "my-job"',
+    is_wrong('name: "my_job" is not the name of a job: use letters, digits and hyphens, with no hyphen at either end; try "my-job"',
              name="my_job")
-    is_wrong('name: "-job" is no name of a job: letters, digits and hyphens, none of these at an end; try "job"', name="-job")
-    is_wrong('name: "" is no name of a job: letters, digits and hyphens, none of these at an end', name="")
+    is_wrong('name: "-job" is not the name of a job: use letters, digits and hyphens, with no hyphen at either end; try "job"', name="-job")
+    is_wrong('name: "" is not the name of a job: use letters, digits and hyphens, with no hyphen at either end', name="")
     is_wrong('base_job_name: 64 characters, and at most 63 are allowed', base_job_name="a" * 64)
     expect(wrong(name="a" * 63) == [] and wrong(name="a--b") == [])
 
@@ -254,7 +254,7 @@ def numbers_are_checked():
 
 
 def entry_points_are_checked():
-    name = 'is no name of a script: letters, digits, ".", "_", "+" and "-", which is not the first of a name, and no ".."'
+    name = 'is not the name of a script: use letters, digits, ".", "_", "+" and "-", which is not the first of a name, and no ".."'
     for entry_point in ("-train.py", "a b.py", "../train.py", "a//b.py", "train.py;ls", "", "träin.py"):
         found = [str(one) for one in problems({**GOOD, "entry_point": entry_point}, files=False)]
         expect(found == [f'entry_point: "{entry_point}" {name}'], entry_point, *found)
@@ -280,7 +280,7 @@ def hyperparameters_are_checked():
              hyperparameters={"when": {1}})
     many = {f"h{number}": number for number in range(100)}
     found = wrong(hyperparameters=many)
-    expect(len(found) == 1 and found[0].startswith("hyperparameters: 105 are sent, of which 5 say how the job is run"), found)
+    expect(len(found) == 1 and found[0].startswith("hyperparameters: 105 are sent (5 of them describe how the job is run)"), found)
 
 
 def variables_are_checked():

@@ -269,7 +269,7 @@ def what_the_sdk_lets_pass_is_an_error():
             ('{"smdistributed": {}}', "distribution.smdistributed: names no strategy; known: dataparallel, modelparallel"),
             ('{"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}}}',
              'distribution.smdistributed.modelparallel: needs "mpi", or "torch_distributed" since its version 2, to be '
-             'enabled beside it: '
+             'enabled as well: '
              "these start its workers")):
         cell = torch(distribution)
         theirs, mine = failure(cell, VENDOR), failure(cell, OURS)

@@ -96,7 +96,7 @@ def jobs_on_slurm_end_as_they_should(jobs):
     jobs.slurm.call("scancel", jobs.status("cancelled")["engine_id"])
     jobs.wait_for(lambda: jobs.status("cancelled")["status"] == "Failed", "the end of a cancelled job", "cancelled")
     reason = jobs.status("cancelled")["failure_reason"]
-    expect(re.match(r"Slurm's job \d+ has ended without a word of its own: CANCELLED", reason), reason)
+    expect(re.match(r"Slurm's job \d+ has ended without a message: CANCELLED", reason), reason)
 
     code, out, err = jobs.call("run", jobs.document(RANKS, "refused", where={"engine": "slurm", "options": {"partition": "none"}}))
     expect(code == 1 and "sbatch exited with code 1" in err and "partition" in err and len(err.splitlines()) == 1, code, out, err)

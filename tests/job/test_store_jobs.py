@@ -66,7 +66,7 @@ def data_come_and_results_go():
         for host, ranks, names in (("algo-1", (0, 1), "ace"), ("algo-2", (2, 3), "bd")):
             lines = [line for line in jobs.log(host=host).splitlines() if "body-of" in line]
             expect(sorted(lines) == [f"{rank}| {name} body-of-{name}" for rank in ranks for name in names], lines, jobs.told())
-        expect("with FastFile, too, all data come before the script starts" in (jobs.folder() / "runner.log").read_text(), jobs.told())
+        expect("also with FastFile, all data are fetched before the script starts" in (jobs.folder() / "runner.log").read_text(), jobs.told())
         expect(sorted(s3.proxy.gets("/e2e/")) == [f"/data/e2e/{name}" for name in "abcde"], s3.proxy.gets())
         kept = objects("kept")
         expect({name: body for name, body in kept.items() if name.startswith("of-")} ==
@@ -244,7 +244,7 @@ def a_job_of_another_name_goes_on_with_what_has_come():
             wait_for(lambda: any(not path.suffix for path in cache.glob("objects/*/*")), "the first object")
             wait_for(lambda: s3.proxy.answer_bytes >= s3.proxy.hold_after, "the middle of the download")
             err = jobs.call("stop", "job", "--wait")[2]
-            expect(f"stays in {cache}: with SHOAL_CACHE={cache} another job goes on with it" in err, err)
+            expect(f"stay in {cache}: another job with SHOAL_CACHE={cache} continues with them" in err, err)
             jobs.wait_for_silence()
         finally:
             s3.proxy.hold_after = None

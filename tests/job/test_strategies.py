@@ -179,8 +179,8 @@ def mpi4py_that_no_mpirun_starts_is_refused():
     with Jobs() as jobs:
         jobs.write("words/inner.py", "if True:\n    from mpi4py import MPI\n")
         status = jobs.run("import words.inner", distribution=mpi, code=1)
-        expect(re.match(r"distribution.mpi: words/inner.py imports mpi4py, and each of the 2 workers would be alone in its "
-                        r"MPI_COMM_WORLD, .*: use Shoal or torch.distributed in the script, or start it by mpirun itself",
+        expect(re.match(r"distribution.mpi: words/inner.py imports mpi4py, but `shoal run` starts the workers, .* each of "
+                        r"the 2 workers would be alone in its MPI_COMM_WORLD: use Shoal or torch.distributed in the script, or start it by mpirun itself",
                         status["failure_reason"]), status)
     with Jobs() as jobs:
         jobs.run("try:\n    import mpi4py\nexcept ImportError:\n    pass\nprint('trained')", distribution=mpi)

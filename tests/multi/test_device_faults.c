@@ -55,10 +55,10 @@ static void two_devices_in_a_call(struct world *world)
     char *other = mock_device_allocate_on_other(BYTES);
     struct shoal_options options = SHOAL_OPTIONS_INIT;
     refuse(&bench, shoal_allreduce(bench.comm, bench.input, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options),
-           SHOAL_ERR_ARGUMENT, "input and output lie on different devices");
+           SHOAL_ERR_ARGUMENT, "input and output are on different devices");
     options.stream = bench.stream;
     refuse(&bench, shoal_allreduce(bench.comm, bench.input, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options),
-           SHOAL_ERR_ARGUMENT, "output lies in memory of device 1, but options.stream is a stream of device 0");
+           SHOAL_ERR_ARGUMENT, "output is in memory of device 1, but options.stream is a stream of device 0");
     expect_sum(&bench);
     options.stream = NULL; /* each device by itself is accepted */
     OK(world, shoal_allreduce(bench.comm, other, other, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options));
@@ -72,7 +72,7 @@ static void tensors_here_and_there(struct world *world)
     float here[2] = {1, 1};
     const struct shoal_tensor tensors[] = {{bench.input, bench.output, COUNT}, {here, here, 2}};
     refuse(&bench, shoal_allreduce_coalesced(bench.comm, tensors, 2, SHOAL_FLOAT32, SHOAL_SUM, &bench.options),
-           SHOAL_ERR_ARGUMENT, "some of the tensors lie in host memory, but the input of tensor 0 on a device");
+           SHOAL_ERR_ARGUMENT, "some of the tensors are in host memory, but the input of tensor 0 is on a device");
     expect_sum(&bench);
     close_bench(&bench);
 }
@@ -583,7 +583,7 @@ static void memory_of_the_host_on_a_rank(struct world *world)
     bench.output = world->rank == 1 ? host : output;
     const enum shoal_status status = sum(&bench, COUNT);
     expect_text_of(&bench, bench.comm, "of 1048576 float32, sum, summed by GPUs");
-    expect_text_of(&bench, bench.comm, "all ranks must give memory of the GPU that was current");
+    expect_text_of(&bench, bench.comm, "all ranks must pass memory of the GPU that was current");
     bench.output = output;
     free(host);
     expect_failure(&bench, status, SHOAL_ERR_MISMATCH);

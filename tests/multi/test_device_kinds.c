@@ -415,12 +415,12 @@ static void two_contexts_of_a_device(struct world *world)
     const shoal_cu_address output = stage.output;
     void *const stream = stage.options.stream;
     stage.output = neighbour.memory;
-    refuse(&stage, SHOAL_ERR_ARGUMENT, "output lies in memory of another context of device 0 than options.stream");
+    refuse(&stage, SHOAL_ERR_ARGUMENT, "output is in memory of another context of device 0 than options.stream");
     stage.options.stream = NULL;
-    refuse(&stage, SHOAL_ERR_ARGUMENT, "input and output lie on different devices, or in different contexts of the driver");
+    refuse(&stage, SHOAL_ERR_ARGUMENT, "input and output are on different devices, or in different contexts of the driver");
     stage.output = output;
     stage.options.stream = (void *)neighbour.stream;
-    refuse(&stage, SHOAL_ERR_ARGUMENT, "input lies in memory of another context of device 0 than options.stream");
+    refuse(&stage, SHOAL_ERR_ARGUMENT, "input is in memory of another context of device 0 than options.stream");
     stage.options.stream = stream;
     expect_sum(&stage);
     MOCK_DEVICE(context_destroy(neighbour.context));

@@ -684,7 +684,7 @@ static void expect_not_said(struct job *job, struct shoal_reducer *reducer)
 {
     control.fail_of("cuPointerGetAttributes", 1, SHOAL_CU_ILLEGAL_ADDRESS);
     expect_told(job, shoal_reducer_ready(reducer, 1, job->gradients[1].device, job->parameters[1].count), SHOAL_ERR_SYSTEM,
-                "lies where the driver does not say: cuPointerGetAttributes answered CUDA_ERROR_ILLEGAL_ADDRESS");
+                "is in memory that the driver cannot describe: cuPointerGetAttributes answered CUDA_ERROR_ILLEGAL_ADDRESS");
     control.fail_of(NULL, 0, 0);
 }
 
@@ -698,13 +698,13 @@ static void marks_body(struct world *world)
     OK(world, shoal_reducer_begin(job.device, SHOAL_STEP_REDUCE));
     OK(world, shoal_reducer_begin(job.host, SHOAL_STEP_REDUCE));
     expect_told(&job, shoal_reducer_ready(job.device, 1, job.gradients[1].host, count), SHOAL_ERR_ARGUMENT,
-                "the gradient of parameter 1 lies in host memory");
+                "the gradient of parameter 1 is in host memory");
     expect_told(&job, shoal_reducer_ready(job.device, 1, other, count), SHOAL_ERR_ARGUMENT,
-                "lies on device 1, but the reducer's stream is of device 0");
+                "is on device 1, but the reducer's stream is of device 0");
     expect_told(&job, shoal_reducer_ready(job.host, 1, job.gradients[1].device, count), SHOAL_ERR_ARGUMENT,
-                "lies on device 0: make the reducer with is_on_device");
+                "is on device 0: make the reducer with is_on_device");
     expect_told(&job, shoal_reducer_ready_part(job.host, 1, job.gradients[1].device, 0, 1), SHOAL_ERR_ARGUMENT,
-                "lies on device 0: make the reducer with is_on_device");
+                "is on device 0: make the reducer with is_on_device");
     expect_not_said(&job, job.device);
     expect_not_said(&job, job.host);
     for (size_t i = 0; i < PARAMETERS; i++)

@@ -148,9 +148,9 @@ def sections_keep_their_order():
 
 def members_have_their_own_texts():
     text = plain(manual([HEADER]))
-    for told in ("size_t bytes ¶ of the larger operand: all parts where there are parts, and then rounded down to equal parts",
+    for told in ("size_t bytes ¶ of the larger operand; if it is in parts, of all parts, rounded down to equal ones",
                  "ERR_TIMEOUT", "enumerator SHOAL_OK = 0 ¶ success", "enumerator SHOAL_FLOAT64 = 1 ¶ bytes: 8",
-                 "a *_post call returns when the operation is done, or after so long: as fast as a blocking call, and it can be left."):
+                 "a *_post call returns when the operation is done, or after this time: short operations are then as fast as blocking calls, and long ones continue."):
         expect(told in text, told)
 
 

@@ -123,7 +123,7 @@ def libraries_that_cannot_be_loaded_are_told():
         told("error", "job", "libpm" if "libpmix.so" in call("ldconfig", "-p")[1] else "PMIx", LD_LIBRARY_PATH=folder,
              PMIX_NAMESPACE="1")
         told("error", "secret", "libsodium, which proves it, is not installed", LD_LIBRARY_PATH=folder, SHOAL_SECRET="hush")
-        told("note", "secret", "libsodium is not here", LD_LIBRARY_PATH=folder)
+        told("note", "secret", "libsodium is not installed", LD_LIBRARY_PATH=folder)
 
 
 def secrets_are_told_and_not_shown():
@@ -198,8 +198,8 @@ def memory_that_a_provider_locks_is_told():
     expect(locked > window + 5, locked, window)  # an endpoint's buffers are added
     told("error", "locked memory", f"provider efa locks {locked} MiB", prepare=mib(locked - 1), **aws)
     told("ok", "locked memory", "enough for the provider efa", prepare=mib(locked), **aws)
-    findings = told("ok", "libfabric", "efa is taken, the best one here", **aws)
-    expect(has(findings, "ok", "libfabric", "verbs;ofi_rxm is not taken: it finds no device here"), *findings)
+    findings = told("ok", "libfabric", "efa is chosen, the best one here", **aws)
+    expect(has(findings, "ok", "libfabric", "verbs;ofi_rxm is not usable: it finds no device here"), *findings)
 
 
 def system_calls_that_are_forbidden_are_told():
@@ -240,13 +240,13 @@ def names_that_hide_rank_0_are_told():
     own = socket.gethostname()
     far = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29500"}
     told("note", "own name", "127.0.1.1", **names({own: "127.0.1.1"}))
-    findings = told("error", "MASTER_ADDR", f"{own} means 127.0.1.1", MASTER_ADDR=own, **far, **names({own: "127.0.1.1"}))
+    findings = told("error", "MASTER_ADDR", f"{own} resolves to 127.0.1.1", MASTER_ADDR=own, **far, **names({own: "127.0.1.1"}))
     expect(has(findings, "warning", "own name", "127.0.1.1"), *findings)
-    told("ok", "MASTER_ADDR", "for its own ranks only", MASTER_ADDR=own, **names({own: "127.0.1.1"}))
-    findings = told("error", "towards", f"{own} means 127.0.1.1", "--towards", own, **names({own: "127.0.1.1"}))
+    told("ok", "MASTER_ADDR", "reachable only by its own ranks", MASTER_ADDR=own, **names({own: "127.0.1.1"}))
+    findings = told("error", "towards", f"{own} resolves to 127.0.1.1", "--towards", own, **names({own: "127.0.1.1"}))
     expect(has(findings, "warning", "own name", "127.0.1.1"), *findings)
-    told("error", "MASTER_ADDR", "takes itself for it", MASTER_ADDR="n1", **names({"n1": "127.0.1.1"}))
-    told("note", "own name", "no address of this host", **names({own: "192.0.2.77"}))
+    told("error", "MASTER_ADDR", "mistakes itself for it", MASTER_ADDR="n1", **names({"n1": "127.0.1.1"}))
+    told("note", "own name", "not an address of this host", **names({own: "192.0.2.77"}))
     told("note", "own name", "cannot be looked up", **names({own: "no.such.host.invalid"}))
 
 
@@ -273,9 +273,9 @@ def ports_in_use_are_told():
         by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(port - 1), **LOCAL}
         told("error", "ports", f"ports {port} to {port}: Address already in use", **by_hand)
         told("ok", "ports", "rank 0 can listen at 127.0.0.1", SHOAL_JOB_ID="this", **by_hand)
-        told("error", "ports", "0 are free, but the ranks here take 2", SHOAL_PORTS=str(port), **LOCAL)
+        told("error", "ports", "0 are free, but the ranks here need 2", SHOAL_PORTS=str(port), **LOCAL)
         told("ok", "ports", " are free", "--ranks", "1", SHOAL_PORTS=f"{port - 16}-{port}", **LOCAL)
-        told("error", "ports", "but the ranks here take 80", "--ranks", "40", SHOAL_PORTS=f"{port - 16}-{port}", **LOCAL)
+        told("error", "ports", "but the ranks here need 80", "--ranks", "40", SHOAL_PORTS=f"{port - 16}-{port}", **LOCAL)
 
 
 def interfaces_that_do_not_fit_are_told():
@@ -441,9 +441,9 @@ def words_reach_the_shell_there_as_they_are():
 
 
 def files_of_hosts_that_make_no_sense_are_refused():
-    for lines, about in ((["n1", "-oProxyCommand=x"], ":2: that is no name"), (["n1", "", "n1"], ":3: that host is there already"),
+    for lines, about in ((["n1", "-oProxyCommand=x"], ":2: that is not the name"), (["n1", "", "n1"], ":3: that host is there already"),
                          (["n1 slots=0"], "slots=N"), (["n1 slots=4097"], "N from 1 to 4096"), (["n1 slots=2 gpus=3"], "slots=N"), (["n1 cores=3"], "slots=N"),
-                         (["# none"], "names no host"), (["n\x1b1"], ":1: that is no name")):
+                         (["# none"], "names no host"), (["n\x1b1"], ":1: that is not the name")):
         with hosts_in(*lines) as file:
             code, out, err = call(SHOAL, "doctor", "--hosts", file.name, "--via", "true")
             expect(code == 2 and not out and len(err.splitlines()) == 1 and about in err, lines, code, out, err)
@@ -453,9 +453,9 @@ def files_of_hosts_that_make_no_sense_are_refused():
 
 def options_that_make_no_sense_are_refused():
     for words, about in ((["--via", "ssh"], "--hosts FILE"), (["--shoal", "x"], "--hosts FILE"), (["here"], "'here' is not expected"),
-                         (["--hosts", "x", "--towards", "n1"], "do not go together"), (["--ranks", "0"], "a number from 1"),
+                         (["--hosts", "x", "--towards", "n1"], "cannot be combined"), (["--ranks", "0"], "a number from 1"),
                          (["--ranks", "4097"], "1 to 4096"),
-                         (["--hosts", "x", "--ranks", "2"], "do not go together"), (["--timeout", "0"], "more than 0"),
+                         (["--hosts", "x", "--ranks", "2"], "cannot be combined"), (["--timeout", "0"], "more than 0"),
                          (["--jsno"], "did you mean --json?")):
         code, out, err = call(SHOAL, "doctor", *words)
         expect(code == 2 and not out and len(err.splitlines()) == 1 and about in err, words, code, out, err)

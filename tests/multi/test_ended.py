@@ -83,7 +83,7 @@ def uncollected_is_told_to_an_ordinary_user():
 def uncollected_and_hidden_is_not_taken_for_a_0():
     """If a rank has another group, the kernel hides its exit code."""
     out = told(3, USER, GROUP, OTHER_GROUP)
-    expect("ended (its launcher has not collected it, so how is not known)" in out, out)
+    expect("ended (its launcher has not collected it, so the reason is not known)" in out, out)
 
 
 if __name__ == "__main__":

@@ -445,7 +445,7 @@ def cause_that_ranks_share_is_named():
         for odd in (0, 1, 2, 1):
             done = run("-n", "4", probe, how, str(odd))
             equal(done.code, 1)
-            report = done.err[done.err.index("shoal run: the ranks say: communicator world is broken"):]
+            report = done.err[done.err.index("shoal run: the ranks report: communicator world is broken"):]
             cause = re.search(r" is broken[^:]*: (.*)", report).group(1)
             equal(done.err.count(cause), 2)
             blamed = {int(rank) for rank in re.findall(r" is broken(?: by|:) rank (\d+) \(process", done.err)}
@@ -1018,8 +1018,8 @@ def explain_answers_and_refuses():
         done = command("explain", "allreduce", *words)
         equal((done.code, done.err), (0, ""))
         assert done.out.strip(), words
-    refused(command("explain", "allreduce", "--bytes", "7"), 2, "no whole number of float32")
-    refused(command("explain", "allreduce", "--rank", "2"), 2, "no rank 2")
+    refused(command("explain", "allreduce", "--bytes", "7"), 2, "not a whole number of float32")
+    refused(command("explain", "allreduce", "--rank", "2"), 2, "rank 2 is out of range: there are 2 ranks")
     refused(command("explain", "allreduce", "--memory", "fast"), 2, "plain, shared or gpu")
     refused(command("explain", "allreduce", "--type", "f8"), 2, "float32")
     refused(command("explain"), 2, "which collective?")

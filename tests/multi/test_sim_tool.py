@@ -171,7 +171,7 @@ def what_makes_no_sense_is_refused():
     refused("allreduce", "--hosts", "1,", about="--hosts")
     refused("allreduce", "--bytes", "0-64", about="from a smaller number above 0")
     refused("allreduce", "--bytes", ",".join(["8"] * 65), about="64 values")
-    refused("allreduce", "--bytes", "7", about="bytes is 7, which is no whole number of elements")
+    refused("allreduce", "--bytes", "7", about="bytes is 7, which is not a whole number of elements")
     refused("allreduce", "--rate", "25", about="such as 1gbit")
     refused("allreduce", "--rate", "0gbit", about="rate_gbit_s is 0")
     refused("allreduce", "--latency", "soon", about="a time")
@@ -184,7 +184,7 @@ def what_makes_no_sense_is_refused():
         refused("allreduce", "--pcie", "gen3", "--pcie-switch", link, about=about)
     for link, about in (("gen5", "gen2, gen3 or gen4 (V100, A100, H100)"), ("0GB/s", "above 0"), ("fast", "gen2, gen3")):
         refused("allreduce", "--pcie", "gen3", "--nvlink", link, about=about)
-    refused("allreduce", "--nvlink", "gen3", about="pcie_gb_s must be given")
+    refused("allreduce", "--nvlink", "gen3", about="set pcie_gb_s also")
     refused("broadcast", "--pcie", "gen3", "--nvlink", "gen3", about="only all-reduces go over NVLink")
     refused("allreduce", "--pcie", "gen3", "--switch-gpus", "0", about="1 to 4096")
     refused("allreduce", "--pcie", "gen3", "--switch-gpus", "2", about="need switch_gb_s")

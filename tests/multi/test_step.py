@@ -177,7 +177,7 @@ def predictions_that_make_no_sense_are_refused():
     refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--hosts", "4096", "--ranks-per-host", "8", about="4096")
     refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--rate", "fast", about="bits per second")
     refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--buffer", "0", about="above 0")
-    refused("sim", "step", "allreduce", about="'allreduce' is no option")
+    refused("sim", "step", "allreduce", about="'allreduce' is not an option")
     refused("sim", "step", "--profil", "gpt2", about="did you mean --profile?")
 
 
@@ -208,7 +208,7 @@ def gradients_on_a_device_are_averaged():
     code, out, err = call(*summing, SHOAL, "bench", "step", "--profile", SMALL, "--backward", "5", "--steps", "3", *BUFFERS, "--memory", "gpu",
                           "-n", "2", timeout=120)
     expect(code == 0 and "GPUs sum all-reduces of 1 bytes and more among themselves" in err and "do not sum" not in err, code, out, err)
-    refused("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "sgd", about="--optimizer is of")
+    refused("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "sgd", about="--optimizer runs on the CPU")
     code, out, err = call("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=0", SHOAL, "bench", "step", "--profile", SMALL,
                           "--backward", "1", "--memory", "gpu")
     expect(code == 1 and "--memory gpu: " in err and "device" in err, code, out, err)
@@ -437,10 +437,10 @@ def measurements_that_make_no_sense_are_refused():
     refused("bench", "step", "--profile", "gpt2", "--backward", "9", "--compress", "int4", about="one of none, fp16, bf16, int8")
     refused("bench", "step", "--profile", "gpt2", "--backward", "9", "--steps", "0", about="--steps")
     refused("bench", "step", "--profile", "gpt2", "--backward", "9", "--rate", "0gbit", about="a rate above 0")
-    refused("bench", "step", "--profile", "gpt2", "--backward", "9", "allreduce", about="'allreduce' is no option")
+    refused("bench", "step", "--profile", "gpt2", "--backward", "9", "allreduce", about="'allreduce' is not an option")
     bad = ROOT / "bad.json"
     bad.write_text('[{"name": "a", "elements": 1,\n  "ready": 2}]')
-    refused("bench", "step", "--profile", bad, "--backward", "9", about="bad.json:2:13: \"ready\" is no number from 0 to 1")
+    refused("bench", "step", "--profile", bad, "--backward", "9", about="bad.json:2:13: \"ready\" is not a number from 0 to 1")
     for option in ("--trace", "--timeline"):
         code, out, err = call(SHOAL, "bench", "step", "--profile", "gpt2", "--backward", "1e6", option, ROOT / "none/step", timeout=20)
         expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)

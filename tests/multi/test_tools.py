@@ -351,7 +351,7 @@ def explain_knows_every_collective():
             expect(plans == [f"rank {r}" for r in range(4)], out)
         small = explain(collective, "--ranks", "4", "--bytes", "1024")
         expect("algorithm direct, because a rank sends " in small and "no more than direct's" in small, small)
-        expect("no plan: contributing ranks publish data beside their announcements; receiving ranks read them there\n" in small, small)
+        expect("no plan: contributing ranks publish data next to their announcements; receiving ranks read them there\n" in small, small)
         expect("algorithm alone" in explain(collective, "--ranks", "1"), collective)
     expect("algorithm at-root-staged, because a rank sends 3145728 bytes, more than direct's 16384; up to 3 ranks, root's "
            "output not shared\n" in explain("reduce", "--ranks", "3", "--bytes", "3MiB"))
@@ -425,7 +425,7 @@ def explain_refuses_what_makes_no_sense():
     refused("explain", "reduce", "gather", about="one collective too many")
     refused("explain", "sort", about="there is no collective 'sort'")
     refused("explain", "gather", "--ranks", "4097", about="4097")
-    refused("explain", "gather", "--ranks", "2", "--rank", "2", about="no rank 2 among 2 ranks")
+    refused("explain", "gather", "--ranks", "2", "--rank", "2", about="rank 2 is out of range: there are 2 ranks")
     refused("explain", "gather", "--memory", "soft", about="plain, shared or gpu")
     refused("explain", "gather", "--dtype", "f8", about="f8")
     refused("explain", "gather", "--bytes", "12Q", about="12Q")
@@ -439,7 +439,7 @@ def explain_refuses_what_makes_no_sense():
 def explain_shows_plans_over_hosts():
     out = explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "512K", "--rank", "9")
     expect("all-reduce of 524288 bytes (131072 elements) over 32 ranks on 4 hosts\n" in out, out)
-    expect("algorithm mesh, because of several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
+    expect("algorithm mesh, because on several hosts direct serves up to 16 ranks; several hosts\n" in out, out)
     expect("\nrank 9: " in out and "\nrank 8: " not in out and "put" in out and "bins; for each chunk:" in out, out)
     for line in steps(out):  # rank 9 is on host 1 (ranks 8 to 15) and puts to ranks of its local number on other hosts
         peer = re.search(r"put .* -> stg\[(\d+)\]", line)
@@ -452,8 +452,8 @@ def explain_shows_plans_over_hosts():
     expect("algorithm direct" in explain("barrier", "--hosts", "3"), "a barrier of 3 ranks")
     expect("over 3 ranks on 3 hosts\n" in explain("broadcast", "--hosts", "3"))
     expect("over 5 ranks on 2 hosts\n" in explain("broadcast", "--hosts", "2", "--ranks", "5"))
-    expect("algorithm ring, because of several hosts" in explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "4M"))
-    expect("algorithm doubling, because of" in explain("allreduce", "--hosts", "20", "--bytes", "32K"))
+    expect("algorithm ring, because on several hosts" in explain("allreduce", "--hosts", "4", "--ranks-per-host", "8", "--bytes", "4M"))
+    expect("algorithm doubling, because on" in explain("allreduce", "--hosts", "20", "--bytes", "32K"))
 
 
 # ---- Tuning overrides ----
@@ -479,7 +479,7 @@ def explain_over_hosts_follows_the_rules():
     env = overrides("allreduce=owners,allreduce=direct,allreduce=ring,allgather=mesh")
     out = explain("allreduce", "--hosts", "3", "--ranks-per-host", "6", "--bytes", "4K", "--rank", "0", env=env)
     expect("the tuning override SHOAL_ALGORITHMS:1 (owners) cannot serve this call: it serves one host\n" in out, out)
-    expect("the tuning override SHOAL_ALGORITHMS:2 (direct) cannot serve this call: of several hosts it serves up to 16 ranks\n" in out, out)
+    expect("the tuning override SHOAL_ALGORITHMS:2 (direct) cannot serve this call: on several hosts it serves up to 16 ranks\n" in out, out)
     expect("algorithm ring, because of the tuning override SHOAL_ALGORITHMS:3\n" in out, out)
     out = explain("allgather", "--bytes", "1M", env=env)
     expect("(mesh) cannot serve this call: it serves several hosts\n" in out and "algorithm copies-staged" in out, out)
@@ -521,7 +521,7 @@ def explain_and_info_follow_a_file_of_rules():
 
 def info_prints_the_rules_after_the_table():
     code, out, err = call(SHOAL, "info", "--algorithms", env=overrides("reduce=owners@4K-1M,allgather=direct"))
-    table, _, own = out.partition("These tuning overrides come first")
+    table, _, own = out.partition("These tuning overrides are tried first")
     expect(code == 0 and "SHOAL_ALGORITHMS:" not in table, out, err)
     expect([line.split() for line in own.splitlines()[1:]] ==
            [["bytes", "ranks"], ["collective", "algorithm", "from", "to", "from", "to", "where"],
@@ -573,10 +573,10 @@ def info_names_the_interface_and_the_providers():
     expect(code == 0 and lines[0] == "interface to other hosts: lo (127.0.0.1), the route to the others leaves there", out, err)
     expect(re.fullmatch(r"libfabric \d+\.\d+ \(/.*libfabric\.so\S*\)", lines[1]), out)
     taken = [line.split()[1] for line in lines if line.startswith("* ")]
-    expect(len(taken) == 1 and lines[-1] == f"taken: {taken[0]}, the best one here", out)
+    expect(len(taken) == 1 and lines[-1] == f"chosen: {taken[0]}, the best one here", out)
     expect(len(lines) == 2 + 6 + 2 and all(len(line) <= 128 for line in lines), out)
     code, out, err = providers(MASTER_ADDR="127.0.0.1", SHOAL_PROVIDER=taken[0])
-    expect(code == 0 and out.endswith(f"taken: {taken[0]}, SHOAL_PROVIDER names it\n"), out, err)
+    expect(code == 0 and out.endswith(f"chosen: {taken[0]}, SHOAL_PROVIDER names it\n"), out, err)
 
 
 def info_says_why_no_provider_is_taken():

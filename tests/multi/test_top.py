@@ -102,7 +102,7 @@ def a_stopped_process_is_told_and_how_it_goes_on():
         mine, look = job.look_until(lambda mine, look: mine[1]["state"] == "stopped" and world(mine[0])["waits_us"] is not None and
                                     world(mine[0])["waits_us"] > 1.1e6, str(job.pids[1]))
         code, out, err = call(SHOAL, "top", "--once", str(job.pids[0]))
-        expect(code == 0 and f"a signal has stopped it; kill -CONT {job.pids[1]} lets it go on" in out, out, err)
+        expect(code == 0 and f"a signal has stopped it; kill -CONT {job.pids[1]} continues it" in out, out, err)
 
 
 def rates_and_lateness_are_told():
@@ -270,7 +270,7 @@ def another_version_is_told():
     fd = os.memfd_create("shoal-flight")
     os.write(fd, struct.pack("<QIIIIIi16s64s", 0x544C464C414F4853, 99, 1, 1, 1, 0, os.getpid(), b"9.9.9", b"node") + bytes(1 << 20))
     try:
-        refused(os.getpid(), about=f"process {os.getpid()} runs Shoal 9.9.9, whose flight recorder is laid out in another way")
+        refused(os.getpid(), about=f"process {os.getpid()} runs Shoal 9.9.9, whose flight recorder has another layout")
     finally:
         os.close(fd)
 
@@ -332,7 +332,7 @@ def a_process_of_another_user_is_told():
     if probe[0] != 0:
         raise Skip("another user cannot run the command here")
     with Job("late") as job:
-        refused(job.pids[0], about=f"process {job.pids[0]} cannot be looked at: Permission denied",
+        refused(job.pids[0], about=f"process {job.pids[0]} cannot be read: Permission denied",
                 before=("setpriv", "--reuid", "65534", "--clear-groups"))
 
 
@@ -362,9 +362,9 @@ def recorders_go_where_the_setting_says():
         expect(files is None and "flight recorder" not in told, told, files)
         told, files, _ = fail(folder, SHOAL_RECORDER_FILE=f"{folder}/flight.%r")
         expect(files is None and sorted(os.listdir(folder)) == ["flight.0", "flight.1", "flight.2"], files)
-        expect(told.count(f"flight recorder: {folder}/flight.0; `shoal trace`, given those of all ranks") == 1, told)
+        expect(told.count(f"flight recorder: {folder}/flight.0; `shoal trace`, with the files of all ranks") == 1, told)
         told, files, _ = fail(f"{folder}/flight.0")
-        expect(told.count("cannot keep the flight recorder as ") == 3 and "Not a directory; SHOAL_RECORDER_FILE names another" in told, told)
+        expect(told.count("cannot write the flight recorder to ") == 3 and "Not a directory; set SHOAL_RECORDER_FILE to another" in told, told)
 
 
 VIA = """#!/bin/sh
@@ -421,8 +421,8 @@ def hosts_are_asked_and_told_together():
         expect((code, out, err) == (1, "", "shoal top: host slow gave no answer: no end within 0.5 s (--timeout)\n"), code, out, err)
         code, out, err = ask(["empty"], number)
         expect((code, out, err) == (1, "", f"shoal top: no host has a process of job {number} that may be looked at\n"), code, out, err)
-        refused("--via", "ssh", about="--via is for other hosts: give --hosts FILE, too", code=2)
-        refused("--hosts", hosts, "--dump", about="--dump and --hosts do not go together", code=2)
+        refused("--via", "ssh", about="--via is for other hosts: also set --hosts FILE", code=2)
+        refused("--hosts", hosts, "--dump", about="--dump and --hosts cannot be combined", code=2)
 
 
 def wait_for(is_right):

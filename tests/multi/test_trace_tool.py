@@ -300,8 +300,8 @@ def files_are_told_without_a_hint_at_the_options():
     folder.write("prose", "# Shoal\n")
     folder.write("bad", text_of(LATE[:1]) + "{}\n")
     for words, said in ((["nowhere"], "cannot open nowhere: No such file or directory"),
-                        (["prose"], "prose:1: column 1: this is no line of a flight recorder, which begins with '{'"),
-                        (["bad"], 'bad:2: there is no "comm": it is no line of this version\'s flight recorder')):
+                        (["prose"], "prose:1: column 1: this is not a line of a flight recorder: those begin with '{'"),
+                        (["bad"], 'bad:2: there is no "comm": this is not a line of this version\'s flight recorder')):
         code, out, err = folder.trace(*words)
         expect((code, out, err) == (2, "", f"shoal trace: {said}\n"), code, out, err)
     refused(folder, "--jason", "prose", about="(shoal trace --help explains)")
@@ -408,27 +408,27 @@ def without(name):
 
 
 BAD_LINES = [
-    ("hello", "column 1: this is no line of a flight recorder"),
-    ("0| " + GOOD, "column 1: this is no line of a flight recorder, which begins with '{'"),
-    ("[]", "column 1: this is no line of"), ("{", "column 2: a name in quotes is missing"), ("{}", 'there is no "comm"'),
-    ("{\"comm\" 1}", "column 9: a ':' is missing after a name"), ("{\"comm\":}", "column 9: a value is no text"),
+    ("hello", "column 1: this is not a line of a flight recorder"),
+    ("0| " + GOOD, "column 1: this is not a line of a flight recorder: those begin with '{'"),
+    ("[]", "column 1: this is not a line of"), ("{", "column 2: a name in quotes is missing"), ("{}", 'there is no "comm"'),
+    ("{\"comm\" 1}", "column 9: a ':' is missing after a name"), ("{\"comm\":}", "column 9: a value is not a text"),
     ("{\"a\":1 \"b\":2}", "column 8: a ',' or '}' is missing"), ("{\"a\":1,}", "column 8: a name in quotes is missing"),
     ("{\"a\":{}}", "column 6: a value holds other values"), ("{\"a\":[1]}", "column 6: a value holds other values"),
     ("{\"a\":\"b", "column 8: a text has no end"), ("{\"a\":\"\tb\"}", "column 7: a text holds a control character"),
     ("{\"a\":\"\\x\"}", "an escape in a text makes no sense"), ("{\"a\":\"\\u12\"}", "an escape in a text makes no sense"),
     ("{\"a\":\"\\ud800\"}", "an escape in a text makes no sense"), ("{\"a\":\"\\udc00\"}", "an escape in a text makes no sense"),
     ("{\"a\":\"\\u0000\"}", "an escape in a text makes no sense"),
-    (b"{\"a\":\"\xff\"}", "a text is no UTF-8"), (b"{\"a\":\"\xc3\"}", "a text is no UTF-8"), (b"{\"a\":\"\xed\xa0\x80\"}", "a text is no UTF-8"),
-    ("{\"a\":01}", "a value is no text, number or null"), ("{\"a\":1.}", "a value is no text, number or null"),
-    ("{\"a\":-}", "a value is no text, number or null"), ("{\"a\":1e}", "a value is no text, number or null"),
-    ("{\"a\":NaN}", "a value is no text, number or null"), ("{\"a\":nul}", "a value is no text, number or null"),
+    (b"{\"a\":\"\xff\"}", "a text is not UTF-8"), (b"{\"a\":\"\xc3\"}", "a text is not UTF-8"), (b"{\"a\":\"\xed\xa0\x80\"}", "a text is not UTF-8"),
+    ("{\"a\":01}", "a value is not a text, a number or null"), ("{\"a\":1.}", "a value is not a text, a number or null"),
+    ("{\"a\":-}", "a value is not a text, a number or null"), ("{\"a\":1e}", "a value is not a text, a number or null"),
+    ("{\"a\":NaN}", "a value is not a text, a number or null"), ("{\"a\":nul}", "a value is not a text, a number or null"),
     ("{\"a\":" + "1" * 64 + "}", "a number is too long"), (GOOD + "}", "more follows after the object's end"),
     (GOOD + GOOD, "more follows after the object's end"), (b"{\0}", "column 2: a zero byte"), ("x" * 20000, "a line is longer than 16383 bytes"),
-    (GOOD[:-1] + ',"rank":0}', '"rank" is there twice'), (changed(rank="0"), '"rank" is no number'), (changed(comm=1), '"comm" is no text'),
-    (changed(comm=None), '"comm" is no text'), (changed(done_ticks="1"), '"done_ticks" is no number'), (changed(rank=2), "there is no rank 2 among 2 ranks"),
+    (GOOD[:-1] + ',"rank":0}', '"rank" is there twice'), (changed(rank="0"), '"rank" is not a number'), (changed(comm=1), '"comm" is not a text'),
+    (changed(comm=None), '"comm" is not a text'), (changed(done_ticks="1"), '"done_ticks" is not a number'), (changed(rank=2), "rank 2 is out of range: there are 2 ranks"),
     (changed(rank=-1), '"rank" is -1, but may be a whole number from 0'), (changed(rank=0.5), '"rank" is 0.5, but may be a whole number'),
     (changed(size=0), '"size" is 0, but may be a whole number from 1'), (changed(size=2**40), '"size" is 1099511627776, but may be'),
-    (changed(last_rank=2), "there is no rank 2 among 2 ranks"), (changed(record=-1), '"record" is -1, but may be a whole number, not negative'),
+    (changed(last_rank=2), "rank 2 is out of range: there are 2 ranks"), (changed(record=-1), '"record" is -1, but may be a whole number, not negative'),
     (changed(sequence=10**30), '"sequence" is 1000000000000000000000000000000, but may be'), (changed(count=2**63), '"count" is 9223372036854775808'),
     (changed(comm_id="xyz"), '"comm_id" is xyz, but may be 16 hexadecimal digits'), (changed(comm_id=""), '"comm_id" is , but may be'),
     (changed(comm_id="1" * 17), "but may be 16 hexadecimal digits"), (changed(comm="n" * 32), '"comm" is longer than 31 bytes'),
@@ -437,7 +437,7 @@ BAD_LINES = [
     (changed(ns_per_tick=-1), '"ns_per_tick" is -1, but may be 0'), (changed(posted_ticks=None), '"posted_ticks" is null or 0, so it has no time'),
     (changed(posted_ticks=2**64), '"posted_ticks" is 18446744073709551616, but may be'), (changed(unix_us=10**17), '"unix_us" is 100000000000000000'),
     (changed(done_ticks=2**64 - 1, record=9, sequence=9), "its time is more than three years from the first of its machine"),
-    (changed(record=7, size=3), "communicator world has"), (changed(posted_ticks=TICKS + 1), "tell different things of one record"),
+    (changed(record=7, size=3), "communicator world has"), (changed(posted_ticks=TICKS + 1), "differ about one record"),
     ('{"error":"no memory for a copy of the flight recorder"}', "the recorder itself failed: no memory for a copy"),
 ] + [(without(name), f'there is no "{name}"') for name in LATE[0] if not name.endswith("_us") or name in ("late_us", "unix_us")]
 
@@ -448,7 +448,7 @@ def each_bad_line_is_refused_with_its_place():
         folder.write("bad", text_of(LATE[:2]).encode() + (line if isinstance(line, bytes) else line.encode()) + b"\n" + text_of(LATE[2:]).encode())
         code, out, err = folder.trace("bad")
         expect(code == 2 and out == "" and err.count("\n") == 1 and about in err and "bad:" in err, line[:200], about, code, out, err)
-        place = "bad:3" if "of one record" not in about and "communicator world" not in about else "bad:"
+        place = "bad:3" if "about one record" not in about and "communicator world" not in about else "bad:"
         expect(err.startswith(f"shoal trace: {place}"), place, err)
     expect(not os.path.exists(os.path.join(folder.path, "shoal-trace.json")), "nothing is written")
 

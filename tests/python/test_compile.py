@@ -70,7 +70,7 @@ def without_a_compiler_the_other_shim_serves():
     with tempfile.TemporaryDirectory() as folder:
         code, out, err = show(folder, PATH=folder, CXX="")
         expect((code, out) == (0, "python\n"), out, err)
-        expect("no C++ compiler is installed" in err and "cannot sit beside another back-end" in err, err)
+        expect("no C++ compiler is installed" in err and "cannot share a group with another back-end" in err, err)
         code, out, err = show(folder, PATH=folder, CXX="", SHOAL_TORCH_SHIM="c++")
         expect(code == 1 and "no C++ compiler is installed" in err, code, out, err)
 

@@ -993,7 +993,7 @@ def resumed(world):
             same = all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters()))
             expect(same == is_complete, "resumed, other bits" if is_complete else "what int8 has cut off changes nothing")
     kept = saved[2]
-    message_of(ValueError, lambda: other.load_gradient_state_dict({}), "no gradient_state_dict")
+    message_of(ValueError, lambda: other.load_gradient_state_dict({}), "not a gradient_state_dict")
     message_of(ValueError, lambda: ours(seeded(Shared)).load_gradient_state_dict(kept), "another model")
     message_of(RuntimeError, lambda: ours(seeded(plain), compression="bf16").load_gradient_state_dict(kept), "keeps none")
     loss = loss_of(other, *(share(world, tensor) for tensor in batch()))
@@ -1041,7 +1041,7 @@ def hooks_resumed(world):
         several_steps(world, other, other_optimizer, range(3, 6))
         same = all(torch.equal(*pair) for pair in zip(model.parameters(), other.parameters()))
         expect(same == is_complete, "resumed, other bits" if is_complete else "what int8 has cut off changes nothing")
-    message_of(ValueError, lambda: hooks.State().load_state_dict({}), "no state_dict of hooks.State")
+    message_of(ValueError, lambda: hooks.State().load_state_dict({}), "not a state_dict of hooks.State")
 
 
 def hooks_between_hosts(world):

@@ -123,7 +123,7 @@ def batches(world):
 
 
 def wrong_arguments(world):
-    message_of(ValueError, lambda: sampler_of(10, 3, 3), "there is no rank 3 of 3")
+    message_of(ValueError, lambda: sampler_of(10, 3, 3), "rank 3 is out of range: there are 3 ranks")
     message_of(ValueError, lambda: sampler_of(10, tail="cut"), "cut", "pad, drop, keep")
     message_of(ValueError, lambda: sampler_of(10, seed=-1), "seed is -1")
     message_of(ValueError, lambda: sampler_of(2**63), "samples are more than")

@@ -66,10 +66,10 @@ def exchanged_lists(outputs, inputs):
 
 SUM, OR = dist.ReduceOp.SUM, dist.ReduceOp.BOR
 ON_CUDA = {  # neither this torch nor this machine has such devices
-    "c++": "shoal: a tensor is on cuda:0, which is no device of CUDA's driver; this back-end serves those and the CPU: give such "
-           'tensors to another back-end, as "cpu:shoal,xpu:xccl" does, or copy them to the CPU',
-    "python": "shoal: a tensor is on cuda:0, but the Python shim serves CPU tensors: the C++ shim, which is there where a C++ "
-              'compiler is, serves CUDA devices, too; with NCCL beside it write "cpu:shoal,cuda:nccl"'}
+    "c++": "shoal: a tensor is on cuda:0, which is not a device of CUDA's driver; this back-end serves those and the CPU: use another "
+           'back-end for such tensors, as "cpu:shoal,xpu:xccl" does, or copy them to the CPU',
+    "python": "shoal: a tensor is on cuda:0, but the Python shim serves only CPU tensors. Install a C++ compiler, so "
+              'that the C++ shim serves CUDA devices; to use NCCL for them, write "cpu:shoal,cuda:nccl"'}
 SPARSE = "shoal: a tensor is sparse; only dense tensors can be sent: use to_dense() first"
 MIXED = "shoal: the tensors of one call have different types, torch.float32 and torch.int64"
 NO_REDUCTION = ("shoal: cannot reduce tensors of torch.int16; float32, float64, bfloat16, float16, int64, int32, int8, uint8 and bool "
@@ -145,7 +145,7 @@ REFUSED = {
     "splits: sum": (exchanged(ones(2), ones(2), [2, 2], [1, 1]), ValueError,
                     "shoal: the splits add up to 4 rows, but the tensor has 2"),
     "any source": (lambda end: end.recv_anysource([ones(3)], 0), NotImplementedError,
-                   "shoal: a receive from any rank is not supported: give recv() its src"),
+                   "shoal: a receive from any rank is not supported: pass src to recv()"),
 }
 
 

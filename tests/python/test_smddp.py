@@ -173,7 +173,7 @@ def without_the_import_torch_does_not_know_the_name():
 def outside_a_job_the_old_api_says_so():
     code, out, err = python("import smdistributed.dataparallel.torch.distributed as dist\nassert not dist.is_available()\n"
                             "dist.init_process_group()\n", env=alone())
-    expect(code == 1 and "exceptions.SMDDPError: this process is no rank of a job" in err and "shoal run" in err, out, err)
+    expect(code == 1 and "exceptions.SMDDPError: this process is not a rank of a job" in err and "shoal run" in err, out, err)
     code, out, err = python("import smdistributed.dataparallel.torch.distributed as dist\ndist.get_local_rank()\n",
                             env={**alone(), "RANK": "0", "WORLD_SIZE": "1"})
     expect(code == 1 and "set LOCAL_RANK" in err, out, err)

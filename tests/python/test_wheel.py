@@ -268,7 +268,7 @@ def without_the_bundled_libfabric_it_is_missed():
     (bare / "shoal/lib/libfabric.so.1").rename(hidden)
     try:
         code, out, err = call_bare("info", "--providers")
-        expect(code != 0 and "beside libshoal" in out + err, code, out, err)
+        expect(code != 0 and "next to libshoal" in out + err, code, out, err)
     finally:
         hidden.rename(bare / "shoal/lib/libfabric.so.1")
 
@@ -276,10 +276,10 @@ def without_the_bundled_libfabric_it_is_missed():
 def bundled_libsodium_serves_where_there_is_none():
     bare = bare_machine()
     code, out, err = call_bare("doctor")
-    expect("libsodium is not here" not in out and "secret" in out, out, err)
+    expect("libsodium is not installed" not in out and "secret" in out, out, err)
     (bare / "shoal/lib/libsodium.so").unlink()
     code, out, err = call_bare("doctor")
-    expect("libsodium is not here" in out, out, err)
+    expect("libsodium is not installed" in out, out, err)
 
 
 def machines_libfabric_goes_first():

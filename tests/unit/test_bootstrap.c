@@ -288,7 +288,7 @@ static void bootstrap_says_whom_it_waits_for_long_before_the_deadline(void **sta
     ranks[2].rank = 3;
     run_given(ranks, 3); /* 0, 2 and 3 */
     expect_line(ranks[0].lines, "ms for ranks 1 and 4; did they start, and call shoal_comm_create?");
-    expect_line(ranks[1].lines, "ms for rank 0 to say that all have come");
+    expect_line(ranks[1].lines, "ms for rank 0 to report that all have come");
     const char *again = strstr(ranks[0].lines, "joining 5 ranks has waited");
     assert_non_null(again);
     assert_non_null(strstr(again + 1, "joining 5 ranks has waited"));
@@ -356,7 +356,7 @@ static void bootstrap_is_not_disturbed_by_a_flood(void **state)
         pthread_join(floods[i], NULL);
     assert_true(atomic_load(&flood.connections) > 10);
     expect_all(ranks, RANKS_MAX, SHOAL_OK);
-    expect_line(ranks[0].lines, "something that is no rank of Shoal writes to rank 0's store");
+    expect_line(ranks[0].lines, "a program that is not a rank of Shoal writes to rank 0's store");
     for (int r = 1; r < RANKS_MAX; r++)
         assert_string_equal(ranks[r].lines, "");
 }
@@ -432,7 +432,7 @@ static void bootstrap_address_that_makes_no_sense_is_refused(void **state)
     rank = (struct rank){.size = 2, .address = "192.0.2.1:4000", .timeout_ms = 300}; /* no host has this address */
     run_given(&rank, 1);
     assert_int_equal(rank.status, SHOAL_ERR_ARGUMENT);
-    expect_line(rank.lines, "no address of this host");
+    expect_line(rank.lines, "not an address of this host");
 }
 
 static void bootstrap_rank_and_size_must_fit(void **state)
@@ -668,7 +668,7 @@ static void bootstrap_store_of_a_rank_0_that_stands_still_names_it(void **state)
     rank = first;
     run_given(&rank, 1);
     assert_int_equal(rank.status, SHOAL_ERR_TIMEOUT);
-    expect_line(rank.lines, "rank 0 did not join what all ranks gave (\"agree\") within 100 ms");
+    expect_line(rank.lines, "rank 0 did not gather the values of all ranks (\"agree\") within 100 ms");
 }
 
 static long get_nothing(void *arg, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
@@ -962,7 +962,7 @@ static void bootstrap_environment_that_makes_no_sense_is_named(void **state)
         {{"SLURM_PROCID=2", "SLURM_STEP_NUM_TASKS=2"}, "SLURM_PROCID is 2, but with SLURM_STEP_NUM_TASKS 2 may be 0 to 1"},
         {{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2"}, "SLURM_STEP_NODELIST is \"\", which does not begin with a host"},
         {{"SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_NODELIST=192.0.2.[7-9],n1"},
-         "SLURM_STEP_NODELIST (MASTER_ADDR overrules it) is \"192.0.2.7\", which is no address of this host"},
+         "SLURM_STEP_NODELIST (MASTER_ADDR overrules it) is \"192.0.2.7\", which is not an address of this host"},
     };
     char lines[LINES_BYTES];
     for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
@@ -1089,7 +1089,7 @@ static void bootstrap_two_jobs_that_nothing_tells_apart_do_not_mix(void **state)
     for (int round = 0; round < 24; round++) {
         const char *const none[JOBS] = {round < 12 ? NULL : inside, round < 12 ? NULL : inside};
         if (run_two_jobs(port, none, lines) < 4)
-            assert_true(has_any(lines, "give each its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET"));
+            assert_true(has_any(lines, "give each job its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET"));
     }
     if (!shoal_auth_is_available())
         return;
@@ -1148,7 +1148,7 @@ static void bootstrap_a_second_rank_0_ends_both_jobs(void **state)
     await_listener((uint16_t)(master + 1));
     assert_int_equal(run_child(variables, lines[1]), SHOAL_ERR_ARGUMENT);
     assert_int_equal(finish_child(&first, lines[0]), SHOAL_ERR_ARGUMENT);
-    snprintf(said, sizeof said, "rank 0 cannot listen at 127.0.0.1:%d: another Shoal job, of 2 ranks, holds that port",
+    snprintf(said, sizeof said, "rank 0 cannot listen at 127.0.0.1:%d: another Shoal job, of 2 ranks, uses that port",
              master + 1);
     expect_line(lines[1], said);
     expect_line(lines[0], "says that it is rank 0, so ranks of two jobs meet at");

@@ -695,7 +695,7 @@ static void control_a_watched_process_that_ends_is_lost(void **state)
             end_rank(&world->ranks[3], true);
         else
             expect_lost(world, 3, SOON_MS);
-        assert_true(await_words(&world->ranks[0], 3, says_goodbye ? "left" : "ended (its process is no more)", SOON_MS));
+        assert_true(await_words(&world->ranks[0], 3, says_goodbye ? "left" : "ended (its process no longer exists)", SOON_MS));
         usleep((SHOAL_CONTROL_ENDED_MS + 200) * 1000);
         if (says_goodbye)
             expect_no_loss(world);
@@ -863,7 +863,7 @@ static void control_a_rank_that_is_lost_with_its_neighbours_is_found(void **stat
     expect_lost(world, 1, SOON_MS);
     expect_lost(world, 3, 4 * SHOAL_CONTROL_UNREACHABLE_MS + 40000); /* the time starts anew whenever this process has been
                                                                       * stopped */
-    assert_true(await_words(&world->ranks[4], 3, "lost with its neighbours", 0));
+    assert_true(await_words(&world->ranks[4], 3, "lost with its neighbors", 0));
     waitpid(child, NULL, 0);
     expect_notices(world, 1);
     free_world(world);
@@ -1091,7 +1091,7 @@ static void control_survives_garbage(void **state)
         assert_true(is_ended(fd));
         close(fd);
     }
-    assert_int_equal(count_lines(&world->ranks[0], "no message of Shoal"), 1);
+    assert_int_equal(count_lines(&world->ranks[0], "not a message of Shoal"), 1);
     expect_notices(world, 1);
     expect_no_loss(world);
     free_world(world);

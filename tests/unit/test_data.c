@@ -268,9 +268,9 @@ static void wrong_samplings_are_refused(void **state)
     assert_refused(&wrong, 0, 0, "11 samples cannot be used of 10");
     wrong = right;
     wrong.rank = 3;
-    assert_refused(&wrong, 0, 0, "there is no rank 3 of 3");
+    assert_refused(&wrong, 0, 0, "rank 3 is out of range: there are 3 ranks");
     wrong.rank = -1;
-    assert_refused(&wrong, 0, 0, "there is no rank -1 of 3");
+    assert_refused(&wrong, 0, 0, "rank -1 is out of range: there are 3 ranks");
     wrong = right;
     wrong.tail = (enum shoal_tail)3;
     assert_refused(&wrong, 0, 0, "tail is 3");
@@ -298,7 +298,7 @@ static void global_batches_are_divided(void **state)
     assert_int_equal(shoal_batch_divide(31, 4, 8, &batch, error, sizeof error), SHOAL_ERR_ARGUMENT);
     assert_string_equal(error, "a global batch of 31 leaves nothing for some of 4 hosts * 8 ranks: it must be at least 32");
     assert_int_equal(shoal_batch_divide(31, 0, 8, &batch, error, sizeof error), SHOAL_ERR_ARGUMENT);
-    assert_string_equal(error, "0 hosts of 8 ranks are no job");
+    assert_string_equal(error, "0 hosts with 8 ranks each: both must be at least 1");
     assert_memory_equal(&before, &batch, sizeof batch);
     batch.struct_bytes = 0;
     assert_int_equal(shoal_batch_divide(64, 4, 8, &batch, error, sizeof error), SHOAL_ERR_ARGUMENT);

@@ -141,7 +141,7 @@ static void describe_refuses_with_one_line(void **state)
     question.bytes = 8;
     assert_refused(&question, "bytes is 8, less than one element for each of 3 ranks\n");
     question.bytes = 1;
-    assert_refused(&question, "bytes is 1, which is no whole number of elements\n");
+    assert_refused(&question, "bytes is 1, which is not a whole number of elements\n");
     assert_int_equal(shoal_explain(&question, NULL), SHOAL_ERR_ARGUMENT);
 }
 
@@ -182,7 +182,7 @@ static void describe_names_the_gpus_of_operands(void **state)
     assert_non_null(strstr(text + strlen(plain), "\noperands on GPUs: their copy engines"));
     assert_non_null(strstr(text + strlen(plain), "\nGPUs    "));
     question.shared_output = 1;
-    assert_refused(&question, "operands are said to be on GPUs and in memory from shoal_mem_alloc, but are in one of them\n");
+    assert_refused(&question, "operands are in memory of GPUs or in memory from shoal_mem_alloc, but not in both\n");
 }
 
 /* With one rank on each host the plan of an all-gather only sends its input. With two ranks the input is copied for the

@@ -342,7 +342,7 @@ static void links_in_words(void **state)
         "                     3       ?       ?       ?       -\n"
         "  memory of others    is reached (12 of 12 pairs)\n"
         "  GPUDirect           the driver exports memory of 0 of 4 GPUs to adapters; `shoal info --providers` "
-        "says who reads it\n"
+        "shows which provider reads it\n"
         "  GDRCopy             "; /* and what this machine has */
     (void)state;
     put_gpu("pci0000:00/0000:00:01.0/0000:01:00.0", "0");

@@ -1157,7 +1157,7 @@ static void plan_check_text_says_where_ranks_stand_in_a_deadlock(void **state)
         group.plans[rank].steps[1] = first;
     }
     expect_text(&group,
-                "deadlock: no rank can go on; rank 0, step 0 of operation 1 [wait    1 #1]; rank 1, step 0 of operation 1 "
+                "deadlock: no rank can continue; rank 0, step 0 of operation 1 [wait    1 #1]; rank 1, step 0 of operation 1 "
                 "[wait    0 #1]");
     group_fini(&group);
 }

@@ -159,7 +159,7 @@ static void refuses_who_does_not_fit(void **state)
     assert_true(!run_hub_join(&fake.hub, &hello, 0, text) && strstr(text, "version"));
     hello.protocol = RUN_PROTOCOL;
     hello.hosts = 5;
-    assert_true(!run_hub_join(&fake.hub, &hello, 0, text) && strstr(text, "told of 5 hosts, host 0 of 3"));
+    assert_true(!run_hub_join(&fake.hub, &hello, 0, text) && strstr(text, "counts 5 hosts, and host 0 counts 3"));
     assert_true(!join(&fake, HOSTS, 1, text) && strstr(text, "host 3 of 3"));
     assert_true(join(&fake, 1, 1, text));
     assert_true(!join(&fake, 1, 1, text) && strstr(text, "h2 is host 1 already"));

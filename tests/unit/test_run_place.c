@@ -146,7 +146,7 @@ static void mistakes_name_the_variable(void **state)
          .workers = 1,
          .expected = "nothing says where 2 hosts meet; say --meet HOST:PORT"},
         {{OMPI("2", "1", "1")}, .workers = 1, .expected = "nothing says where 2 hosts meet"},
-        {{OMPI("4", "1", "2")}, .workers = 1, .expected = "OMPI_COMM_WORLD_LOCAL_SIZE is 2: mpirun has started so many"},
+        {{OMPI("4", "1", "2")}, .workers = 1, .expected = "OMPI_COMM_WORLD_LOCAL_SIZE is 2: mpirun has started this number"},
         {{"OMPI_COMM_WORLD_RANK=1"}, .expected = "OMPI_COMM_WORLD_RANK is set, but OMPI_COMM_WORLD_SIZE is not"},
         {{MPICH("4", "4", "1")}, .workers = 1, .expected = "PMI_RANK is 4, but with PMI_SIZE 4 it may be 0 to 3"},
         {{MPICH("4", "3", "4")}, .workers = 1, .expected = "MPI_LOCALNRANKS is 4"},
@@ -172,14 +172,15 @@ static void conflicts_name_both(void **state)
 {
     (void)state;
     static const struct place_case cases[] = {
-        {{SLURM("2", "2", "1"), PET("3", "1", "4")}, .expected = "SLURM_STEP_NUM_NODES tells of 2 hosts, PET_NNODES of 3"},
+        {{SLURM("2", "2", "1"), PET("3", "1", "4")},
+         .expected = "SLURM_STEP_NUM_NODES counts 2 hosts, but PET_NNODES counts 3"},
         {{SLURM("2", "2", "1"), "PET_NNODES=2", "PET_NODE_RANK=0"},
          .expected = "SLURM_NODEID makes this host 1, PET_NODE_RANK makes it 0; say which with --host-index"},
         {{SLURM("2", "2", "1"), SM("[\"a\",\"b\"]", "a")},
          .expected = "SLURM_NODEID makes this host 1, SM_CURRENT_HOST makes it 0"},
         {{OMPI("1", "0", "1"), DSTACK("2", "0", "4")},
-         .expected = "OMPI_COMM_WORLD_SIZE tells of 1 host, DSTACK_NODES_NUM of 2"},
-        {{PET("2", "1", "4")}, .hosts = 3, .expected = "--hosts is 3, but PET_NNODES tells of 2"},
+         .expected = "OMPI_COMM_WORLD_SIZE counts 1 host, but DSTACK_NODES_NUM counts 2"},
+        {{PET("2", "1", "4")}, .hosts = 3, .expected = "--hosts is 3, but PET_NNODES counts 2"},
     };
     CHECK_ALL(cases, false);
 }

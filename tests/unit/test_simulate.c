@@ -940,7 +940,7 @@ static void simulate_refuses_with_one_line(void **state)
     question = question_of("allreduce", 2, SIZE_MAX, 4096);
     assert_refused(&question, "ranks_per_host is 1.844674407e+19, but may be 1 to 4096\n");
     question = question_of("allreduce", 2, 2, 4095);
-    assert_refused(&question, "bytes is 4095, which is no whole number of elements\n");
+    assert_refused(&question, "bytes is 4095, which is not a whole number of elements\n");
     question = question_of("allgather", 2, 2, 12);
     assert_refused(&question, "bytes is 12, less than one element for each of 4 ranks\n");
 }
@@ -987,7 +987,7 @@ static void simulate_refuses_gpus_that_make_no_sense(void **state)
     assert_refused(&question, "pcie_gb_s is -1, but may be 0.01 to 1000000, or 0\n");
     question = usual;
     question.nvlink_gb_s = 160;
-    assert_refused(&question, "switch_gb_s and nvlink_gb_s are about GPUs: pcie_gb_s must be given, too\n");
+    assert_refused(&question, "switch_gb_s and nvlink_gb_s are about GPUs: set pcie_gb_s also\n");
     usual.pcie_gb_s = 12;
     question = usual;
     question.unit_bytes = 0;
@@ -1013,7 +1013,7 @@ static void simulate_refuses_gpus_that_make_no_sense(void **state)
     assert_refused(&question, "nvlink_gb_s is given, but only all-reduces go over NVLink\n");
     question.collective = "allreduce";
     question.ranks_per_host = 9;
-    assert_refused(&question, "ranks_per_host is 9, but with nvlink_gb_s GPUs of at most 8 ranks sum\n");
+    assert_refused(&question, "ranks_per_host is 9, but with nvlink_gb_s at most 8 GPUs of a host sum\n");
 }
 
 static void simulate_survives_every_failed_allocation(void **state)

@@ -497,12 +497,12 @@ static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
     identity.side.hello.size = 3;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_ARGUMENT);
-    expect_both_say(f, "there are 3 ranks, and rank 0 that there are 4");
+    expect_both_say(f, "it counts 3 ranks, and rank 0 counts 4");
     assert_int_equal(join_rank(f, 1), SHOAL_TCP_JOIN_DONE);
     identity.side.hello.size = SIZE;
     identity.side.hello.rank = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
-    expect_both_say(f, "two processes say that they are this rank");
+    expect_both_say(f, "two processes claim to be this rank");
     identity.side.hello.rank = SIZE;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_TCP_JOIN_REFUSED);
     expect_both_say(f, "only ranks 0 to 3");
@@ -764,7 +764,8 @@ static void tcp_tree_has_rank_0_stand_in_for_one_that_is_not_reached(void **stat
     shoal_address_port_put(&closed, 1);
     assert_int_equal(shoal_tcp_client_set(&f->clients[0], "shoal/store/32", &closed, sizeof closed), 0);
     assert_int_equal(get_letter(f, 34), '0');
-    assert_non_null(strstr(f->client_lines.text, "rank 32's store is not reached, so rank 0's stands in: 127.0.0.1:1"));
+    assert_non_null(
+        strstr(f->client_lines.text, "rank 32's store cannot be reached, so rank 0's is used instead: 127.0.0.1:1"));
     closed.bytes = sizeof closed.socket + 1;
     assert_int_equal(shoal_tcp_client_set(&f->clients[0], "shoal/store/32", &closed, sizeof closed), 0);
     assert_int_equal(get_letter(f, 35), '0');

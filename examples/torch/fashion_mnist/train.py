@@ -33,9 +33,9 @@ def parse_options():
     parser.add_argument("--epochs", type=int, default=3, metavar="N", help="passes over the training images")
     parser.add_argument("--batch", type=int, default=120, metavar="N", help="images per step, over all workers together")
     parser.add_argument("--lr", type=float, default=0.05, metavar="X", help="learning rate of the first step; it falls to 0")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the first weights and of the order of images")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the first weights and of the order of images")
     parser.add_argument("--limit", type=int, default=60000, metavar="N", help="use only the first N training images")
-    parser.add_argument("--backend", default="shoal", metavar="NAME", help="of torch.distributed, to compare")
+    parser.add_argument("--backend", default="shoal", metavar="NAME", help="back-end of torch.distributed, to compare")
     return parser.parse_args()
 
 

@@ -38,17 +38,17 @@ def parse_options():
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--data", type=pathlib.Path, default="/usr/lib/bible.data", metavar="FILE",
                         help="a text, or the file of Debian's bible-kjv-text")
-    parser.add_argument("--steps", type=int, default=300, metavar="N", help="of the optimizer")
+    parser.add_argument("--steps", type=int, default=300, metavar="N", help="steps of the optimizer")
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="sequences per step, over all workers together")
     parser.add_argument("--context", type=int, default=128, metavar="N", help="bytes of a sequence")
     parser.add_argument("--layers", type=int, default=4, metavar="N", help="blocks of the network")
-    parser.add_argument("--width", type=int, default=256, metavar="N", help="of the network; 64 for each head")
+    parser.add_argument("--width", type=int, default=256, metavar="N", help="width of the network; 64 for each head")
     parser.add_argument("--lr", type=float, default=2e-3, metavar="X", help="highest learning rate")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the first weights, the order and the sample")
-    parser.add_argument("--checkpoint", type=pathlib.Path, metavar="DIR", help="go on from the last one in DIR, write there")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the first weights, the order and the sample")
+    parser.add_argument("--checkpoint", type=pathlib.Path, metavar="DIR", help="continue from the last checkpoint in DIR, and write there")
     parser.add_argument("--save-every", type=int, default=100, metavar="N", help="steps from one checkpoint to the next")
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="bytes of text to write at the end")
-    parser.add_argument("--backend", default="shoal", metavar="NAME", help="of torch.distributed, to compare")
+    parser.add_argument("--backend", default="shoal", metavar="NAME", help="back-end of torch.distributed, to compare")
     return parser.parse_args()
 
 

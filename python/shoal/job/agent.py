@@ -170,7 +170,7 @@ def _unpack(archive: pathlib.Path, folder: pathlib.Path) -> None:
         for member in tar.getmembers():
             inside = os.path.realpath(folder / member.name)
             if os.path.commonpath([inside, os.path.realpath(folder)]) != os.path.realpath(folder) or not (member.isdir() or member.isreg()):
-                raise AgentError(f"{archive} holds {member.name}, which is no plain file or folder below it: pack the source anew")
+                raise AgentError(f"{archive} holds {member.name}, which is not a plain file or folder below it: pack the source again")
         tar.extractall(folder)
 
 
@@ -385,7 +385,7 @@ class Lines:
                 self.log.write(data)
         except OSError as error:
             self.log = None
-            self.say(f"cannot write to the log: {os_text(error)}; the job goes on without")
+            self.say(f"cannot write to the log: {os_text(error)}; the job continues without it")
 
 
 # ---- the agent ----
@@ -478,15 +478,15 @@ class Agent:
         workers = self.launch.workers_per_host * len(self.place.hosts)
         path = mpi4py_import(self.container.code) if self.launch.runner == "mpi" and workers > 1 else None
         if path:
-            raise AgentError(f"distribution.mpi: {path} imports mpi4py, and each of the {workers} workers would be alone in its "
-                             "MPI_COMM_WORLD, as `shoal run` starts them and no mpirun: use Shoal or torch.distributed in the script, or "
-                             "start it by mpirun itself (`mpirun -n N python3 ...`), where Shoal's ranks find each other, too")
+            raise AgentError(f"distribution.mpi: {path} imports mpi4py, but `shoal run` starts the workers, and not mpirun, so each of the "
+                             f"{workers} workers would be alone in its MPI_COMM_WORLD: use Shoal or torch.distributed in the script, or start it by "
+                             "mpirun itself (`mpirun -n N python3 ...`), under which Shoal's ranks also find each other")
 
     def _cache_note(self) -> None:
         """Logs how to reuse the cache: it is in this job's folder, where a job of another name does not look."""
         cache = self.folder.path / "cache"
         if (cache / "objects").is_dir():
-            self.tell(note=f"what has come of the data stays in {cache}: with SHOAL_CACHE={cache} another job goes on with it")
+            self.tell(note=f"the data that have arrived stay in {cache}: another job with SHOAL_CACHE={cache} continues with them")
 
     def _call(self, command: List[str], cwd: pathlib.Path) -> Tuple[int, str]:
         """Runs a helper program until it ends, or until the agent must."""

@@ -48,7 +48,7 @@ def channel_bring(channel: Channel, folder: pathlib.Path, host_index: int, host_
         _assemble(folder, own, lambda name, item, place: place.symlink_to(item.key))
     else:
         if channel.input_mode == "FastFile":
-            say(f"channel {folder.name}: with FastFile, too, all data come before the script starts")
+            say(f"channel {folder.name}: also with FastFile, all data are fetched before the script starts")
         _bring(folder, store, own, host_index / host_count, say, report)
 
 
@@ -98,7 +98,7 @@ def _listing(channel: Channel) -> Tuple[Store, List[Named]]:
         store, key = store_open(channel.uri)
         named = [(_name(item.key, key), item) for item in _without_markers(store, store.list(key))]
     if not named:
-        raise ChannelError(f"no object lies at {channel.uri}: the key of an object has to begin with this text")
+        raise ChannelError(f"there is no object at {channel.uri}: the key of an object has to begin with this text")
     _check_names(store, named)
     return store, named
 
@@ -232,7 +232,7 @@ def _way_to_place(first: pathlib.Path, folder: pathlib.Path, size: int, say: Say
 
 
 def _no_room_say(folder: pathlib.Path, size: int, say: Say) -> None:
-    say(f"channel {folder.name}: there is no room for {bytes_text(size)} once more, so its files are those of the cache: a script that "
+    say(f"channel {folder.name}: there is no room for a second copy of {bytes_text(size)}, so its files are those of the cache: a script that "
         "writes to them changes them for all hosts of this machine")
 
 

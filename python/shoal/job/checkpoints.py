@@ -118,7 +118,7 @@ class Manifest:
             self.entries = {name: self.entry(name, **entry) for name, entry in data["files"].items()}
             self.writer, self.time = data.get("writer", {}), float(data["time"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{self.store.uri(self.key)} is no manifest of checkpoints ({error}): "
+            raise CheckpointError(f"{self.store.uri(self.key)} is not a manifest of checkpoints ({error}): "
                                   "remove it to start without") from error
         return True
 
@@ -221,7 +221,7 @@ class Synchronizer:
                 return found
             if len(manifests) > 1 and left:
                 time.sleep(SETTLE_S)
-        raise CheckpointError(f"the last set of checkpoints is not whole: {missing[0]} since {self.store.uri(own)}*.json "
+        raise CheckpointError(f"the last set of checkpoints is incomplete: {missing[0]} since {self.store.uri(own)}*.json "
                               "was written: put it back, or remove these manifests to start with what is there")
 
     def _adopt(self, items: List[Item]) -> Dict[str, Tuple[Item, int]]:
@@ -378,7 +378,7 @@ class Synchronizer:
         if now - self.said_at >= SAY_EVERY_S:
             self.said_at = now
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            self.say(f"checkpoints: nothing has gone to {self.uri} for {now - self.waiting_since:.0f} s, as {names[0]}{more} is always being "
+            self.say(f"checkpoints: nothing has been copied to {self.uri} for {now - self.waiting_since:.0f} s, as {names[0]}{more} is always being "
                      f"written: keep logs in another folder; {self._last_text()}")
 
     def _may_be_torn(self, name: str, mark: Mark) -> bool:
@@ -391,7 +391,7 @@ class Synchronizer:
                    for at, clock in self.kills)
 
     def _look(self, now: float) -> Dict[str, Mark]:
-        """Returns the files that this host is responsible for, and updates since when each has had its mark."""
+        """Returns the files that this host is responsible for, each with its mark. Records when a mark was first seen."""
         looks = {name: mark for name, mark in _scan(self.local).items() if self.foreign.get(name) != mark}
         self.seen = {name: self._since(name, mark, now) for name, mark in looks.items()}
         return looks

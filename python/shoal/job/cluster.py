@@ -107,7 +107,7 @@ def family_of(address: str) -> int:
     try:
         return int(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][0])
     except OSError as error:
-        raise ClusterError(f"{address}, where the hosts meet, is no name or address: {error}") from error
+        raise ClusterError(f"{address}, where the hosts meet, is not a name or address: {error}") from error
 
 
 def _meet_as_first(meeting: Meeting, ports: List[int]) -> Tuple[List[Member], List[socket.socket]]:

@@ -114,7 +114,7 @@ class StopOnSignal:
         self.count += 1
         if self.count > 1:
             raise KeyboardInterrupt
-        say(f"stopping {self.folder.name}; once more, and it goes on without being watched")
+        say(f"stopping {self.folder.name}; press Ctrl-C again to leave without waiting for its end")
         engines.job_stop(self.folder)
 
     def end(self) -> None:
@@ -250,30 +250,36 @@ def parser_make() -> Parser:
 
     def has_document(made: Parser) -> None:
         made.add_argument("file", metavar="FILE", help="the document: .json, .toml or .py")
-        made.add_argument("--set", action="append", metavar="KEY=VALUE", help="as if it stood in the document; may be repeated")
+        made.add_argument("--set", action="append", metavar="KEY=VALUE",
+                          help="replace a field of the document, such as hyperparameters.lr=0.2; may be repeated")
         has_format(made)
 
-    has_document(command("check", check, "Finds all mistakes of a document, with their places, and starts nothing.", is_named=False,
-                         example="  shoal job check job.toml\n  shoal job check job.toml --format json     the document, defaults filled in"))
-    running = command("run", run, "Starts a job, shows what its workers write, and waits for its end. Ctrl-C stops the job.", is_named=False,
+    has_document(command("check", check, "Lists all mistakes of a document, with their places. Starts nothing.", is_named=False,
+                         example="  shoal job check job.toml\n  shoal job check job.toml --format json     print the document with its defaults"))
+    running = command("run", run, "Starts a job, shows the output of its workers, and waits until it ends. Ctrl-C stops the job.", is_named=False,
                       example="  shoal job run job.toml\n  shoal job run job.toml --name first --set instance_count=2\n"
                               "  name=$(shoal job run job.toml --detach) && shoal job logs $name --follow")
     has_document(running)
-    running.add_argument("--name", help="the job's name (default: that of the document, else made from the entry point and the time)")
-    running.add_argument("--host-index", type=int, metavar="I", help='engine "hosts": which host this machine is, from 0')
-    running.add_argument("--write", metavar="YAML", help='engine "kubernetes": write the manifests and start nothing')
-    running.add_argument("--detach", action="store_true", help="print the name and return while the job goes on")
-    running.add_argument("--quiet", action="store_true", help="do not show what the workers write")
-    has_format(command("list", list_jobs, "Prints all jobs, the newest first.", is_named=False))
-    has_format(command("status", status, "Prints how a job stands. Exit code 1 for a job that failed, 3 for one that was stopped."))
-    logging = command("logs", logs, "Prints what the workers of a job wrote, host after host; with --follow as it comes.")
-    logging.add_argument("-f", "--follow", action="store_true", help="until the job ends; the exit code is then that of the job")
-    stopping = command("stop", stop, "Asks a job to end. Its script gets SIGTERM and stop_grace seconds.")
-    stopping.add_argument("--wait", action="store_true", help="until it has ended")
-    reporting = command("report", report, "Writes one self-contained HTML page about a job.")
-    reporting.add_argument("-o", "--output", metavar="FILE", help="where (default NAME.html)")
-    watching = command("watch", watch, "Shows a job live, in a browser on this machine and as a table in the terminal.")
-    watching.add_argument("--port", type=int, default=0, help="of the page (default: one that is free)")
+    running.add_argument("--name", help="the job's name (default: the document's, else made from the entry point and the time)")
+    running.add_argument("--host-index", type=int, metavar="I", help='for the engine "hosts": the index of this host, from 0')
+    running.add_argument("--write", metavar="YAML", help='for the engine "kubernetes": write the manifests and start nothing')
+    running.add_argument("--detach", action="store_true", help="print the job's name and return at once")
+    running.add_argument("--quiet", action="store_true", help="do not show the output of the workers")
+    has_format(command("list", list_jobs, "Lists all jobs, the newest first.", is_named=False, example="  shoal job list"))
+    has_format(command("status", status, "Prints the state of a job. The exit code is 1 if the job failed, 3 if it was stopped.",
+                       example="  shoal job status first\n  shoal job status first --format json"))
+    logging = command("logs", logs, "Prints what the workers of a job wrote, host after host; with --follow, also new lines as they come.",
+                      example="  shoal job logs first\n  shoal job logs first --follow")
+    logging.add_argument("-f", "--follow", action="store_true", help="print new lines until the job ends, with the job's exit code")
+    stopping = command("stop", stop, "Asks a job to end. Its script gets SIGTERM, and has stop_grace seconds to end.",
+                       example="  shoal job stop first --wait")
+    stopping.add_argument("--wait", action="store_true", help="wait until the job has ended")
+    reporting = command("report", report, "Writes one self-contained HTML page about a job.",
+                        example="  shoal job report first -o first.html")
+    reporting.add_argument("-o", "--output", metavar="FILE", help="the file to write (default NAME.html)")
+    watching = command("watch", watch, "Shows a running job, in a browser on this machine and as a table in the terminal.",
+                       example="  shoal job watch first")
+    watching.add_argument("--port", type=int, default=0, help="port of the page (default: a free one)")
     return parser
 
 

@@ -285,7 +285,7 @@ def success_write(container: Container) -> None:
 # ---- archives ----
 
 def _files_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields files, and folders without any, relative to the folder. Follows links; enters each folder once on a path."""
+    """Yields all files and empty folders, relative to the folder. Follows links, and refuses a link to a folder that holds it."""
     def walk(place: pathlib.Path, above: Tuple[str, ...]) -> Iterator[pathlib.Path]:
         real = os.path.realpath(place)
         if real in above:

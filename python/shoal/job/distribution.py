@@ -251,7 +251,7 @@ def _mistakes_of_combination(distribution: Dict[str, Any]) -> Iterator[Mistake]:
     others = [place for place in enabled if place not in _LAUNCHERS_OF_MODELPARALLEL] if modelparallel in enabled else enabled
     launchers = [place for place in enabled if place not in others]
     if modelparallel in enabled and not launchers:
-        yield modelparallel, ('needs "mpi", or "torch_distributed" since its version 2, to be enabled beside it: these start '
+        yield modelparallel, ('needs "mpi", or "torch_distributed" since its version 2, to be enabled as well: these start '
                               'its workers')
     for chosen in (others, launchers):
         if len(chosen) > 1:

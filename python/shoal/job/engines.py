@@ -49,8 +49,8 @@ def job_start(job: Job, jobs: Optional[pathlib.Path] = None, host_index: Optiona
     engine = engine_of(job.where.engine)
     if job.where.engine == "hosts":
         if clone:
-            raise EngineError('git_config: with the engine "hosts" each machine would clone by itself, and perhaps another commit: clone '
-                              "the repository where all machines see it, and name its folder as source_dir")
+            raise EngineError('git_config: with the engine "hosts" each machine would make its own clone, perhaps of another commit: '
+                              "clone the repository to a folder that all machines see, and name it as source_dir")
         return engine.take_part(job, jobs, host_index)
     folder = folder_create(job, jobs, clone)
     try:

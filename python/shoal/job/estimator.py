@@ -49,7 +49,7 @@ AWS_ONLY = (
     "compiler_config")
 # Arguments that would change the job in ways that Shoal does not support, so they are refused.
 NOT_SERVED = {
-    "instance_groups": "all hosts of a job are of one kind; give instance_count and instance_type",
+    "instance_groups": "all hosts of a job are of one kind; set instance_count and instance_type",
     "container_entry_point": "give entry_point", "container_arguments": "give hyperparameters",
     "training_recipe": "give entry_point", "recipe_overrides": "give hyperparameters",
 }
@@ -591,7 +591,7 @@ class Estimator(EstimatorBase):
         self.image_uri = image_uri
         super().__init__(role, instance_count, instance_type, disable_profiler=disable_profiler, **kwargs)
         if not self.entry_point:
-            raise JobError("Estimator: the program of a container is not served: give entry_point, and source_dir")
+            raise JobError("Estimator: the program of a container is not served: set entry_point and source_dir")
 
     def set_hyperparameters(self, **kwargs: Any) -> None:
         """Like the SDK's, which converts to JSON only if there is a source_dir."""

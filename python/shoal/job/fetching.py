@@ -146,7 +146,7 @@ class Cache:
         room = os.statvfs(self.folder)
         free = room.f_bavail * room.f_frsize
         if needed + SPARE_BYTES > free:
-            raise FullError(f"{bytes_text(needed)} have to come to {self.folder}, where {bytes_text(free)} are free: "
+            raise FullError(f"{bytes_text(needed)} must be fetched to {self.folder}, where {bytes_text(free)} are free: "
                             "make room there, or name another folder with SHOAL_CACHE")
 
     def _there_bytes(self, item: Item) -> int:
@@ -201,7 +201,7 @@ class Cache:
             if size != size_before:
                 size_before, standing_since = size, time.monotonic()
             if time.monotonic() - standing_since > STALL_S:
-                raise StorageError(f"another process brings {part} and has not come on for {STALL_S:.0f} s: end that process")
+                raise StorageError(f"another process brings {part} and has made no progress for {STALL_S:.0f} s: end that process")
             if self.stop.wait(POLL_S):
                 raise Stopped
 

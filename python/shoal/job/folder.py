@@ -178,7 +178,7 @@ class JobFolder:
         file_replace(self.path / "status.json", json.dumps(dataclasses.asdict(status), indent=1) + "\n")
 
     def status_follow(self, old: Status, new: Status) -> None:
-        """Writes what an engine reports about its job, where it differs. A new state is an event as well."""
+        """Writes the status that an engine reports, if it has changed. A new state is also an event."""
         if new != old:
             self.status_write(new)
         if new.status != old.status:

@@ -50,7 +50,7 @@ def index_find(job: Job, environment: Mapping[str, str], given: Optional[int] = 
         raise EngineError(f"nothing says which of the {count} hosts this is: start `shoal job run` once on each by srun, mpirun or "
                           "Kubernetes, name this machine in where.hosts, or say --host-index")
     if not 0 <= (given or 0) < count:
-        raise EngineError(f"this is host {given} of what started it, and instance_count is {count}: 0 to {count - 1} can take part")
+        raise EngineError(f"the launcher numbers this host {given}, but instance_count is {count}: only hosts 0 to {count - 1} take part")
     return given or 0
 
 
@@ -58,7 +58,8 @@ def _index_told(count: int, environment: Mapping[str, str]) -> Optional[int]:
     for hosts, index in SOURCES:
         if environment.get(hosts, "").isdigit() and environment.get(index, "").isdigit():
             if int(environment[hosts]) != count:
-                raise EngineError(f"{hosts} is {environment[hosts]}, and instance_count is {count}: both say how many hosts the job has")
+                raise EngineError(f"{hosts} is {environment[hosts]}, but instance_count is {count}: both are the number "
+                                  "of hosts of the job, so set them alike")
             return int(environment[index])
     return None
 

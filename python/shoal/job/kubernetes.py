@@ -101,8 +101,8 @@ def _check(job: Job) -> None:
         raise EngineError('where.options.pod is a part of the pods\' template, such as {"spec": {"nodeSelector": {"disk": "fast"}}}: it has '
                           "metadata and spec, and nothing else")
     if not options.get("claim") and "://" not in (job.output_path or ""):
-        raise EngineError("what a pod writes ends with it: set output_path to a place that pods reach, such as s3://..., or where.options.claim "
-                          "to a volume that they share")
+        raise EngineError("what a pod writes is lost when the pod ends: set output_path to a place that pods reach, such as s3://..., or "
+                          "where.options.claim to a volume that they share")
     for name, channel in job.channels.items():
         if "://" not in channel.uri and not options.get("claim"):
             raise EngineError(f"channel {name} is the folder {channel.uri}, which pods do not see: name an URL such as s3://...")

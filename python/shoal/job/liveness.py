@@ -62,7 +62,7 @@ def _reason(status: Status, is_alive: Optional[bool], silence: float, touched: f
     if status.pid is None:
         return "the process that runs the job was never started"
     if is_alive is False:
-        return f"the process that ran the job (pid {status.pid}) is gone: it was killed, or the machine was started anew"
+        return f"the process that ran the job (pid {status.pid}) is gone: it was killed, or the machine was restarted"
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(touched))
     return (f"seems lost since {since}: the process that runs the job (pid {status.pid} on {status.machine}) has given no sign of life for "
             f"{silence:.0f} s")

@@ -45,18 +45,18 @@ Say = Callable[[str], None]
 
 # What Sampler writes: name -> (meaning, unit). The metrics "host/..." have no rank.
 SHOAL_METRICS: Dict[str, Tuple[str, str]] = {
-    "shoal/steps_per_s": ("Steps per second, where the rank's operations repeat", "1/s"),
+    "shoal/steps_per_s": ("Steps per second, if the rank's operations repeat", "1/s"),
     "shoal/operations_per_s": ("Operations that ended", "1/s"),
     "shoal/bytes_per_s": ("Bytes of their larger operands", "B/s"),
     "shoal/network_bytes_per_s": ("Bytes that the rank handed to the network", "B/s"),
     "shoal/exposed": ("Communication that nothing hides: share of the time in which threads of the rank were blocked in Shoal", ""),
     "shoal/waiting_s": ("How long the rank has waited for other ranks in the operation that is under way", "s"),
     "shoal/came_last": ("Share of the operations to which the rank came last", ""),
-    "shoal/late_s": ("How long after the first rank it came then, on average", "s"),
+    "shoal/late_s": ("How long after the first rank it then came, on average", "s"),
     "shoal/cpu": ("Processor time of the process, in cores", ""),
     "shoal/memory_bytes": ("Resident memory of the process", "B"),
     "host/cpu": ("Processors of the host that are busy", ""),
-    "host/memory_available_bytes": ("Memory of the host that is free, or can be made so", "B"),
+    "host/memory_available_bytes": ("Memory of the host that is free or can be freed", "B"),
     "host/received_bytes_per_s": ("Bytes that the host's network interfaces received", "B/s"),
     "host/sent_bytes_per_s": ("Bytes that they sent", "B/s"),
 }
@@ -123,7 +123,7 @@ class Record:
                 self.board.add(values, now)
             except OSError as error:
                 self.is_broken = True
-                self.say(f"cannot keep metrics of {self.host}: {error.strerror}: {self.folder.metrics}; the job goes on without")
+                self.say(f"cannot keep metrics of {self.host}: {error.strerror}: {self.folder.metrics}; the job continues without it")
 
     def close(self) -> None:
         with self.lock:
@@ -220,7 +220,7 @@ class LogMetrics:
             try:
                 value = float(number)
             except (TypeError, ValueError):
-                self._tell(name, f"{number!r} is no number: ignored, and so are others like it")
+                self._tell(name, f"{number!r} is not a number: ignored, like further ones")
                 continue
             rest = NUMBER_GOES_ON.match(text, match.end(1 if regex.groups else 0))
             if rest:

@@ -228,7 +228,7 @@ def _check_names(job: Job, source: Source) -> Iterator[Mistake]:
             continue
         if not re.fullmatch(r"[a-zA-Z0-9-]*", value) or not re.fullmatch(r"[a-zA-Z0-9](.*[a-zA-Z0-9])?", value):
             better = re.sub(r"[^a-zA-Z0-9]+", "-", value).strip("-")[:NAME_MAX].strip("-")
-            yield (field,), (f'"{value}" is no name of a job: letters, digits and hyphens, none of these at an end'
+            yield (field,), (f'"{value}" is not the name of a job: use letters, digits and hyphens, with no hyphen at either end'
                              + (f'; try "{better}"' if better else ""))
         elif len(value) > NAME_MAX:
             yield (field,), f"{len(value)} characters, and at most {NAME_MAX} are allowed"
@@ -254,7 +254,7 @@ def _check_entry_point(job: Job, source: Source) -> Iterator[Mistake]:
     if job.source_dir and os.path.isabs(job.entry_point):
         yield ("entry_point",), f'"{job.entry_point}": with source_dir it is a path below that folder'
     elif not re.fullmatch(ENTRY_POINT, name) or ".." in name:
-        yield ("entry_point",), (f'"{name}" is no name of a script: letters, digits, ".", "_", "+" and "-", which is not the '
+        yield ("entry_point",), (f'"{name}" is not the name of a script: use letters, digits, ".", "_", "+" and "-", which is not the '
                                  f'first of a name, and no ".."')
     if job.source_dir is not None and not job.source_dir:
         yield ("source_dir",), "is empty; leave it out: the entry point is then a file of its own"
@@ -272,8 +272,8 @@ def _check_hyperparameters(job: Job, source: Source) -> Iterator[Mistake]:
     if not wrong and not distribution.mistakes(job):
         sent = distribution.hyperparameters_of(job)
         if len(sent) > HYPERPARAMETERS_MAX:
-            yield ("hyperparameters",), (f"{len(sent)} are sent, of which {len(sent) - len(job.hyperparameters)} say how the "
-                                         f"job is run, and at most {HYPERPARAMETERS_MAX} are allowed")
+            yield ("hyperparameters",), (f"{len(sent)} are sent ({len(sent) - len(job.hyperparameters)} of them describe how "
+                                         f"the job is run), but at most {HYPERPARAMETERS_MAX} are allowed")
 
 
 def _mistakes_of_hyperparameter(key: str, value: Any) -> Iterator[str]:
@@ -440,7 +440,7 @@ def _check_dependencies(job: Job, source: Source) -> Iterator[Mistake]:
             yield place, f"no file or folder {_in_quotes(source.folder / path)}"
         name = os.path.basename(os.path.normpath(path))
         if name in names:
-            yield place, f'"{path}" and "{names[name]}" would both be {name} beside the source; rename one'
+            yield place, f'"{path}" and "{names[name]}" would both be {name} next to the source; rename one'
         names.setdefault(name, path)
 
 

@@ -58,7 +58,7 @@ def _git(words: List[str], what: str) -> None:
         done = subprocess.run(["git", *words], env={**os.environ, **OF_GIT}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=CLONE_S)
     except FileNotFoundError:
-        raise JobError("git_config: there is no program git on this machine: install it, or give source_dir") from None
+        raise JobError("git_config: there is no program git on this machine: install it, or set source_dir") from None
     except subprocess.TimeoutExpired:
         raise JobError(f"git_config: cannot {what} within {CLONE_S:.0f} s") from None
     if done.returncode:

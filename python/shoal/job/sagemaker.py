@@ -321,4 +321,4 @@ def status_of(status: Status, told: Dict[str, Any]) -> Status:
 
 
 def _reason_of(told: Dict[str, Any]) -> Optional[str]:
-    return contract.failure_text(told.get("FailureReason") or "SageMaker gives no reason") if told["TrainingJobStatus"] == "Failed" else None
+    return contract.failure_text(told.get("FailureReason") or "SageMaker reports no reason") if told["TrainingJobStatus"] == "Failed" else None

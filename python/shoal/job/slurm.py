@@ -46,7 +46,7 @@ def script_text(job: Job, folder: JobFolder) -> str:
                                                   "checkpoints_timeout"})
     if unknown:
         raise EngineError(f"where.options.{unknown[0]} is not known with the engine slurm: known are {', '.join(OPTIONS)}, sbatch (a list "
-                          "of further words) and setup")
+                          "of further arguments) and setup")
     further = list(map(str, options.get("sbatch", [])))
     if any(re.match(r"--array\b|-a", word) for word in further):
         raise EngineError("where.options.sbatch has --array, and each task of the array would run in the one folder of this job: start "
@@ -200,7 +200,7 @@ def _ended(folder: JobFolder, status: Status, state: str, reason: str) -> Status
     """Returns the status of a job that Slurm ended before its members could write so. Writes it, because Slurm forgets the
     reason."""
     detail = f" ({reason})" if reason else ""
-    text = f"Slurm's job {status.engine_id} has ended without a word of its own: {state}{detail}; see {folder.path / 'slurm.out'}"
+    text = f"Slurm's job {status.engine_id} has ended without a message: {state}{detail}; see {folder.path / 'slurm.out'}"
     status = dataclasses.replace(status, status="Failed", ended=time.time(), exit_code=1, failure_reason=text)
     if state not in (GONE, *UNDER_WAY):  # GONE: this may be another Slurm; COMPLETING: Slurm may restart the job
         with contextlib.suppress(OSError):

@@ -90,7 +90,7 @@ def alltoall(tensor, splits=None, name: str | None = None, world: int = 0):
     tensor = _with_rows(tensor)
     if splits is None:
         if tensor.shape[0] is not None and tensor.shape[0] % size:
-            raise ValueError(f"shoal: {tensor.shape[0]} rows cannot be divided evenly among {size} ranks: give splits")
+            raise ValueError(f"shoal: {tensor.shape[0]} rows cannot be divided evenly among {size} ranks: pass splits")
         sent = tf.fill([size], tf.shape(tensor, tf.int64)[0] // size)
     else:
         sent = tf.cast(tf.convert_to_tensor(splits), tf.int64)
@@ -109,7 +109,7 @@ def barrier() -> None:
 
 def _cast_of(tensor, compression):
     if compression not in ("none", *_CASTS):
-        raise ValueError(f"shoal: a tensor cannot be compressed as {compression!r}: none, fp16 and bf16 can be had; int8 "
+        raise ValueError(f"shoal: a tensor cannot be compressed as {compression!r}: only none, fp16 and bf16 are possible; int8 "
                          "is for gradients")
     return _CASTS[compression] if compression != "none" and tensor.dtype in (tf.float32, tf.float64) else tensor.dtype
 

@@ -49,7 +49,7 @@ def load() -> types.SimpleNamespace:
     library.shoal_tensorflow_problem.restype = ctypes.c_char_p
     problem = library.shoal_tensorflow_problem().decode()
     if problem:
-        raise ImportError(f"shoal.tensorflow: TensorFlow {tf.__version__} does not take the operations of {path}: {problem}")
+        raise ImportError(f"shoal.tensorflow: TensorFlow {tf.__version__} does not accept the operations of {path}: {problem}")
     library.shoal_tensorflow_set_world.argtypes = ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32
     library.shoal_tensorflow_set_world.restype = ctypes.c_bool
     library.shoal_tensorflow_averager_create.argtypes = (
@@ -150,7 +150,8 @@ def stack(tensor, size, name=None, world=0):
 
 
 def allgather_rows(tensor, rows, name=None, world=0):
-    """`rows` describes each rank, by its number of rows or by its tensor's rank and first dimensions, which are compared."""
+    """Joins the tensors of all ranks, which may differ in their first dimension. `rows` describes each rank: either by its number
+    of rows, or by the rank and the first dimensions of its tensor, which are then compared."""
     return _rows_of(_collective("allgather", name, input=tensor, rows=rows, world=world)[0], tensor)
 
 

@@ -93,8 +93,8 @@ def add_world(ranks) -> int:
     global _next_world
     world, library = current(), _native.load()
     if _next_world == WORLDS_MAX:
-        raise RuntimeError(f"shoal: {WORLDS_MAX - 1} communicators of some ranks were made since init(), and there can be no more: make "
-                           "them once, and keep them")
+        raise RuntimeError(f"shoal: {WORLDS_MAX - 1} communicators of some ranks were made since init(), which is the limit: make "
+                           "each once, and keep it")
     number, comm = _next_world, ctypes.c_void_p()
     options = _native.CommOptions(name=f"tensorflow.{number}".encode(), timeout_ms=world.limit_ms)
     status = library.comm_split(world.comm, 0 if world.rank in ranks else -1, 0, ctypes.byref(options), ctypes.byref(comm))

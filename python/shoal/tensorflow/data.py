@@ -26,7 +26,7 @@ def shard(dataset: tf.data.Dataset, tail: str = "drop") -> tf.data.Dataset:
     if tail == "keep" or count == tf.data.INFINITE_CARDINALITY:
         return shares
     if count == tf.data.UNKNOWN_CARDINALITY:
-        raise ValueError("shoal: the length of the data set is not known, so it cannot be divided evenly: say it with "
+        raise ValueError("shoal: the length of the data set is not known, so it cannot be divided evenly: set it with "
                          "dataset.apply(tf.data.experimental.assert_cardinality(n)), or take tail=\"keep\" and .take(steps)")
     if tail == "drop":
         return shares.take(count // size)

@@ -45,7 +45,7 @@ def empty(*size, dtype: torch.dtype | None = None, device: torch.device | str | 
     """Like torch.empty, but in memory that the other ranks of the host map, so that collectives copy nothing. It is freed with
     the last tensor that views it. Such memory exists on the CPU only."""
     if device is not None and torch.device(device).type != "cpu":
-        raise ValueError(f"shoal: shoal.torch.empty gives memory of the CPU, not of {device}: write torch.empty(..., "
+        raise ValueError(f"shoal: shoal.torch.empty returns memory of the CPU, not of {device}: write torch.empty(..., "
                          f"device=\"{device}\") for a tensor there")
     shape = torch.Size(size[0] if len(size) == 1 and hasattr(size[0], "__len__") else size)
     plain = torch.empty((), dtype=dtype, device="cpu")
@@ -99,8 +99,8 @@ def _choose(rank: int):
             if wanted == "c++":
                 raise
             if rank == 0:
-                print(f"shoal: {reason}: the Python shim serves instead; it is slower, and before torch 2.14 it cannot sit beside "
-                      "another back-end in one group", file=sys.stderr)
+                print(f"shoal: {reason}: the Python shim serves instead; it is slower, and before torch 2.14 it cannot share a "
+                      "group with another back-end", file=sys.stderr)
     from . import _python
     return "python", _python
 

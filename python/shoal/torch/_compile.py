@@ -97,7 +97,7 @@ def _cached() -> pathlib.Path:
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home folder
         if isinstance(error, Unavailable):
             raise
-        raise Unavailable(f"there is no place for the compiled shim ({error}); SHOAL_TORCH_CACHE names one") from error
+        raise Unavailable(f"there is no folder for the compiled shim ({error}); set SHOAL_TORCH_CACHE to one") from error
 
 
 def _expect_own(path: pathlib.Path) -> None:

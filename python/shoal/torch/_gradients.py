@@ -74,8 +74,8 @@ class _HostMemory:
 
 
 class _DeviceMemory:
-    """A reducer's memory on a device. It works in the order of one stream, the current one of when it was made. If a program
-    makes gradients on another stream, each of the two waits for the other."""
+    """A reducer's memory on a device. It works in the order of one stream: the stream that was current when it was made. If a
+    program makes gradients on another stream, each of the two streams waits for the other."""
     copies_at_once = False
 
     def __init__(self, device):

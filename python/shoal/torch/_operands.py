@@ -75,7 +75,7 @@ def reduction(dtype, reduce_op):
                         "and bool can be reduced: convert the tensor first")
     operator = _OPERATORS.get(reduce_op.op)
     if operator is None:
-        raise ValueError("shoal: this is no operator of a reduction")
+        raise ValueError("shoal: this is not an operator of a reduction")
     if dtype is torch.bool:
         operator = _truth_operator(operator)
     if dtype.is_floating_point and operator in _BITWISE:
@@ -94,8 +94,8 @@ def _truth_operator(operator):
 
 def check_tensor(tensor):
     if not tensor.is_cpu:
-        raise ValueError(f"shoal: a tensor is on {tensor.device}, but the Python shim serves CPU tensors: the C++ shim, which is "
-                         'there where a C++ compiler is, serves CUDA devices, too; with NCCL beside it write "cpu:shoal,cuda:nccl"')
+        raise ValueError(f"shoal: a tensor is on {tensor.device}, but the Python shim serves only CPU tensors. Install a C++ compiler, so that "
+                         'the C++ shim serves CUDA devices; to use NCCL for them, write "cpu:shoal,cuda:nccl"')
     if tensor.layout is not torch.strided:
         raise ValueError("shoal: a tensor is sparse; only dense tensors can be sent: use to_dense() first")
 

@@ -602,7 +602,7 @@ class Group(Base):
         return self._post("recv", work, None, work.operands.output(tensor), tensor.numel() * width, type_, peer, tag)
 
     def recv_anysource(self, tensors, tag=0):
-        raise NotImplementedError("shoal: a receive from any rank is not supported: give recv() its src")
+        raise NotImplementedError("shoal: a receive from any rank is not supported: pass src to recv()")
 
     def barrier(self, opts=c10d.BarrierOptions()):
         return self._post("barrier", Work(self, []), opts)

@@ -73,7 +73,7 @@ def _from_launcher(url, timeout=TIMEOUT, **_):
     _, store, rank, size = _met
     for name, told in _told(url).items():
         if told != (size if name == "world_size" else rank):
-            raise ValueError(f"shoal: init_process_group was given {name}={told}, but the launcher says rank {rank} of {size}")
+            raise ValueError(f"shoal: init_process_group was given {name}={told}, but the launcher's variables are rank {rank} of {size}")
     _groups += 1
     yield dist.PrefixStore(f"shoal {_groups}", store), rank, size
     raise RuntimeError("shoal: ranks cannot meet again within one group")  # the error of torch's own handlers
@@ -165,7 +165,7 @@ def _connect(told, is_local, size, timeout):
             reasons.append(f"{address}: {error}")
     raise BackendError(f"shoal: rank 0 opened a TCPStore at port {told['port']}, which cannot be reached from "
                        f"{socket.gethostname()} ({'; '.join(reasons)}). Set MASTER_ADDR on all ranks to an address of rank 0's "
-                       "host, and MASTER_PORT where only some ports are open")
+                       "host, and MASTER_PORT if only some ports are open")
 
 
 def _addresses():

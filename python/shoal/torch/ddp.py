@@ -245,7 +245,7 @@ class _Steps:
 
     def _mark(self, index):
         if self._ready[index]:
-            self._fail(f"the gradient of {self._names[index]} became ready twice in one backward pass, as where a segment of a "
+            self._fail(f"the gradient of {self._names[index]} became ready twice in one backward pass, as if a segment of a "
                        "reentrant checkpoint is used twice: pass static_graph=True, or use_reentrant=False to the checkpoint")
         gradient, view = self._parameters[index].grad, self.reducer.views[index]
         if gradient is None:  # autograd passed an undefined one
@@ -527,9 +527,9 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         local = norm.local_norms(self.module) if self.process_group.size() > 1 and first_batch is not None else []
         if local and len(first_batch) < norm.SMALL_BATCH and self.process_group.rank() == 0:
             warnings.warn(f"shoal: rank 0 of {self.process_group.size()} has {len(first_batch)} samples in its batch, and batch norm in "
-                          f"{len(local)} layers, such as \"{local[0]}\", takes mean and variance of these alone, which is rough below "
-                          f"{norm.SMALL_BATCH}: write model = shoal.torch.convert_sync_batchnorm(model) before "
-                          "DistributedDataParallel(model), or give each worker more samples", stacklevel=4)
+                          f"{len(local)} layers, such as \"{local[0]}\", computes mean and variance of these alone, which is inexact "
+                          f"below {norm.SMALL_BATCH}: write model = shoal.torch.convert_sync_batchnorm(model) before "
+                          "DistributedDataParallel(model), or use more samples for each worker", stacklevel=4)
 
     @torch._disable_dynamo
     def _before_forward(self):
@@ -601,7 +601,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         """Restores gradient_state_dict(). All ranks call it between steps, each with its own state. The numbers of ranks and
         hosts must be the same as when it was saved."""
         if not {ORDER, RESIDUALS} <= set(state):
-            raise ValueError(f"shoal: this is no gradient_state_dict: it has no \"{ORDER}\" or no \"{RESIDUALS}\"")
+            raise ValueError(f"shoal: this is not a gradient_state_dict: it has no \"{ORDER}\" or no \"{RESIDUALS}\"")
         self._steps.load(state)
 
     # ---- What torch's class can do besides ----
@@ -684,7 +684,7 @@ def _group_of(group, mesh, device_type):
     """Returns the process group; raises an error if Shoal does not serve it."""
     import shoal.torch
     if group is not None and mesh is not None:
-        raise ValueError("shoal: give process_group or device_mesh, not both")
+        raise ValueError("shoal: pass process_group or device_mesh, not both")
     if mesh is not None:
         if mesh.ndim != 1:
             raise ValueError(f"shoal: device_mesh has {mesh.ndim} dimensions: pass the one of data parallelism, such as mesh[\"dp\"]")
@@ -693,7 +693,7 @@ def _group_of(group, mesh, device_type):
     if not group:
         raise RuntimeError('shoal: there is no process group yet: call torch.distributed.init_process_group("shoal") first')
     if not shoal.torch._serves(group, device_type):
-        backend, beside = shoal.torch._backend_for(group, device_type), ', "cpu:shoal,cuda:nccl" beside NCCL' * (device_type == "cpu")
+        backend, beside = shoal.torch._backend_for(group, device_type), ' (with NCCL: "cpu:shoal,cuda:nccl")' * (device_type == "cpu")
         raise ValueError(f"shoal: tensors of {_words_of(device_type)} in this process group are {backend}'s, and "
                          "shoal.torch.DistributedDataParallel needs \"shoal\": write torch.distributed.init_process_group(\"shoal\")"
                          f'{beside}, or process_group=torch.distributed.new_group(backend="shoal")')

@@ -98,7 +98,7 @@ class State:
             raise TypeError(f"shoal: gradients are of {tensor.dtype}, but the hooks average those of "
                             f"{', '.join(str(each).removeprefix('torch.') for each in _gradients.TYPES)}")
         if self._compression not in (None, compression):
-            raise RuntimeError(f"shoal: this hooks.State serves {self._compression}_hook and was given to {compression}_hook, too: "
+            raise RuntimeError(f"shoal: this hooks.State serves {self._compression}_hook and was also given to {compression}_hook: "
                                "make a State for each")
         self._compression = compression
         if bucket.index() != len(self._buckets):
@@ -167,7 +167,7 @@ class State:
         """Restores state_dict(). All ranks call it before a step, each with its own state. It takes effect once DDP's buckets
         match the saved ones: at once if DDP never makes them again (find_unused_parameters), else after the first step."""
         if not {BUCKETS, RESIDUALS} <= set(state):
-            raise ValueError(f"shoal: this is no state_dict of hooks.State: it has no \"{BUCKETS}\" or no \"{RESIDUALS}\"")
+            raise ValueError(f"shoal: this is not a state_dict of hooks.State: it has no \"{BUCKETS}\" or no \"{RESIDUALS}\"")
         self._saved = state if state[BUCKETS] else None
         if self._reducer:
             self._take_saved(self._reducer)

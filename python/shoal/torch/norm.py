@@ -144,7 +144,7 @@ class _Normalized(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, weight, bias, eps, group):
         if not input.is_cpu:
-            raise ValueError(f"shoal: SyncBatchNorm got a tensor on {input.device}, and is for those of the CPU: convert the model "
+            raise ValueError(f"shoal: SyncBatchNorm got a tensor on {input.device}, but serves only tensors on the CPU: convert the model "
                              "with torch.nn.SyncBatchNorm.convert_sync_batchnorm for others")
         mean, var, count = _whole(_gathered(_own(input), group))
         kind = _arithmetic(input)

@@ -98,7 +98,7 @@ class OuterSteps:
         """Restores state_dict(). A collective call, with the same state on all ranks. Load the model's parameters
         separately."""
         if STATE not in state:
-            raise ValueError(f"shoal: this is no state_dict of {type(self).__name__}: it has no \"{STATE}\"")
+            raise ValueError(f"shoal: this is not a state_dict of {type(self).__name__}: it has no \"{STATE}\"")
         found = state[STATE].detach().to("cpu", torch.uint8).contiguous()
         self._check(self._library.outer_import(self._address, found.data_ptr(), found.numel()))
 

@@ -164,8 +164,7 @@ enum shoal_status shoal_cuda_check_capture(const struct shoal_gpu *gpu, int devi
         return shoal_cuda_fail(gpu->log, &gpu->calls, "cuStreamIsCapturing", result, doing);
     return shoal_log_fail(
         gpu->log, SHOAL_ERR_UNSUPPORTED, "gpu",
-        "options.stream %s: the values that a ring counts by cannot be played again; leave this call out of the "
-        "graph",
+        "options.stream %s: the counter values of a ring cannot be replayed; leave this call out of the graph",
         result == SHOAL_CU_SUCCESS ? "is being captured into a graph"
                                    : "is the legacy stream while another one is being captured into a graph");
 }

@@ -72,7 +72,7 @@ static enum shoal_status cuda_check_version(struct shoal_log *log, void *library
     shoal_cu_result (*driver_version)(int *version);
     if (!cuda_symbol(library, "cuDriverGetVersion", &driver_version))
         return shoal_log_fail(log, SHOAL_ERR_UNSUPPORTED, "gpu",
-                              LIBRARY " is no CUDA driver: it has no cuDriverGetVersion; see LD_LIBRARY_PATH");
+                              LIBRARY " is not a CUDA driver: it has no cuDriverGetVersion; see LD_LIBRARY_PATH");
     const shoal_cu_result result = driver_version(version_out);
     if (result != SHOAL_CU_SUCCESS)
         return shoal_cuda_fail(log, NULL, "cuDriverGetVersion", result, "asking the CUDA driver for its version");

@@ -109,7 +109,7 @@ static bool is_old(const struct shoal_cuda_mappings *mappings, const struct shoa
     return mappings->now - mapping->used >= SHOAL_CUDA_MAPPING_AGE;
 }
 
-/* Checks one mapping in each use, in turn, and ends it if its allocation was freed. */
+/* Checks one mapping, another one at each use, and ends it if its allocation was freed. */
 static void end_if_freed(struct shoal_gpu *gpu, const struct shoal_gpu_allocation *in_use)
 {
     struct shoal_cuda_mappings *mappings = &gpu->mappings;

@@ -83,21 +83,19 @@ static enum shoal_status find_context_of_stream(struct shoal_gpu *gpu, const str
     const shoal_cu_result result = gpu->calls.stream_context(stream, &context);
     if (result != SHOAL_CU_SUCCESS)
         return shoal_cuda_fail(gpu->log, &gpu->calls, "cuStreamGetCtx", result,
-                               "looking at options.stream (was it destroyed, or is it no stream?)");
+                               "looking at options.stream (was it destroyed, or is it not a stream?)");
     SHOAL_TRY(shoal_cuda_find_device(gpu, context, &device));
     const bool is_managed = pointer->memory == SHOAL_GPU_MEMORY_MANAGED;
     if (!is_managed && device != pointer->device)
-        return shoal_log_fail(
-            gpu->log, SHOAL_ERR_ARGUMENT, "gpu",
-            "%s lies in memory of device %d, but options.stream is a stream of device %d: pass a stream of the "
-            "device that has the memory",
-            name, pointer->device, device);
+        return shoal_log_fail(gpu->log, SHOAL_ERR_ARGUMENT, "gpu",
+                              "%s is in memory of device %d, but options.stream is a stream of device %d: pass a stream of the "
+                              "device that has the memory",
+                              name, pointer->device, device);
     if (!is_managed && pointer->context && pointer->context != (void *)context)
-        return shoal_log_fail(
-            gpu->log, SHOAL_ERR_ARGUMENT, "gpu",
-            "%s lies in memory of another context of device %d than options.stream: make both in one context, "
-            "as the CUDA runtime does",
-            name, pointer->device);
+        return shoal_log_fail(gpu->log, SHOAL_ERR_ARGUMENT, "gpu",
+                              "%s is in memory of another context of device %d than options.stream: make both in one context, "
+                              "as the CUDA runtime does",
+                              name, pointer->device);
     *context_out = context;
     return SHOAL_OK;
 }

@@ -29,7 +29,7 @@ static const struct shoal_gpu_port *last; /* the port that posted last; NULL if 
 
 /* ---- Creation and end ---------------------------------------------------------------------------------------------------- */
 
-#define STAYS 16 /* inputs at once: as many as operations under way */
+#define STAYS 16 /* inputs that stay at a time: as many as operations under way */
 
 size_t shoal_gpu_port_bytes(unsigned slots, size_t slot_bytes)
 {
@@ -97,9 +97,9 @@ static void say_host_functions(struct shoal_gpu *gpu, int number)
     gpu->has_said_host_functions = true;
     shoal_log_line(
         gpu->log, SHOAL_LOG_WARN, "gpu",
-        "device %d (%s) or its driver cannot wait for values in memory on a stream: host functions do, at about 100 us "
-        "for each copy, and calls with operands on a device run one after the other; all ranks must make them in one "
-        "order",
+        "device %d (%s) or its driver cannot wait for values in memory on a stream: host functions wait instead, at about 100 "
+        "us for each copy, and calls with operands on a device run one after the other, so all ranks must make them in the "
+        "same order",
         number, shoal_gpu_at(gpu, number)->name);
 }
 

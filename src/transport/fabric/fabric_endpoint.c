@@ -613,7 +613,7 @@ static void tell_own_fault(struct shoal_fabric_endpoint *endpoint, const char *t
     const uint64_t count = ++endpoint->own_faults;
     if ((count & (count - 1)) == 0)
         shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "fabric",
-                       "the own endpoint (%s) fails, %llu times so far: %s; operations over it end at their deadlines",
+                       "this process's endpoint (%s) fails, %llu times so far: %s; operations over it end at their deadlines",
                        endpoint->info->fabric_attr->prov_name, (unsigned long long)count, text);
 }
 

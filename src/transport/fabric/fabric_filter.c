@@ -107,7 +107,8 @@ char *shoal_fabric_filter_hide(const char *wanted, struct shoal_log *log)
     if (!filter || shoal_fabric_filter_leaves_any(filter, wanted, SHOAL_FABRIC_DEVICES))
         return NULL;
     shoal_log_line(log, log->rank > 0 ? SHOAL_LOG_INFO : SHOAL_LOG_WARN, "fabric",
-                   "%s=%.60s is ignored: it leaves libfabric no provider that %s; SHOAL_PROVIDER chooses one for Shoal alone",
+                   "%s=%.60s is ignored: it leaves libfabric no provider that %s; use SHOAL_PROVIDER to choose one only for "
+                   "Shoal",
                    VARIABLE, filter, wanted[0] ? "SHOAL_PROVIDER names" : "can serve this host");
     return entry_replace(VARIABLE "=", hidden);
 }

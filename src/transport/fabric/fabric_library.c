@@ -88,7 +88,7 @@ static enum shoal_status open_named(const char *wanted, struct shoal_log *log, s
     if (!handle)
         return shoal_log_fail(log, SHOAL_ERR_UNSUPPORTED, "fabric", "SHOAL_LIBFABRIC cannot be loaded: %s", dlerror());
     dlclose(handle);
-    return shoal_log_fail(log, SHOAL_ERR_UNSUPPORTED, "fabric", "SHOAL_LIBFABRIC=%s is no libfabric from 1.%d on", wanted,
+    return shoal_log_fail(log, SHOAL_ERR_UNSUPPORTED, "fabric", "SHOAL_LIBFABRIC=%s is not libfabric 1.%d or newer", wanted,
                           OLDEST_MINOR);
 }
 
@@ -116,7 +116,7 @@ enum shoal_status shoal_fabric_library_open(const char *wanted, struct shoal_log
         return SHOAL_OK;
     return shoal_log_fail(log, SHOAL_ERR_UNSUPPORTED, "fabric",
                           "several hosts need libfabric 1.%d or newer, and none can be loaded (libfabric.so.1, and in "
-                          "/opt/amazon/efa, /usr/local/lib, beside libshoal); install libfabric1, or name the file in "
+                          "/opt/amazon/efa, /usr/local/lib, next to libshoal); install libfabric1, or name the file in "
                           "SHOAL_LIBFABRIC",
                           OLDEST_MINOR);
 }

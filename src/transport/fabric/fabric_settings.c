@@ -19,12 +19,12 @@ static const struct shoal_setting settings_of_fabric[] = {
      .offset = OF(writes),
      .preset = "auto",
      .words = writes,
-     .text = "auto: libfabric writes into remote staging buffers where the adapter can; no: all data go in messages"},
+     .text = "auto: libfabric writes into remote staging buffers if the adapter can; no: all data go in messages"},
     {.name = "SHOAL_GPUDIRECT_BYTES",
      .type = SHOAL_SETTING_BYTES,
      .offset = OF(gpudirect_bytes),
      .preset = "0",
-     .text = "network adapters read inputs on a GPU of so many bytes and more where they lie, if the plan only sends them and "
+     .text = "network adapters read inputs of at least this many bytes directly from a GPU, if the plan only sends them and "
              "provider and driver can; 0: never"},
 };
 #undef OF

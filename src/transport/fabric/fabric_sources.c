@@ -52,8 +52,8 @@ static void log_refusal(struct shoal_fabric_sources *sources, const struct shoal
 {
     if (!sources->has_refused)
         shoal_log_line(sources->log, SHOAL_LOG_WARN, "fabric",
-                       "%zu bytes of memory could not be registered (%s), so that what is sent from there is copied "
-                       "first; raise the limit of locked memory (ulimit -l)",
+                       "%zu bytes of memory could not be registered (%s), so data sent from there are copied first; raise the "
+                       "limit of locked memory (ulimit -l)",
                        region->bytes, reason);
     sources->has_refused = true;
 }

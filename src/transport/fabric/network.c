@@ -111,13 +111,12 @@ struct shoal_network {
 
 static void choose_writes(struct shoal_network *network, const struct shoal_fabric_settings *settings)
 {
-    const char *reason = strcmp(settings->writes, "no") == 0 ? "SHOAL_WRITES=no"
-                         : shoal_fabric_endpoint_emulates_writes(network->endpoint)
-                             ? "the adapter cannot write, only pretend to"
-                             : NULL;
+    const char *reason = strcmp(settings->writes, "no") == 0                        ? "SHOAL_WRITES=no"
+                         : shoal_fabric_endpoint_emulates_writes(network->endpoint) ? "the adapter only emulates writes"
+                                                                                    : NULL;
     network->writes = !reason && network->provider->way == SHOAL_FABRIC_WRITES;
     if (reason && network->provider->way == SHOAL_FABRIC_WRITES)
-        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "provider %s: it sends all as messages, because %s",
+        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "provider %s: sends everything as messages, because %s",
                        network->provider->name, reason);
 }
 
@@ -193,7 +192,7 @@ static enum shoal_status open_between(struct shoal_network *network)
         return SHOAL_OK;
     network->between = wanted_interposer->create(network->log->rank, &handler);
     if (!network->between)
-        return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for what a test puts before the network");
+        return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a test's layer over the network");
     network->interposer = wanted_interposer;
     return SHOAL_OK;
 }
@@ -452,7 +451,7 @@ static bool is_worth_a_line(uint64_t count)
 
 static void reject(struct shoal_network *network, enum shoal_rejection why, const struct shoal_network_peer *from)
 {
-    char sender[160] = "the provider does not tell the sender", own[128];
+    char sender[160] = "the provider does not report the sender", own[128];
     const uint64_t count = ++network->rejections.counts[why];
     if (!is_worth_a_line(count))
         return;
@@ -464,7 +463,7 @@ static void reject(struct shoal_network *network, enum shoal_rejection why, cons
                    why == SHOAL_REJECTED_UNEXPECTED || why == SHOAL_REJECTED_FOREIGN
                        ? "do all hosts have the same build of Shoal?"
                        : "it changes nothing but this counter. If a program that is not of this job reaches the endpoint, "
-                         "give jobs ports of their own (SHOAL_PORTS) and let a firewall keep others out");
+                         "give each job its own ports (SHOAL_PORTS), and keep others out by a firewall");
 }
 
 const struct shoal_rejections *shoal_network_rejections(const struct shoal_network *network)
@@ -490,7 +489,8 @@ static void tell_lost(struct shoal_network_channel *channel, enum shoal_status s
         snprintf(text, sizeof text, "no memory for messages that %s sent before this rank had made the communicator", who);
     else
         snprintf(text, sizeof text,
-                 "%s sent more than %zu bytes before this rank had made the communicator, which it must not; do all hosts have "
+                 "%s sent more than %zu bytes before this rank had made the communicator, which is not allowed; do all hosts "
+                 "have "
                  "the same build of Shoal?",
                  who, (size_t)SHOAL_NETWORK_UNEXPECTED_MAX);
     channel->failed(channel->arg, status, text);
@@ -822,7 +822,7 @@ static void on_failed(void *arg, void *owner, const char *text)
         const uint64_t count = ++network->rejections.counts[SHOAL_REJECTED_BROKEN];
         if (is_worth_a_line(count))
             shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
-                           "%s, %llu so far: %s; the message was too long for one of a job, or its sender ended",
+                           "%s, %llu so far: %s; the message was too long to be from this job, or its sender ended",
                            shoal_rejection_text(SHOAL_REJECTED_BROKEN), (unsigned long long)count, text);
         return;
     }
@@ -1016,7 +1016,7 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
 void shoal_network_leave(struct shoal_network *network, const struct shoal_network_leftover *leftover)
 {
     struct orphan *orphan = malloc(sizeof *orphan);
-    if (!orphan) /* its loads stay for ever, and so do the peers that they name */
+    if (!orphan) /* its loads stay forever, and so do the peers that they name */
         network->orphan_loads += leftover->loads != NULL;
     if (!orphan)
         return; /* leaked rather than freed too early */
@@ -1068,7 +1068,7 @@ static void judge_wake(struct shoal_network *network, bool was_true)
     atomic_store_explicit(&network->false_wakes, false_wakes, memory_order_relaxed);
     if (false_wakes == FALSE_WAKES_MAX)
         shoal_log_line(network->log, SHOAL_LOG_DEBUG, "fabric",
-                       "provider %s: its descriptor wakes for nothing, so waits only back off", network->provider->name);
+                       "provider %s: its descriptor wakes for no reason, so waits poll with backoff", network->provider->name);
 }
 
 static bool poll_once(struct shoal_network *network)

@@ -255,7 +255,7 @@ bool shoal_network_may_wait(struct shoal_network *network);
 /* Sleeps until something may have come, at most timeout_ns. Call it after shoal_network_may_wait returned true. Any thread,
  * without the lock. */
 void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns);
-/* The four functions above, for the progress engine. Valid as long as the network. */
+/* Returns the functions above as a wait source for the progress engine. Valid as long as the network. */
 struct shoal_wait_source shoal_network_wait_source(struct shoal_network *network);
 
 #endif

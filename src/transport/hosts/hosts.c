@@ -21,7 +21,8 @@
 #define PACKETS_MAX (SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet))
 /* A put that cannot be a write is sent in messages of at most this many bytes. */
 #define MESSAGE_BYTES ((size_t)16 << 10)
-/* The control tree learns a more exact reason why a peer does not answer, and soon. */
+/* Blames the network only after this time, because the control tree soon learns a more exact reason why a peer does not
+ * answer. */
 #define BLAME_NETWORK_NS (2 * SHOAL_NS_PER_S)
 
 /* Two counters of a slot: the remote rank's, which this rank increments, and this rank's, which the remote rank increments.
@@ -233,7 +234,7 @@ static const void *hosts_payload_of(struct shoal_transport *transport, int peer,
     const struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
     if (payload->bytes < bytes) {
         hosts_note(hosts, shoal_log_fail(hosts->log, SHOAL_ERR_INTERNAL, "hosts",
-                                         "rank %d sent no payload with operation %llu, where %zu bytes belong to it", peer,
+                                         "rank %d sent operation %llu without its payload of %zu bytes", peer,
                                          (unsigned long long)sequence, bytes));
         return nothing;
     }
@@ -535,7 +536,7 @@ static bool receive_increment(struct counter *counter, uint64_t number)
     const uint64_t bit = UINT64_C(1) << (number - counter->received - 1) % INCREMENTS;
     if (!hosts_is_expected(counter, number) || (counter->ahead & bit))
         return false;
-    SHOAL_ASSERT(!(counter->ahead & 1)); /* the next one in order never waits */
+    SHOAL_ASSERT(!(counter->ahead & 1)); /* the next increment in order is counted at once, so it is never in `ahead` */
     counter->ahead |= bit;
     while (counter->ahead & 1) {
         counter->ahead >>= 1;
@@ -858,8 +859,8 @@ static bool hosts_is_out_of_reach(const struct hosts *hosts, const struct shoal_
     char own[128], other[128];
     shoal_network_print_address(hosts->network, shoal_network_address(hosts->network), own, sizeof own);
     shoal_network_print_address(hosts->network, &peer->address, other, sizeof other);
-    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), though it lives: %.200s", other, hosts->log->host,
-             own, peer->broken);
+    snprintf(text, bytes, "cannot be reached at %.60s from %.63s (%.60s), although it is alive: %.200s", other,
+             hosts->log->host, own, peer->broken);
     return true;
 }
 
@@ -1048,8 +1049,8 @@ static bool is_writing(const struct hosts *hosts)
     return false;
 }
 
-/* After a failure, a rank of this host that entered before may still read the pages, and own puts may still be sent from them.
- * The cause is on the board, so a rank that enters later reads none. */
+/* After a failure, a rank of this host that entered before may still read the pages, and this rank's own puts may still be sent
+ * from them. The cause is on the board, so a rank that enters later reads none. */
 static bool may_free_pages(struct hosts *hosts)
 {
     int rank;

@@ -173,7 +173,7 @@ static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_p
     endpoint->joining[endpoint->joining_count++] = (struct shoal_shm_joining){comm, peer, segment};
 }
 
-/* Also without a descriptor: then the peer has none, or this process cannot open more. */
+/* Keeps an entry even if there is no descriptor: the peer has none, or this process cannot open more. */
 static void keep_device(struct shoal_shm_endpoint *endpoint, const struct shoal_shm_peer *peer,
                         const struct shoal_shm_link_message *message, int descriptor)
 {
@@ -252,7 +252,7 @@ static void tell_gone(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer
     uint64_t *unsaid = shm_endpoint_grow(peer->unsaid, peer->unsaid_count, sizeof *unsaid);
     if (!unsaid) {
         shoal_log_line(endpoint->log, SHOAL_LOG_WARN, "shm",
-                       "no memory to tell process %d later that memory is gone: it keeps it", peer->name.pid);
+                       "no memory to notify process %d of freed memory later: it keeps that memory mapped", peer->name.pid);
         return;
     }
     peer->unsaid = unsaid;
@@ -377,8 +377,8 @@ static void forget_untaken(struct shoal_shm_endpoint *endpoint, const struct sho
     }
 }
 
-/* A peer in this process passes references: none arrive after the shutdown of the socket, and this takes over those that have
- * arrived. */
+/* A peer in this process passes references to segments. After the shutdown of the socket no more arrive; those that have
+ * arrived are taken over here, so that none leaks. */
 static void remove_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer)
 {
     if (peer->socket >= 0)
@@ -451,7 +451,7 @@ static enum shoal_status check_endpoints(struct shoal_shm_endpoint *endpoint, co
             return shoal_log_fail(
                 endpoint->log, SHOAL_ERR_STATE, "shm",
                 "ranks %d and %d share one context (process %d on %s): a context is for one rank; make one for each "
-                "with shoal_context_create, also where ranks are threads of one process",
+                "with shoal_context_create, even if ranks are threads of one process",
                 order[i - 1], order[i], blob->who.pid, blob->who.host);
     }
     return SHOAL_OK;

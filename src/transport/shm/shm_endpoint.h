@@ -155,8 +155,8 @@ void shoal_shm_endpoint_doze_briefly(struct shoal_shm_endpoint *endpoint);
 void shoal_shm_endpoint_sleep(struct shoal_shm_endpoint *endpoint, uint64_t timeout_ns);
 void shoal_shm_endpoint_awake(struct shoal_shm_endpoint *endpoint);
 
-/* Returns the sleeping functions, shoal_shm_endpoint_drain and the two about cores, for the progress engine. Valid as long as
- * the endpoint. */
+/* Returns a table of functions for the progress engine: those for sleeping, shoal_shm_endpoint_drain(), and the two about
+ * cores. The table is valid as long as the endpoint. */
 struct shoal_doorbell shoal_shm_endpoint_doorbell(struct shoal_shm_endpoint *endpoint);
 
 /* Handshakes of the form "store mine, look at yours" need a full fence on both sides. If both processes have the kernel's

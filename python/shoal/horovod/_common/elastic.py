@@ -92,7 +92,7 @@ def _read(path, names):
         fault = f"it holds {', '.join(sorted(values))}, and the program's state {', '.join(sorted(names))}"
     except (OSError, EOFError, pickle.UnpicklingError, AttributeError, TypeError) as error:
         fault = error
-    raise RuntimeError(f"shoal: rank 0 cannot go on from the state in {path}: {fault}. Remove the file to begin anew, or set {PATH} to another "
+    raise RuntimeError(f"shoal: rank 0 cannot continue from the state in {path}: {fault}. Remove the file to begin anew, or set {PATH} to another "
                        "one")
 
 

@@ -77,7 +77,7 @@ def check_member(process_set, sets, rank, error=ValueError):
     not in it."""
     number = process_set.process_set_id
     if sets.get(number) is not process_set:
-        raise ValueError(f"shoal: {process_set} is not registered: give it to hvd.init() or hvd.add_process_set() first")
+        raise ValueError(f"shoal: {process_set} is not registered: pass it to hvd.init() or hvd.add_process_set() first")
     if rank not in process_set.ranks:
         raise error(f"shoal: rank {rank} is not in process set {number}, of ranks {process_set.ranks}")
 
@@ -85,7 +85,7 @@ def check_member(process_set, sets, rank, error=ValueError):
 def check_all_ranks(comm, size):
     """Checks the argument of init(comm=...): None, or all ranks."""
     if comm is not None and sorted(comm) != list(range(size)):
-        raise ValueError(f"shoal: init(comm={comm}) names some ranks only: give process_sets=[hvd.ProcessSet({comm})] instead")
+        raise ValueError(f"shoal: init(comm={comm}) names only some ranks: pass process_sets=[hvd.ProcessSet({comm})] instead")
 
 
 # ---- What scripts ask before they choose a back-end ----
@@ -104,7 +104,7 @@ def nccl_built():
 
 
 def start_timeline(file_name, mark_cycles=False):
-    raise NotImplementedError("shoal: there is no timeline of Horovod's: SHOAL_TRACE and `shoal trace` show the operations")
+    raise NotImplementedError("shoal: Horovod's timeline is not there: SHOAL_TRACE_FILE and `shoal trace` show the operations")
 
 
 def stop_timeline():

@@ -257,7 +257,7 @@ def _splits_of(tensor, splits, process_set):
     count = len(process_set.ranks)
     if splits is None or len(splits) == 0:
         if tensor.shape[0] % count:
-            raise ValueError(f"shoal: {tensor.shape[0]} rows cannot be divided evenly among {count} ranks: give splits")
+            raise ValueError(f"shoal: {tensor.shape[0]} rows cannot be divided evenly among {count} ranks: pass splits")
         return [tensor.shape[0] // count] * count
     if isinstance(splits, torch.Tensor):
         if splits.dtype != torch.int32:

@@ -523,8 +523,8 @@ int64_t shoal_tensorflow_averager_create(int world_number, const struct shoal_pa
         return number;
     stop(averager);
     snprintf(error, error_bytes,
-             "this process averages the gradients of %d lists of variables, which is the most: average those of the same "
-             "variables together, and let go of models that have had their time",
+             "this process averages the gradients of %d lists of variables, which is the limit: average those of the same "
+             "variables together, and free models that are no longer used",
              AVERAGERS_MAX);
     return -SHOAL_ERR_UNSUPPORTED;
 }

@@ -325,7 +325,7 @@ class ShoalBackend : public Poster {
 
     Ref<c10d::Work> recvAnysource(Tensors &, int) override
     {
-        TORCH_CHECK_NOT_IMPLEMENTED(false, "shoal: a receive from any rank is not supported: give recv() its src");
+        TORCH_CHECK_NOT_IMPLEMENTED(false, "shoal: a receive from any rank is not supported: pass src to recv()");
     }
 
     // ---- memory ----

@@ -75,7 +75,7 @@ void check_tells_handles(const c10::Device &device, const char *what)
                                 "(c10::Stream::native_handle): use torch 2.13 or newer");
     const CudaStreams &streams = CudaStreams::instance();
     TORCH_CHECK_NOT_IMPLEMENTED(streams.handle && streams.is_capturing, "shoal: ", what, " ", device,
-                                ", but the handles of torch " TORCH_VERSION "'s streams are not to be had: ",
+                                ", but the handles of torch " TORCH_VERSION "'s streams are not available: ",
                                 streams.handle ? CudaStreams::kIsCapturing : CudaStreams::kHandle, " was not found in ",
                                 streams.handle ? "libcuda.so.1" : "libc10_cuda.so",
                                 ": use torch 2.13 or newer, or \"cpu:shoal,cuda:nccl\"");
@@ -114,8 +114,8 @@ void check_served(const at::Tensor &tensor)
 {
     TORCH_CHECK_VALUE(
         is_served(tensor.device().type()), "shoal: a tensor is on ", tensor.device(),
-        ", which is no device of CUDA's driver; this back-end serves those and the CPU: give such tensors to another "
-        "back-end, as \"cpu:shoal,xpu:xccl\" does, or copy them to the CPU");
+        ", which is not a device of CUDA's driver; this back-end serves those and the CPU: use another back-end for "
+        "such tensors, as \"cpu:shoal,xpu:xccl\" does, or copy them to the CPU");
     check_tells_handles(tensor.device(), "a tensor is on");
 }
 

@@ -105,7 +105,7 @@ shoal_op operator_of(c10d::ReduceOp::RedOpType op)
     case c10d::ReduceOp::BOR: return SHOAL_BITOR;
     case c10d::ReduceOp::BXOR: return SHOAL_BITXOR;
     case c10d::ReduceOp::PREMUL_SUM: return SHOAL_SCALED_SUM;
-    default: C10_THROW_ERROR(ValueError, "shoal: this is no operator of a reduction");
+    default: C10_THROW_ERROR(ValueError, "shoal: this is not an operator of a reduction");
     }
 }
 

@@ -37,7 +37,7 @@ def is_available():
 def init_process_group(*args, **kwargs):
     """Joins the job. Call it first. Its arguments are ignored, because the launcher's variables contain this process's rank."""
     if not is_available():
-        raise SMDDPError("this process is no rank of a job: RANK and WORLD_SIZE are not set; start it with "
+        raise SMDDPError("this process is not a rank of a job: RANK and WORLD_SIZE are not set; start it with "
                          "`shoal run -n 2 python3 ...`, torchrun or mpirun")
     dist.init_process_group("smddp")
 
@@ -58,7 +58,7 @@ def get_rank(group=group.WORLD):
 def get_local_rank():
     """Returns the rank on this host."""
     if "SMDATAPARALLEL_LOCAL_RANK" not in os.environ:
-        raise SMDDPError("the launcher does not say which rank of its host this is; set LOCAL_RANK on each")
+        raise SMDDPError("the launcher does not set which rank of its host this is; set LOCAL_RANK on each")
     return int(os.environ["SMDATAPARALLEL_LOCAL_RANK"])
 
 
