@@ -88,6 +88,20 @@ def gradients_end_at_the_average_of_all_targets():
                      [f"rank {rank} of {workers}: off by 0.003 after 20 steps" for rank in range(workers)])
 
 
+def shards_fit_where_the_whole_model_does_not():
+    """The limit is for ranks that claim to be on hosts of their own, which do not map each other's memory."""
+    program, losses = os.path.join(EXAMPLES, "06_shards"), []
+    for options in ((), ("--whole",), ("--limit", "96")):
+        code, out, err = run_on_hosts(4, 1, program, *options)
+        assert code == 0, out + err
+        found = re.findall(r"rank (\d) of 4: loss ([\d.]+) after 30 steps, with (\d+) MiB for a model of 128 MiB", out)
+        assert len(found) == 4 and all(int(mib) == (128 if "--whole" in options else 37) for *_, mib in found), out
+        losses.append(sorted(row[:2] for row in found))
+    assert losses[0] == losses[1] == losses[2], losses
+    code, out, err = run_on_hosts(4, 1, program, "--whole", "--limit", "96")
+    assert code == 1 and "no memory for 67108864 bytes of shards and live units" in out + err, out + err
+
+
 # ---- fashion_mnist: training ----
 
 
@@ -391,6 +405,7 @@ CASES = (
     (groups_split_and_pass_round, None),
     (sharded_ends_at_the_average_of_all_targets, None),
     (gradients_end_at_the_average_of_all_targets, None),
+    (shards_fit_where_the_whole_model_does_not, None),
     (help_lists_the_options, need_fashion),
     (loss_curves_agree, need_dataset),
     (loss_curves_agree_when_the_batch_does_not_divide, need_dataset),
