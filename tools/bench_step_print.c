@@ -170,7 +170,7 @@ static void sums_print(const struct step_result *result)
     printf("bound     %.2f ms for any library: %s is ready after %.0f %% of the backward pass,\n"
            "          and %s must cross the wire from then on\n",
            result->bound.us / 1e3, tensor->name, 100 * tensor->ready, size_text(result->bound.tail_bytes, size));
-    printf("buffer    the part of the largest that crosses the wire (%s) takes %.2f ms as an all-reduce by itself\n",
+    printf("buffer    the largest (%s) takes %.2f ms on the wire, as an all-reduce by itself\n",
            size_text(result->buffer_bytes, buffer), result->buffer_us / 1e3);
     optimizer_print(result);
     printf("balance   %.4f: the most bytes that a rank sends or receives%s, over the mean\n", result->balance,

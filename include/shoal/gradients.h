@@ -144,13 +144,15 @@ enum shoal_compression {
  * reducer. */
 typedef enum shoal_status (*shoal_buffer_fn)(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count);
 
-/* What PyTorch calls SGD, Adam, AdamW and Adagrad; Lion is that of Chen et al., 2023 (arXiv 2302.06675). */
+/* What PyTorch calls SGD, Adam, AdamW and Adagrad; Lion is that of Chen et al., 2023 (arXiv 2302.06675), LAMB that of You et
+ * al., 2020 (arXiv 1904.00962). */
 enum shoal_optimizer_rule {
     SHOAL_SGD = 1,     /* states: the momentum, if a group has any */
     SHOAL_ADAM = 2,    /* states: first and second moment */
     SHOAL_ADAMW = 3,   /* the same states; decay shrinks the parameter itself */
     SHOAL_ADAGRAD = 4, /* states: the sum of squares */
     SHOAL_LION = 5,    /* states: the momentum */
+    SHOAL_LAMB = 6,    /* states: both moments; the step of a whole parameter is as long as a share of its norm */
 };
 
 /* Settings of a group of parameters. Begins as SHOAL_OPTIMIZER_GROUP_INIT. A rule ignores the settings that it does not use. */
@@ -158,9 +160,9 @@ struct shoal_optimizer_group {
     size_t struct_bytes;
     double rate;       /* the learning rate, from 0 */
     double decay;      /* weight decay, from 0 */
-    double beta1;      /* SGD: the momentum, from 0; ADAM, ADAMW, LION: in [0, 1) */
-    double beta2;      /* ADAM, ADAMW, LION: in [0, 1) */
-    double epsilon;    /* ADAM, ADAMW, ADAGRAD */
+    double beta1;      /* SGD: the momentum, from 0; the others: in [0, 1) */
+    double beta2;      /* ADAM, ADAMW, LION, LAMB: in [0, 1) */
+    double epsilon;    /* ADAM, ADAMW, ADAGRAD, LAMB */
     double dampening;  /* SGD */
     double rate_decay; /* ADAGRAD */
     double initial;    /* ADAGRAD: the sum of squares before the first step; read only when the reducer is made */
@@ -534,6 +536,7 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * Float32 and float64 parameters are stepped in their type, 16-bit ones in float32: the owner keeps a float32 *master* of its
  * shard, and the parameter is the master, rounded. Results have the same bits on all ranks and in every run with as many ranks.
  * If allows_unused is set, a parameter that no rank has used in a step is not stepped.
+ * LAMB steps in finish: it needs the norms of whole parameters, which ranks exchange between two passes over their shards.
  *
  * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
  * on_buffer callback, or impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the

@@ -86,7 +86,7 @@ static void open_job(struct job *job, struct world *world, uint64_t seed, enum s
     job->optimizer = (struct shoal_optimizer){sizeof job->optimizer, rule, job->groups, GROUPS, job->group_of, 0, 0, 0};
     if (world->arg) {
         const struct mode *mode = world->arg;
-        job->optimizer.steps_early = mode->steps_early;
+        job->optimizer.steps_early = mode->steps_early && rule != SHOAL_LAMB;
         job->optimizer.is_atomic = mode->is_atomic;
         job->optimizer.degree = mode->degree;
     }
@@ -187,6 +187,32 @@ static void plain_step(const struct job *job, size_t i, size_t k, double g)
     case SHOAL_LION:
         plain_lion(group, p, g, m);
         break;
+    case SHOAL_LAMB: /* plain_lamb() */
+        break;
+    }
+}
+
+/* Two passes over a whole parameter: moments and norms, then the step. */
+static void plain_lamb(struct job *job, size_t i, double factor)
+{
+    const struct shoal_optimizer_group *group = &job->groups[job->group_of[i]];
+    const double steps = (double)job->steps[i];
+    double norms[2] = {0, 0};
+    for (int pass = 0; pass < 2; pass++) {
+        const double ratio = norms[0] > 0 && norms[1] > 0 ? sqrt(norms[0]) / sqrt(norms[1]) : 1;
+        for (size_t k = 0; k < job->parameters[i].count; k++) {
+            double *p = &job->wanted[i][k], *m = &job->first[i][k], *v = &job->second[i][k];
+            const double g = average(job, i, k) * factor * (group->maximizes ? -1 : 1);
+            if (pass == 0) {
+                *m = group->beta1 * *m + (1 - group->beta1) * g;
+                *v = group->beta2 * *v + (1 - group->beta2) * g * g;
+            }
+            const double first = *m / (1 - pow(group->beta1, steps)), second = *v / (1 - pow(group->beta2, steps));
+            const double u = first / (sqrt(second) + group->epsilon) + group->decay * *p;
+            norms[0] += pass == 0 ? *p * *p : 0;
+            norms[1] += pass == 0 ? u * u : 0;
+            *p -= pass == 0 ? 0 : group->rate * ratio * u;
+        }
     }
 }
 
@@ -197,7 +223,9 @@ static void plain_steps(struct job *job, uint64_t used, double factor)
         if (!(used >> i & 1))
             continue;
         job->steps[i]++;
-        for (size_t k = 0; k < job->parameters[i].count; k++)
+        if (job->optimizer.rule == SHOAL_LAMB)
+            plain_lamb(job, i, factor);
+        for (size_t k = 0; k < job->parameters[i].count && job->optimizer.rule != SHOAL_LAMB; k++)
             plain_step(job, i, k, average(job, i, k) * factor);
     }
 }
@@ -245,7 +273,7 @@ static void check_parameters(struct job *job)
 static bool has_state(const struct job *job, enum shoal_optimizer_state state)
 {
     const enum shoal_optimizer_rule rule = job->optimizer.rule;
-    return state != SHOAL_STATE_SECOND || rule == SHOAL_ADAM || rule == SHOAL_ADAMW;
+    return state != SHOAL_STATE_SECOND || rule == SHOAL_ADAM || rule == SHOAL_ADAMW || rule == SHOAL_LAMB;
 }
 
 /* The master is exact within float32 even if the parameter has 16 bits. */
@@ -310,14 +338,14 @@ static void draw_options(struct job *job)
     job->options.flight_bytes = reference_below(&job->random, 2) ? 1 : 0;
     job->options.results_in_views = (int)reference_below(&job->random, 2);
     job->options.max_norm = reference_below(&job->random, 3) ? 0 : 1e9;
-    job->optimizer.steps_early = (int)reference_below(&job->random, 2);
+    job->optimizer.steps_early = job->optimizer.rule != SHOAL_LAMB && reference_below(&job->random, 2);
     job->optimizer.is_atomic = (int)reference_below(&job->random, 2);
 }
 
 static void rules_body(struct world *world)
 {
     struct job job;
-    for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LION; rule++) {
+    for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LAMB; rule++) {
         for (uint64_t seed = 1; seed <= 3; seed++) {
             world->seed = seed;
             open_job(&job, world, seed + 10 * (uint64_t)rule, rule);
@@ -535,7 +563,7 @@ static void move_states(struct job *from, struct job *to)
 /* A reducer with other shards continues with the first one's states, and reaches the same bits. */
 static void states_body(struct world *world)
 {
-    for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LION; rule++) {
+    for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LAMB; rule++) {
         struct job one, two;
         open_job(&one, world, 12, rule);
         open_job(&two, world, 12, rule);
@@ -563,12 +591,12 @@ static void states_body(struct world *world)
 /* All ways of stepping lead to the same bits, with clipped steps and with others. */
 static void alike_body(struct world *world)
 {
-    for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LION; rule++) {
+    for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LAMB; rule++) {
         struct job jobs[COUNT_OF(modes)];
         for (size_t m = 0; m < COUNT_OF(modes); m++) {
             struct job *job = &jobs[m];
             open_job(job, world, 19, rule);
-            job->optimizer.steps_early = modes[m].steps_early;
+            job->optimizer.steps_early = modes[m].steps_early && rule != SHOAL_LAMB;
             job->optimizer.is_atomic = modes[m].is_atomic;
             job->options.max_norm = max_norm_of(job);
             job->options.has_thread = m % 2;
@@ -649,6 +677,10 @@ static void break_options(struct job *job, int kind)
     case 10:
         job->groups[1].decay = (double)NAN;
         break;
+    case 11:
+        job->optimizer.rule = SHOAL_LAMB;
+        job->optimizer.steps_early = 1;
+        break;
     default:
         break;
     }
@@ -672,6 +704,7 @@ static void refused_body(struct world *world)
         {SHOAL_ERR_ARGUMENT, "group 1 of the optimizer: rate is negative"},
         {SHOAL_ERR_ARGUMENT, "group 1 of the optimizer: beta1 or beta2"},
         {SHOAL_ERR_ARGUMENT, "group 1 of the optimizer: decay is negative or not finite"},
+        {SHOAL_ERR_ARGUMENT, "LAMB needs the norms of whole parameters"},
     };
     for (int kind = 0; kind < (int)COUNT_OF(wanted); kind++) {
         struct shoal_failure failure = SHOAL_FAILURE_INIT;

@@ -21,9 +21,9 @@
 static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
 
 static const struct shoal_update updates[] = {
-    {1, 0, 1, 0.9, 0.1, 0.999, 0.001, 0.9, 0.01, 3.0, 1e-8, false},
-    {0.125, 0.01, 0.995, 0.9, 1, 0.99, 0.01, 0.9, 0.3, 1.0, 1e-3, true},
-    {-2, 0.5, 0.5, 0, 1, 0.5, 0.5, 0.5, 1, 1.25, 1e-10, false}, /* maximizes; first step of momentum */
+    {1, 0, 1, 0.9, 0.1, 0.999, 0.001, 0.9, 0.01, 3.0, 1e-8, 1.25, false},
+    {0.125, 0.01, 0.995, 0.9, 1, 0.99, 0.01, 0.9, 0.3, 1.0, 1e-3, 1, true},
+    {-2, 0.5, 0.5, 0, 1, 0.5, 0.5, 0.5, 1, 1.25, 1e-10, 2, false}, /* maximizes; first step of momentum */
 };
 
 /* ---- One element, in double ---------------------------------------------------------------------------------------------- */
@@ -53,6 +53,11 @@ static void step_lion(const struct shoal_update *by, struct element *at, double 
     at->m = by->keep2 * at->m + by->add2 * g;
 }
 
+static double direction(const struct shoal_update *by, const struct element *at)
+{
+    return by->unbias * at->m / (by->root * sqrt(at->v) + by->epsilon) + by->decay * at->p;
+}
+
 static void step(enum shoal_rule rule, const struct shoal_update *by, struct element *at, double g)
 {
     g *= by->factor;
@@ -77,6 +82,9 @@ static void step(enum shoal_rule rule, const struct shoal_update *by, struct ele
         break;
     case SHOAL_RULE_LION:
         step_lion(by, at, g);
+        break;
+    case SHOAL_RULE_LAMB:
+        at->p -= by->rate * direction(by, at);
         break;
     case SHOAL_RULE_END:
         break;
@@ -235,6 +243,37 @@ static void each_rule_follows_its_formula(void **state)
                         check_steps(kernels, rule, types[t], &updates[u], count);
 }
 
+/* LAMB's first pass, at any length and alignment; the second one is a rule like the others. */
+static void moments_and_norms_follow_their_formula(void **state)
+{
+    static struct arrays arrays;
+    static struct element elements[LENGTH_MAX];
+    const struct shoal_gradient_kernels *kernels;
+    (void)state;
+    for (int k = 0; (kernels = shoal_gradient_kernels_at(k)) != NULL; k++)
+        for (size_t t = 0; t < SHOAL_COUNT_OF(types); t++)
+            for (size_t count = 0; count <= LENGTH_MAX; count += 7) {
+                const size_t real = real_bytes(types[t]), bytes = shoal_type_bytes(types[t]);
+                double squared[2] = {2, 3}, wanted[2] = {2, 3};
+                fill(types[t], &arrays, elements, count);
+                for (size_t i = 0; i < count; i++) {
+                    put_gradient(kernels, types[t], arrays.gradient, i + 1, gradient_of(i, 1) + 4);
+                    const double g = (gradient_of(i, 1) + 4) * updates[1].factor;
+                    elements[i].m = updates[1].keep1 * elements[i].m + updates[1].add1 * g;
+                    elements[i].v = updates[1].keep2 * elements[i].v + updates[1].add2 * g * g;
+                    wanted[0] += elements[i].p * elements[i].p;
+                    wanted[1] += direction(&updates[1], &elements[i]) * direction(&updates[1], &elements[i]);
+                }
+                char *first = arrays.states[0] + real, *second = arrays.states[1] + real;
+                const struct shoal_update_memory memory = {
+                    arrays.gradient + bytes, arrays.master + real, {first, second}, NULL, {first, second}, NULL};
+                kernels->moments[types[t]](&updates[1], &memory, count, squared);
+                expect_near(types[t], squared[0], wanted[0]);
+                expect_near(SHOAL_FLOAT32, squared[1], wanted[1]);
+                check_elements(SHOAL_RULE_ADAM, types[t], &arrays, elements, count);
+            }
+}
+
 static void parameter_may_be_the_master(void **state)
 {
     static struct arrays apart, arrays;
@@ -371,6 +410,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_rule_follows_its_formula),
         cmocka_unit_test(parameter_may_be_the_master),
+        cmocka_unit_test(moments_and_norms_follow_their_formula),
         cmocka_unit_test(sets_and_floating_point_states_give_the_same_bits),
         cmocka_unit_test(update_corrects_the_bias),
         cmocka_unit_test(update_refuses_what_is_wrong),

@@ -9,14 +9,14 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
            "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "TAIL_PAD", "TAIL_DROP",
            "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW",
-           "ADAGRAD", "LION", "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "VERSION_MAJOR",
-           "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX",
-           "DEGREE_HOST", "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase",
-           "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic",
-           "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Sampling", "Batch",
-           "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions",
-           "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "OuterOptions", "OuterResult", "OuterTotals",
-           "ShardsOptions", "ShardsResult", "ShardsBytes", "FUNCTIONS"]
+           "ADAGRAD", "LION", "LAMB", "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND",
+           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
+           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet",
+           "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation",
+           "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched",
+           "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup",
+           "Optimizer", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "OuterOptions",
+           "OuterResult", "OuterTotals", "ShardsOptions", "ShardsResult", "ShardsBytes", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -241,6 +241,7 @@ ADAM = 2
 ADAMW = 3
 ADAGRAD = 4
 LION = 5
+LAMB = 6
 
 
 @begins(rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-08)

@@ -37,6 +37,7 @@ struct shoal_gradient_kernels {
     shoal_gradient_quantize_fn quantize;
     shoal_gradient_dequantize_fn dequantize;
     shoal_update_fn update[SHOAL_RULE_END][SHOAL_TYPE_END]; /* NULL for integers */
+    shoal_moments_fn moments[SHOAL_TYPE_END];
 };
 
 /* Returns the kernels that this processor can run, best first: 0, 1, ... until NULL. 0 is never NULL. */

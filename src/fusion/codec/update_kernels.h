@@ -14,7 +14,8 @@
  *     ADAM       g += decay p;  m = keep1 m + add1 g;  v = keep2 v + add2 g g;  p -= rate m / (root sqrt(v) + epsilon)
  *     ADAMW      p *= shrink;   then as ADAM
  *     ADAGRAD    g += decay p;  m += g g;  p -= rate g / (sqrt(m) + epsilon)
- *     LION       p *= shrink;   p -= rate sign(keep1 m + add1 g);  m = keep2 m + add2 g */
+ *     LION       p *= shrink;   p -= rate sign(keep1 m + add1 g);  m = keep2 m + add2 g
+ *     LAMB       p -= rate (unbias m / (root sqrt(v) + epsilon) + decay p), in a second pass (shoal_moments_fn is the first) */
 enum shoal_rule {
     SHOAL_RULE_SGD,
     SHOAL_RULE_MOMENTUM,
@@ -22,12 +23,13 @@ enum shoal_rule {
     SHOAL_RULE_ADAMW,
     SHOAL_RULE_ADAGRAD,
     SHOAL_RULE_LION,
+    SHOAL_RULE_LAMB,
     SHOAL_RULE_END,
 };
 
 /* The numbers of a rule. Bias corrections are part of rate and root. Kernels round them to the type in which they compute. */
 struct shoal_update {
-    double factor, decay, shrink, keep1, add1, keep2, add2, beta1, rate, root, epsilon;
+    double factor, decay, shrink, keep1, add1, keep2, add2, beta1, rate, root, epsilon, unbias;
     bool is_nesterov;
 };
 
@@ -44,5 +46,11 @@ struct shoal_update_memory {
 };
 
 typedef void (*shoal_update_fn)(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count);
+
+/* The first pass of LAMB: m = keep1 m + add1 g, v = keep2 v + add2 g g. squared[0] grows by the squares of the masters,
+ * squared[1] by those of the direction in which the second pass steps: unbias m / (root sqrt(v) + epsilon) + decay p. Sums are
+ * in double and in a fixed order, as in gradient_kernels.h. Neither master nor parameter is written. */
+typedef void (*shoal_moments_fn)(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count,
+                                 double squared[2]);
 
 #endif

@@ -32,7 +32,7 @@ static bool is_below_1(double x)
 
 static bool has_moments(enum shoal_optimizer_rule rule)
 {
-    return rule == SHOAL_ADAM || rule == SHOAL_ADAMW || rule == SHOAL_LION;
+    return rule == SHOAL_ADAM || rule == SHOAL_ADAMW || rule == SHOAL_LION || rule == SHOAL_LAMB;
 }
 
 static const char *check_sgd(const struct shoal_optimizer_group *group)
@@ -72,6 +72,8 @@ enum shoal_rule fusion_group_rule(enum shoal_optimizer_rule rule, const struct s
         return SHOAL_RULE_ADAGRAD;
     case SHOAL_LION:
         return SHOAL_RULE_LION;
+    case SHOAL_LAMB:
+        return SHOAL_RULE_LAMB;
     case SHOAL_SGD:
     default:
         return group->beta1 == 0 ? SHOAL_RULE_SGD : SHOAL_RULE_MOMENTUM;
@@ -80,11 +82,8 @@ enum shoal_rule fusion_group_rule(enum shoal_optimizer_rule rule, const struct s
 
 size_t fusion_rule_states(enum shoal_rule rule)
 {
-    static const size_t states[SHOAL_RULE_END] = {[SHOAL_RULE_MOMENTUM] = 1,
-                                                  [SHOAL_RULE_ADAM] = 2,
-                                                  [SHOAL_RULE_ADAMW] = 2,
-                                                  [SHOAL_RULE_ADAGRAD] = 1,
-                                                  [SHOAL_RULE_LION] = 1};
+    static const size_t states[SHOAL_RULE_END] = {[SHOAL_RULE_MOMENTUM] = 1, [SHOAL_RULE_ADAM] = 2, [SHOAL_RULE_ADAMW] = 2,
+                                                  [SHOAL_RULE_ADAGRAD] = 1,  [SHOAL_RULE_LION] = 1, [SHOAL_RULE_LAMB] = 2};
     return states[rule];
 }
 
@@ -103,7 +102,8 @@ static double power(double base, uint64_t exponent)
 /* Kingma and Ba, 2015, algorithm 1: both moments begin at zero, so the first steps divide by 1 - beta^t. */
 static void correct_bias(const struct shoal_optimizer_group *group, uint64_t steps, struct shoal_update *update)
 {
-    update->rate = group->rate / (1 - power(group->beta1, steps));
+    update->unbias = 1 / (1 - power(group->beta1, steps));
+    update->rate = group->rate * update->unbias;
     update->root = 1 / fusion_square_root(1 - power(group->beta2, steps));
 }
 
@@ -132,13 +132,23 @@ struct shoal_update fusion_update_of(enum shoal_rule rule, const struct shoal_op
                                   .root = 1,
                                   .epsilon = group->epsilon,
                                   .is_nesterov = group->is_nesterov};
-    if (rule == SHOAL_RULE_ADAM || rule == SHOAL_RULE_ADAMW)
+    if (rule == SHOAL_RULE_ADAM || rule == SHOAL_RULE_ADAMW || rule == SHOAL_RULE_LAMB)
         correct_bias(group, steps, &update);
     else if (rule == SHOAL_RULE_MOMENTUM)
         begin_momentum(steps, &update);
     else if (rule == SHOAL_RULE_ADAGRAD)
         update.rate = group->rate / (1 + (double)(steps - 1) * group->rate_decay);
     return update;
+}
+
+/* You et al., 2020 (arXiv 1904.00962), algorithm 2, with the identity for phi. A norm of zero counts as 1 / 1. */
+void fusion_trust(const struct shoal_optimizer_group *group, const double squared[2], struct shoal_update *update)
+{
+    SHOAL_DEFAULT_FLOATS;
+    double ratio = 1;
+    if (squared[0] > 0 && squared[1] > 0)
+        ratio = fusion_square_root(squared[0]) / fusion_square_root(squared[1]);
+    update->rate = group->rate * ratio;
 }
 
 void fusion_group_list(const struct shoal_optimizer_group *group, struct fusion_setting settings[FUSION_GROUP_SETTINGS])

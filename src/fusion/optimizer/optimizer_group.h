@@ -22,6 +22,9 @@ size_t fusion_rule_states(enum shoal_rule rule);
 struct shoal_update fusion_update_of(enum shoal_rule rule, const struct shoal_optimizer_group *group, uint64_t steps,
                                      double factor);
 
+/* Sets the rate of LAMB's second pass. squared: of the whole parameter, as shoal_moments_fn adds them up. */
+void fusion_trust(const struct shoal_optimizer_group *group, const double squared[2], struct shoal_update *update);
+
 /* One setting, for a message about groups that differ. */
 struct fusion_setting {
     const char *name;

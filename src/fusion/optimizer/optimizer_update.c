@@ -20,7 +20,7 @@ static bool is_real(enum shoal_type type)
 enum shoal_status shoal_optimizer_update(enum shoal_optimizer_rule rule, const struct shoal_optimizer_group *group,
                                          uint64_t step, double scale, const struct shoal_optimizer_range *range)
 {
-    if (rule < SHOAL_SGD || rule > SHOAL_LION || !fusion_group_is_set(group) || step == 0)
+    if (rule < SHOAL_SGD || rule > SHOAL_LAMB || !fusion_group_is_set(group) || step == 0)
         return SHOAL_ERR_ARGUMENT;
     const struct shoal_optimizer_group settings = fusion_group_copy(group);
     if (fusion_group_fault(rule, &settings) || !range || range->struct_bytes < sizeof *range || !is_real(range->type))
@@ -28,7 +28,7 @@ enum shoal_status shoal_optimizer_update(enum shoal_optimizer_rule rule, const s
     const enum shoal_rule own = fusion_group_rule(rule, &settings);
     if (range->count > 0 && !has_arrays(range, own))
         return SHOAL_ERR_ARGUMENT;
-    const struct shoal_update update = fusion_update_of(own, &settings, step, scale);
+    struct shoal_update update = fusion_update_of(own, &settings, step, scale);
     void *master = range->master ? range->master : range->parameter;
     const struct shoal_update_memory memory = {.gradient = range->gradient,
                                                .from_master = master,
@@ -36,6 +36,11 @@ enum shoal_status shoal_optimizer_update(enum shoal_optimizer_rule rule, const s
                                                .to_master = master,
                                                .to = {range->first, range->second},
                                                .parameter = range->parameter};
+    if (own == SHOAL_RULE_LAMB) {
+        double squared[2] = {0, 0};
+        shoal_gradient_kernels_at(0)->moments[range->type](&update, &memory, range->count, squared);
+        fusion_trust(&settings, squared, &update);
+    }
     shoal_gradient_kernels_at(0)->update[own][range->type](&update, &memory, range->count);
     return SHOAL_OK;
 }

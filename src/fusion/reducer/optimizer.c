@@ -38,7 +38,7 @@ static const char *check_optimizer(const struct shoal_optimizer *optimizer, size
 {
     if (optimizer->struct_bytes < sizeof *optimizer)
         return "optimizer->struct_bytes is not set: use SHOAL_OPTIMIZER_INIT";
-    if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LION)
+    if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LAMB)
         return "optimizer->rule is none of enum shoal_optimizer_rule";
     if (!optimizer->groups || optimizer->group_count < 1 || optimizer->group_count > SHOAL_OPTIMIZER_GROUPS_MAX)
         return "the optimizer has no groups, or more than SHOAL_OPTIMIZER_GROUPS_MAX";
@@ -49,6 +49,8 @@ static const char *check_optimizer(const struct shoal_optimizer *optimizer, size
                  optimizer->group_of[i], optimizer->group_count);
         return text;
     }
+    if (optimizer->rule == SHOAL_LAMB && optimizer->steps_early)
+        return "LAMB needs the norms of whole parameters, and steps_early is set: leave it out";
     return check_groups(optimizer, text, text_bytes);
 }
 
@@ -236,6 +238,12 @@ enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer)
     optimizer->steps_early &= fusion_optimizer_awaits_verdict(reducer);
     optimizer->degree = fusion_optimizer_degree(reducer);
     optimizer->place = fusion_optimizer_place(reducer);
+    if (optimizer->rule == SHOAL_LAMB) {
+        const size_t ranks = 1 + (size_t)optimizer->degree;
+        optimizer->norms = calloc(2 * ranks * (layout->parameters.count + 1), sizeof *optimizer->norms);
+        if (!optimizer->norms)
+            return SHOAL_ERR_MEMORY;
+    }
     for (size_t b = 0; b < layout->buffer_count; b++)
         optimizer->shards[b].reducer = reducer;
     return allocate_memory(reducer);
@@ -256,6 +264,7 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
     free(optimizer->groups);
     free(optimizer->group_of);
     free(optimizer->steps);
+    free(optimizer->norms);
     free(optimizer);
 }
 
@@ -263,7 +272,8 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
 
 bool fusion_optimizer_awaits_verdict(const struct shoal_reducer *reducer)
 {
-    return reducer->optimizer && (reducer->options.max_norm > 0 || reducer->options.checks_finite);
+    return reducer->optimizer &&
+           (reducer->options.max_norm > 0 || reducer->options.checks_finite || reducer->optimizer->rule == SHOAL_LAMB);
 }
 
 bool fusion_steps_late(const struct shoal_reducer *reducer)
@@ -352,18 +362,67 @@ static struct shoal_update_memory memory_of(const struct shoal_reducer *reducer,
     return memory;
 }
 
+static struct shoal_update update_of(const struct shoal_reducer *reducer, size_t parameter, double factor)
+{
+    const struct fusion_optimizer *optimizer = reducer->optimizer;
+    const struct shoal_optimizer_group *group = &optimizer->groups[optimizer->group_of[parameter]];
+    return fusion_update_of(fusion_group_rule(optimizer->rule, group), group, optimizer->steps[parameter] + 1,
+                            factor * optimizer->scale);
+}
+
 static void step_parameter(struct shoal_reducer *reducer, size_t parameter, double factor)
 {
     const struct fusion_optimizer *optimizer = reducer->optimizer;
     const struct shoal_optimizer_group *group = &optimizer->groups[optimizer->group_of[parameter]];
-    const enum shoal_rule rule = fusion_group_rule(optimizer->rule, group);
-    const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
+    const struct fusion_range range = fusion_range_of(reducer, parameter, optimizer->place);
     if (range.count == 0)
         return;
-    const struct shoal_update update =
-        fusion_update_of(rule, group, optimizer->steps[parameter] + 1, factor * optimizer->scale);
-    const struct shoal_update_memory memory = memory_of(reducer, parameter, &range);
-    reducer->kernels->update[rule][fusion_parameter(reducer, parameter)->type](&update, &memory, range.count);
+    struct shoal_update update = update_of(reducer, parameter, factor);
+    struct shoal_update_memory memory = memory_of(reducer, parameter, &range);
+    if (optimizer->norms)
+        fusion_trust(group, &optimizer->norms[2 * parameter], &update);
+    for (size_t s = 0; optimizer->norms && s < SHOAL_UPDATE_STATES; s++)
+        memory.from[s] = memory.to[s]; /* the first pass has written them */
+    reducer->kernels->update[fusion_group_rule(optimizer->rule, group)][fusion_parameter(reducer, parameter)->type](
+        &update, &memory, range.count);
+}
+
+/* Adds up the parts of all ranks of the team in their order, so that all teams get the same bits. */
+static enum shoal_status exchange_norms(struct shoal_reducer *reducer, double *all)
+{
+    struct fusion_optimizer *optimizer = reducer->optimizer;
+    const struct shoal_options options = fusion_options(reducer);
+    const size_t count = 2 * reducer->layout->parameters.count;
+    const enum shoal_status status =
+        shoal_allgather(optimizer->comms[FUSION_SCATTER], optimizer->norms, all, count, SHOAL_FLOAT64, &options);
+    if (status != SHOAL_OK) {
+        fusion_operation_failed(reducer, status, -1);
+        return fusion_failure_status(reducer);
+    }
+    SHOAL_DEFAULT_FLOATS;
+    memset(optimizer->norms, 0, count * sizeof *optimizer->norms);
+    for (size_t r = 0; r < (size_t)optimizer->degree; r++)
+        for (size_t i = 0; i < count; i++)
+            optimizer->norms[i] += all[r * count + i];
+    return SHOAL_OK;
+}
+
+enum shoal_status fusion_optimizer_measure(struct shoal_reducer *reducer, double factor)
+{
+    struct fusion_optimizer *optimizer = reducer->optimizer;
+    const size_t count = reducer->layout->parameters.count;
+    if (!optimizer->norms)
+        return SHOAL_OK;
+    memset(optimizer->norms, 0, 2 * count * sizeof *optimizer->norms);
+    for (size_t i = 0; i < count; i++) {
+        const struct fusion_range range = fusion_range_of(reducer, i, optimizer->place);
+        if (range.count == 0 || !fusion_marks_use(reducer, i))
+            continue;
+        const struct shoal_update update = update_of(reducer, i, factor);
+        const struct shoal_update_memory memory = memory_of(reducer, i, &range);
+        reducer->kernels->moments[fusion_parameter(reducer, i)->type](&update, &memory, range.count, &optimizer->norms[2 * i]);
+    }
+    return exchange_norms(reducer, optimizer->norms + 2 * count);
 }
 
 /* The next states of a parameter that this step leaves alone. */

@@ -72,6 +72,10 @@ SHOAL_MUST_USE enum shoal_status fusion_optimizer_sum_squares(struct shoal_reduc
 /* Keeps the gradients of this rank's shard of a reduced buffer, because with fusion_steps_early() it may be stepped again. */
 void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer);
 
+/* With LAMB: the first pass over all shards, a collective call before the first fusion_optimizer_step() of a step. Does nothing
+ * otherwise. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_measure(struct shoal_reducer *reducer, double factor);
+
 /* Steps this rank's shard of a reduced buffer, with gradients times factor, and posts the gather. Call for each buffer in index
  * order, from one thread at a time, without the lock. A second attempt begins when all gathers are done. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t buffer, double factor);

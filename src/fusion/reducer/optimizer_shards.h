@@ -41,6 +41,7 @@ struct fusion_optimizer {
     char *memory;                 /* of all shards */
     size_t bytes;                 /* of `memory` */
     double scale;
+    double *norms; /* with LAMB: the two squared norms of each parameter, followed by room for those of all ranks of a team */
     struct fusion_shard *shards; /* [buffers] */
     size_t posted, gathered;     /* lock: gathers of this step */
     size_t next_across;          /* lock: buffers before it are posted there */

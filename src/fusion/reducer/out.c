@@ -278,6 +278,7 @@ static enum shoal_status clip_on_device(struct shoal_reducer *reducer, double fa
 static enum shoal_status step_all(struct shoal_reducer *reducer, double factor)
 {
     const uint64_t begin_ns = fusion_now_ns();
+    FUSION_TRY(fusion_optimizer_measure(reducer, factor));
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
         if (fusion_optimizer_step(reducer, b, factor) != SHOAL_OK)
             return fusion_failure_status(reducer);

@@ -386,25 +386,74 @@ static void judge_step(const struct shoal_shards *shards, struct shoal_shards_re
     result->is_skipped = shards->options.checks_finite && result->squared - result->squared != 0;
 }
 
-static void step_range(struct shoal_shards *shards, size_t parameter, double factor)
+/* Finds the memory for a step of this rank's part of a parameter. Returns false if this rank has none. */
+static bool find_memory(const struct shoal_shards *shards, size_t parameter, struct shoal_update_memory *memory, size_t *count)
 {
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
-    const struct shoal_optimizer_group *group = &shards->groups[shards->group_of[parameter]];
     const struct shards_range range = shards_range_of(shards, parameter, shards->rank);
-    const enum shoal_rule rule = fusion_group_rule(shards->rule, group);
-    const struct shoal_update update = fusion_update_of(rule, group, ++shards->steps[parameter], factor);
+    *count = range.count;
     if (range.count == 0)
-        return;
+        return false;
     const size_t offset = shards_offset(shards, parameter, range.begin), real = shards_real_bytes(unit->type);
     char *own = unit->own + offset * shoal_type_bytes(unit->type);
-    struct shoal_update_memory memory = {.gradient = unit->gradient + offset * shoal_type_bytes(unit->type), .parameter = own};
-    memory.to_master = unit->states[0] ? unit->states[0] + offset * real : own;
-    memory.from_master = memory.to_master;
+    *memory =
+        (struct shoal_update_memory){.gradient = unit->gradient + offset * shoal_type_bytes(unit->type), .parameter = own};
+    memory->to_master = unit->states[0] ? unit->states[0] + offset * real : own;
+    memory->from_master = memory->to_master;
     for (size_t s = 0; s < SHOAL_UPDATE_STATES; s++) {
-        memory.to[s] = unit->states[s + 1] ? unit->states[s + 1] + offset * real : NULL;
-        memory.from[s] = memory.to[s];
+        memory->to[s] = unit->states[s + 1] ? unit->states[s + 1] + offset * real : NULL;
+        memory->from[s] = memory->to[s];
     }
-    shards->kernels->update[rule][unit->type](&update, &memory, range.count);
+    return true;
+}
+
+static struct shoal_update shards_update(const struct shoal_shards *shards, size_t parameter, double factor)
+{
+    const struct shoal_optimizer_group *group = &shards->groups[shards->group_of[parameter]];
+    return fusion_update_of(fusion_group_rule(shards->rule, group), group, shards->steps[parameter] + 1, factor);
+}
+
+static void step_range(struct shoal_shards *shards, size_t parameter, double factor)
+{
+    const enum shoal_type type = shards_unit_of(shards, parameter)->type;
+    const struct shoal_optimizer_group *group = &shards->groups[shards->group_of[parameter]];
+    struct shoal_update update = shards_update(shards, parameter, factor);
+    struct shoal_update_memory memory;
+    size_t count;
+    if (shards->rule == SHOAL_LAMB)
+        fusion_trust(group, &shards->norms[2 * parameter], &update);
+    if (find_memory(shards, parameter, &memory, &count))
+        shards->kernels->update[fusion_group_rule(shards->rule, group)][type](&update, &memory, count);
+    shards->steps[parameter]++;
+}
+
+/* LAMB's first pass. A unit that is whole counts on rank 0 only. */
+static enum shoal_status measure_norms(struct shoal_shards *shards, double factor)
+{
+    const struct shoal_options options = shards_options(shards);
+    const size_t numbers = 2 * shards->parameters.count;
+    double *all = shards->norms + numbers;
+    memset(shards->norms, 0, numbers * sizeof *all);
+    for (size_t i = 0; i < shards->parameters.count; i++) {
+        const struct shards_unit *unit = shards_unit_of(shards, i);
+        const struct shoal_update update = shards_update(shards, i, factor);
+        struct shoal_update_memory memory;
+        double squared[2] = {0, 0};
+        size_t count;
+        if (!unit->is_summed || !find_memory(shards, i, &memory, &count))
+            continue;
+        shards->kernels->moments[unit->type](&update, &memory, count, squared);
+        memcpy(&shards->norms[2 * i], squared, unit->is_whole && shards->rank > 0 ? 0 : sizeof squared);
+    }
+    const enum shoal_status status = shoal_allgather(shards->sums, shards->norms, all, numbers, SHOAL_FLOAT64, &options);
+    if (status != SHOAL_OK)
+        return shards_fail(shards, status, SHOAL_SHARDS_NONE, "the exchange of LAMB's norms");
+    SHOAL_DEFAULT_FLOATS;
+    memset(shards->norms, 0, numbers * sizeof *all);
+    for (size_t r = 0; r < (size_t)shards->size; r++)
+        for (size_t i = 0; i < numbers; i++)
+            shards->norms[i] += all[r * numbers + i];
+    return SHOAL_OK;
 }
 
 static void close_gradients(struct shoal_shards *shards)
@@ -427,6 +476,8 @@ enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_sh
     FUSION_TRY(shards_forget_slots(shards)); /* the shards change */
     FUSION_TRY(sum_squares_of_ranks(shards, &result.squared));
     judge_step(shards, &result);
+    if (shards->rule == SHOAL_LAMB && !result.is_skipped)
+        FUSION_TRY(measure_norms(shards, shards->scale * result.clip));
     for (size_t i = 0; !result.is_skipped && i < shards->parameters.count; i++)
         if (shards_unit_of(shards, i)->is_summed)
             step_range(shards, i, shards->scale * result.clip);

@@ -24,7 +24,7 @@ static const char *check_own_options(const struct shoal_shards_options *options)
         return "options->max_norm is negative or NaN";
     if (!optimizer || optimizer->struct_bytes < sizeof *optimizer)
         return "options->optimizer is NULL, or its struct_bytes is not set: use SHOAL_OPTIMIZER_INIT";
-    if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LION)
+    if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LAMB)
         return "optimizer->rule is none of enum shoal_optimizer_rule";
     if (!optimizer->groups || optimizer->group_count < 1 || optimizer->group_count > SHOAL_OPTIMIZER_GROUPS_MAX)
         return "the optimizer has no groups, or more than SHOAL_OPTIMIZER_GROUPS_MAX";
@@ -133,11 +133,12 @@ static bool allocate_lists(struct shoal_shards *shards)
     shards->members = calloc(count, sizeof *shards->members);
     shards->offsets = calloc(count, sizeof *shards->offsets);
     shards->steps = calloc(count, sizeof *shards->steps);
+    shards->norms = calloc(2 * count * (1 + (size_t)shards->size), sizeof *shards->norms);
     shards->is_ready = calloc(count, sizeof *shards->is_ready);
     shards->units = calloc(count, sizeof *shards->units);
     shards->slots = calloc(shards->options.live_units, sizeof *shards->slots);
-    return shards->groups && shards->group_of && shards->unit_of && shards->members && shards->offsets && shards->steps &&
-           shards->is_ready && shards->units && shards->slots;
+    return shards->groups && shards->group_of && shards->unit_of && shards->members && shards->offsets && shards->norms &&
+           shards->steps && shards->is_ready && shards->units && shards->slots;
 }
 
 /* Checks all that a rank can check by itself. */
@@ -390,6 +391,7 @@ void shoal_shards_free(struct shoal_shards *shards)
     free(shards->members);
     free(shards->offsets);
     free(shards->steps);
+    free(shards->norms);
     free(shards->is_ready);
     free(shards->units);
     free(shards->slots);

@@ -66,6 +66,7 @@ struct shoal_shards {
     uint32_t *group_of, *unit_of, *members; /* [parameters] */
     size_t *offsets;                        /* [parameters]: bytes in their unit */
     uint64_t *steps;                        /* [parameters] */
+    double *norms;                          /* with LAMB: two squared norms of each parameter, followed by those of each rank */
     bool *is_ready;                         /* [parameters] */
     struct shards_unit *units;
     uint32_t unit_count;

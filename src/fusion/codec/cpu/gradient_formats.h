@@ -132,4 +132,15 @@ INLINE void store_float16(uint16_t *to, const float *from)
 #define bfloat16_rounds true
 #define float16_rounds true
 
+/* Adds in a fixed order. */
+INLINE double add_up(const double *partial)
+{
+    double half[GROUP / 2], quarter[GROUP / 4];
+    for (size_t i = 0; i < GROUP / 2; i++)
+        half[i] = partial[i] + partial[i + GROUP / 2];
+    for (size_t i = 0; i < GROUP / 4; i++)
+        quarter[i] = half[i] + half[i + GROUP / 4];
+    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
+}
+
 #endif

@@ -10,17 +10,6 @@
 
 /* ---- Moves -------------------------------------------------------------------------------------------------------------- */
 
-/* Adds in a fixed order. */
-INLINE double add_up(const double *partial)
-{
-    double half[GROUP / 2], quarter[GROUP / 4];
-    for (size_t i = 0; i < GROUP / 2; i++)
-        half[i] = partial[i] + partial[i + GROUP / 2];
-    for (size_t i = 0; i < GROUP / 4; i++)
-        quarter[i] = half[i] + half[i + GROUP / 4];
-    return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
-}
-
 /* The flags are compile-time constants after inlining. */
 #define DEFINE_MOVE(FORMAT, MEMORY, VALUE)                                                                                \
     INLINE void move_any_##FORMAT(MEMORY *dest, const MEMORY *source, size_t count, VALUE factor, bool writes, bool adds, \
@@ -192,4 +181,5 @@ const struct shoal_gradient_kernels KERNELS_SYMBOL = {
     .quantize = quantize,
     .dequantize = dequantize,
     .update = UPDATE_KERNELS,
+    .moments = MOMENT_KERNELS,
 };

@@ -9,13 +9,14 @@
  * vanish. */
 #define DEFINE_RULES(REAL, SQUARE_ROOT)                                                                                      \
     struct rates_##REAL {                                                                                                    \
-        REAL factor, decay, shrink, keep1, add1, keep2, add2, beta1, rate, root, epsilon;                                    \
+        REAL factor, decay, shrink, keep1, add1, keep2, add2, beta1, rate, root, epsilon, unbias;                            \
         bool is_nesterov;                                                                                                    \
     };                                                                                                                       \
     INLINE struct rates_##REAL rates_of_##REAL(const struct shoal_update *update) {                                          \
         return (struct rates_##REAL){(REAL)update->factor, (REAL)update->decay, (REAL)update->shrink,  (REAL)update->keep1,  \
                                      (REAL)update->add1,   (REAL)update->keep2, (REAL)update->add2,    (REAL)update->beta1,  \
-                                     (REAL)update->rate,   (REAL)update->root,  (REAL)update->epsilon, update->is_nesterov}; \
+                                     (REAL)update->rate,   (REAL)update->root,  (REAL)update->epsilon, (REAL)update->unbias, \
+                                     update->is_nesterov};                                                                   \
     } INLINE void sgd_##REAL(const struct rates_##REAL *by, REAL *p, REAL g, REAL *m, REAL *v)                               \
     {                                                                                                                        \
         (void)m, (void)v;                                                                                                    \
@@ -49,6 +50,15 @@
         g += by->decay * *p;                                                                                                 \
         *m += g * g;                                                                                                         \
         *p -= by->rate * (g / (SQUARE_ROOT(*m) + by->epsilon));                                                              \
+    }                                                                                                                        \
+    INLINE REAL direction_##REAL(const struct rates_##REAL *by, REAL p, REAL m, REAL v)                                      \
+    {                                                                                                                        \
+        return by->unbias * m / (by->root * SQUARE_ROOT(v) + by->epsilon) + by->decay * p;                                   \
+    }                                                                                                                        \
+    INLINE void lamb_##REAL(const struct rates_##REAL *by, REAL *p, REAL g, REAL *m, REAL *v)                                \
+    {                                                                                                                        \
+        (void)g;                                                                                                             \
+        *p -= by->rate * direction_##REAL(by, *p, *m, *v);                                                                   \
     }                                                                                                                        \
     INLINE void lion_##REAL(const struct rates_##REAL *by, REAL *p, REAL g, REAL *m, REAL *v)                                \
     {                                                                                                                        \
@@ -145,15 +155,60 @@ DEFINE_UPDATES(adam, 2)
 DEFINE_UPDATES(adamw, 2)
 DEFINE_UPDATES(adagrad, 1)
 DEFINE_UPDATES(lion, 1)
+DEFINE_UPDATES(lamb, 2)
+
+/* Element i of a range always goes to partial sum i % GROUP. */
+#define DEFINE_MOMENTS(FORMAT, MEMORY, REAL)                                                                                  \
+    INLINE void moments_of_##FORMAT(const struct rates_##REAL *by, const struct shoal_update_memory *memory, size_t begin,    \
+                                    size_t count, double *masters, double *directions)                                        \
+    {                                                                                                                         \
+        const MEMORY *gradient = (const MEMORY *)memory->gradient + begin;                                                    \
+        const REAL *master = (const REAL *)memory->from_master + begin;                                                       \
+        const REAL *from_first = (const REAL *)memory->from[0] + begin, *from_second = (const REAL *)memory->from[1] + begin; \
+        REAL *to_first = (REAL *)memory->to[0] + begin, *to_second = (REAL *)memory->to[1] + begin;                           \
+        INDEPENDENT                                                                                                           \
+        for (size_t k = 0; k < count; k++) {                                                                                  \
+            const REAL g = FORMAT##_widen(gradient[k]) * by->factor;                                                          \
+            const REAL m = by->keep1 * from_first[k] + by->add1 * g, v = by->keep2 * from_second[k] + by->add2 * (g * g);     \
+            const double p = (double)master[k], u = (double)direction_##REAL(by, master[k], m, v);                            \
+            to_first[k] = m;                                                                                                  \
+            to_second[k] = v;                                                                                                 \
+            masters[k] += p * p;                                                                                              \
+            directions[k] += u * u;                                                                                           \
+        }                                                                                                                     \
+    }                                                                                                                         \
+    static void moments_##FORMAT(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count,   \
+                                 double squared[2])                                                                           \
+    {                                                                                                                         \
+        SHOAL_DEFAULT_FLOATS;                                                                                                 \
+        const struct rates_##REAL by = rates_of_##REAL(update);                                                               \
+        double masters[GROUP] = {0}, directions[GROUP] = {0};                                                                 \
+        size_t i = 0;                                                                                                         \
+        for (; i + GROUP <= count; i += GROUP)                                                                                \
+            moments_of_##FORMAT(&by, memory, i, GROUP, masters, directions);                                                  \
+        moments_of_##FORMAT(&by, memory, i, count - i, masters, directions);                                                  \
+        squared[0] += add_up(masters);                                                                                        \
+        squared[1] += add_up(directions);                                                                                     \
+    }
+
+DEFINE_MOMENTS(float32, float, float)
+DEFINE_MOMENTS(float64, double, double)
+DEFINE_MOMENTS(bfloat16, uint16_t, float)
+DEFINE_MOMENTS(float16, uint16_t, float)
 
 #define UPDATES_OF(RULE)                                                                                        \
     {                                                                                                           \
         [SHOAL_FLOAT32] = RULE##_float32, [SHOAL_FLOAT64] = RULE##_float64, [SHOAL_BFLOAT16] = RULE##_bfloat16, \
         [SHOAL_FLOAT16] = RULE##_float16                                                                        \
     }
-#define UPDATE_KERNELS                                                                    \
-    {                                                                                     \
-        [SHOAL_RULE_SGD] = UPDATES_OF(sgd), [SHOAL_RULE_MOMENTUM] = UPDATES_OF(momentum), \
-        [SHOAL_RULE_ADAM] = UPDATES_OF(adam), [SHOAL_RULE_ADAMW] = UPDATES_OF(adamw),     \
-        [SHOAL_RULE_ADAGRAD] = UPDATES_OF(adagrad), [SHOAL_RULE_LION] = UPDATES_OF(lion)  \
+#define UPDATE_KERNELS                                                                                                         \
+    {                                                                                                                          \
+        [SHOAL_RULE_SGD] = UPDATES_OF(sgd), [SHOAL_RULE_MOMENTUM] = UPDATES_OF(momentum),                                      \
+        [SHOAL_RULE_ADAM] = UPDATES_OF(adam), [SHOAL_RULE_ADAMW] = UPDATES_OF(adamw),                                          \
+        [SHOAL_RULE_ADAGRAD] = UPDATES_OF(adagrad), [SHOAL_RULE_LION] = UPDATES_OF(lion), [SHOAL_RULE_LAMB] = UPDATES_OF(lamb) \
+    }
+#define MOMENT_KERNELS                                                                                             \
+    {                                                                                                              \
+        [SHOAL_FLOAT32] = moments_float32, [SHOAL_FLOAT64] = moments_float64, [SHOAL_BFLOAT16] = moments_bfloat16, \
+        [SHOAL_FLOAT16] = moments_float16                                                                          \
     }
