@@ -34,7 +34,8 @@ static const char help_text[] =
     "    --rate RATE              for the bound: what each host's adapter sends, such as 1gbit. Default: an all-reduce of\n"
     "                             the largest buffer's size is measured by itself\n"
     "    --views                  gradients are made in the engine's buffers: nothing is copied in or out\n"
-    "    --optimizer RULE         none, sgd, momentum, adam, adamw, adagrad or lion: each rank steps all parameters (none)\n"
+    "    --optimizer RULE         none, sgd, momentum, adam, adamw, adagrad, lion or lamb: each rank steps all\n"
+    "                             parameters (none)\n"
     "    --when after|buffers     after: when the step is over; buffers: the parameters of each buffer as soon as it is\n"
     "                             averaged (after)\n"
     "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share\n"
@@ -77,7 +78,7 @@ static const char help_text[] =
     "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 invalid arguments or an invalid profile.\n";
 
 static const char *const compressions[] = {"none", "fp16", "bf16", "int8", NULL};
-static const char *const rules[] = {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "lion", NULL};
+static const char *const rules[] = {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "lion", "lamb", NULL};
 static const char *const whens[] = {"after", "buffers", NULL};
 static const char *const formats[] = {"table", "json", NULL};
 static const char *const memories[] = {"plain", "gpu", NULL};
@@ -117,7 +118,7 @@ static const struct tool_option options_known[] = {
     {"--memory", OPTION_MEMORY, "plain|gpu"},
     {"--steps", OPTION_STEPS, "N"},
     {"--views", OPTION_VIEWS, NULL},
-    {"--optimizer", OPTION_OPTIMIZER, "none|sgd|momentum|adam|adamw|adagrad|lion"},
+    {"--optimizer", OPTION_OPTIMIZER, "none|sgd|momentum|adam|adamw|adagrad|lion|lamb"},
     {"--when", OPTION_WHEN, "after|buffers"},
     {"--shard", OPTION_SHARD, "all|host|K"},
     {"--no-thread", OPTION_NO_THREAD, NULL},

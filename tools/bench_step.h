@@ -14,7 +14,8 @@ enum bench_step_rule {
     STEP_RULE_ADAM,
     STEP_RULE_ADAMW,
     STEP_RULE_ADAGRAD,
-    STEP_RULE_LION
+    STEP_RULE_LION,
+    STEP_RULE_LAMB
 };
 enum bench_step_when { STEP_WHEN_AFTER, STEP_WHEN_BUFFERS };
 

@@ -12,7 +12,7 @@ static const struct {
 } rules[] = {
     [STEP_RULE_NONE] = {SHOAL_SGD, 0},  [STEP_RULE_SGD] = {SHOAL_SGD, 0},     [STEP_RULE_MOMENTUM] = {SHOAL_SGD, 1},
     [STEP_RULE_ADAM] = {SHOAL_ADAM, 2}, [STEP_RULE_ADAMW] = {SHOAL_ADAMW, 2}, [STEP_RULE_ADAGRAD] = {SHOAL_ADAGRAD, 1},
-    [STEP_RULE_LION] = {SHOAL_LION, 1},
+    [STEP_RULE_LION] = {SHOAL_LION, 1}, [STEP_RULE_LAMB] = {SHOAL_LAMB, 2},
 };
 
 static float *array_map(size_t elements)
