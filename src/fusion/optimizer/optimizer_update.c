@@ -26,7 +26,9 @@ enum shoal_status shoal_optimizer_update(enum shoal_optimizer_rule rule, const s
     if (fusion_group_fault(rule, &settings) || !range || range->struct_bytes < sizeof *range || !is_real(range->type))
         return SHOAL_ERR_ARGUMENT;
     const enum shoal_rule own = fusion_group_rule(rule, &settings);
-    if (range->count > 0 && !has_arrays(range, own))
+    if (range->count == 0)
+        return SHOAL_OK; /* arrays may be NULL */
+    if (!has_arrays(range, own))
         return SHOAL_ERR_ARGUMENT;
     struct shoal_update update = fusion_update_of(own, &settings, step, scale);
     void *master = range->master ? range->master : range->parameter;
