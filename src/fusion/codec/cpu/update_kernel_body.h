@@ -80,33 +80,30 @@ DEFINE_RULES(double, __builtin_sqrt)
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* Elements of a 16-bit type that are converted at a time. */
-#define CHUNK 256
-
 /* STATES is a constant after inlining, and so is whether copy is NULL. */
-#define DEFINE_LOOP(RULE, STATES, REAL)                                                                                   \
-    INLINE void RULE##_loop_##REAL(const struct rates_##REAL *by, const struct shoal_update_memory *memory, size_t begin, \
-                                   const REAL *gradient, REAL *copy, size_t count)                                        \
-    {                                                                                                                     \
-        const REAL *from_master = (const REAL *)memory->from_master + begin;                                              \
-        const REAL *from_first = (STATES) > 0 ? (const REAL *)memory->from[0] + begin : NULL;                             \
-        const REAL *from_second = (STATES) > 1 ? (const REAL *)memory->from[1] + begin : NULL;                            \
-        REAL *to_master = (REAL *)memory->to_master + begin;                                                              \
-        REAL *to_first = (STATES) > 0 ? (REAL *)memory->to[0] + begin : NULL;                                             \
-        REAL *to_second = (STATES) > 1 ? (REAL *)memory->to[1] + begin : NULL;                                            \
-        const struct rates_##REAL rates = *by; /* no store can change it */                                               \
-        INDEPENDENT                                                                                                       \
-        for (size_t i = 0; i < count; i++) {                                                                              \
-            REAL p = from_master[i], m = (STATES) > 0 ? from_first[i] : 0, v = (STATES) > 1 ? from_second[i] : 0;         \
-            RULE##_##REAL(&rates, &p, gradient[i] * rates.factor, &m, &v);                                                \
-            to_master[i] = p;                                                                                             \
-            if ((STATES) > 0)                                                                                             \
-                to_first[i] = m;                                                                                          \
-            if ((STATES) > 1)                                                                                             \
-                to_second[i] = v;                                                                                         \
-            if (copy)                                                                                                     \
-                copy[i] = p;                                                                                              \
-        }                                                                                                                 \
+#define DEFINE_LOOP(RULE, STATES, FORMAT, MEMORY, REAL)                                                                     \
+    INLINE void RULE##_loop_##FORMAT(const struct rates_##REAL *by, const struct shoal_update_memory *memory, size_t begin, \
+                                     const MEMORY *gradient, MEMORY *copy, size_t count)                                    \
+    {                                                                                                                       \
+        const REAL *from_master = (const REAL *)memory->from_master + begin;                                                \
+        const REAL *from_first = (STATES) > 0 ? (const REAL *)memory->from[0] + begin : NULL;                               \
+        const REAL *from_second = (STATES) > 1 ? (const REAL *)memory->from[1] + begin : NULL;                              \
+        REAL *to_master = (REAL *)memory->to_master + begin;                                                                \
+        REAL *to_first = (STATES) > 0 ? (REAL *)memory->to[0] + begin : NULL;                                               \
+        REAL *to_second = (STATES) > 1 ? (REAL *)memory->to[1] + begin : NULL;                                              \
+        const struct rates_##REAL rates = *by; /* no store can change it */                                                 \
+        INDEPENDENT                                                                                                         \
+        for (size_t i = 0; i < count; i++) {                                                                                \
+            REAL p = from_master[i], m = (STATES) > 0 ? from_first[i] : 0, v = (STATES) > 1 ? from_second[i] : 0;           \
+            RULE##_##REAL(&rates, &p, FORMAT##_widen(gradient[i]) * rates.factor, &m, &v);                                  \
+            to_master[i] = p;                                                                                               \
+            if ((STATES) > 0)                                                                                               \
+                to_first[i] = m;                                                                                            \
+            if ((STATES) > 1)                                                                                               \
+                to_second[i] = v;                                                                                           \
+            if (copy)                                                                                                       \
+                copy[i] = FORMAT##_narrow(p);                                                                               \
+        }                                                                                                                   \
     }
 
 #define DEFINE_WIDE_UPDATE(RULE, FORMAT, REAL)                                                                             \
@@ -115,39 +112,20 @@ DEFINE_RULES(double, __builtin_sqrt)
         SHOAL_DEFAULT_FLOATS;                                                                                              \
         const struct rates_##REAL by = rates_of_##REAL(update);                                                            \
         if (memory->parameter == memory->to_master)                                                                        \
-            RULE##_loop_##REAL(&by, memory, 0, memory->gradient, NULL, count);                                             \
+            RULE##_loop_##FORMAT(&by, memory, 0, memory->gradient, NULL, count);                                           \
         else                                                                                                               \
-            RULE##_loop_##REAL(&by, memory, 0, memory->gradient, memory->parameter, count);                                \
+            RULE##_loop_##FORMAT(&by, memory, 0, memory->gradient, memory->parameter, count);                              \
     }
 
-/* A chunk of gradients is widened, and a chunk of masters narrowed, in the first-level cache. Its length is rounded up to whole
- * groups in the arrays only. */
-#define DEFINE_HALF_UPDATE(RULE, FORMAT)                                                                                   \
-    static void RULE##_##FORMAT(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count) \
-    {                                                                                                                      \
-        SHOAL_DEFAULT_FLOATS;                                                                                              \
-        const struct rates_float by = rates_of_float(update);                                                              \
-        uint16_t half[CHUNK] = {0};                                                                                        \
-        float gradient[CHUNK], copy[CHUNK] = {0};                                                                          \
-        for (size_t begin = 0; begin < count; begin += CHUNK) {                                                            \
-            const size_t length = fusion_min(CHUNK, count - begin);                                                        \
-            memcpy(half, (const uint16_t *)memory->gradient + begin, length * sizeof *half);                               \
-            for (size_t i = 0; i < length; i += GROUP)                                                                     \
-                load_##FORMAT(gradient + i, half + i);                                                                     \
-            RULE##_loop_float(&by, memory, begin, gradient, copy, length);                                                 \
-            for (size_t i = 0; i < length; i += GROUP)                                                                     \
-                store_##FORMAT(half + i, copy + i);                                                                        \
-            memcpy((uint16_t *)memory->parameter + begin, half, length * sizeof *half);                                    \
-        }                                                                                                                  \
-    }
-
-#define DEFINE_UPDATES(RULE, STATES)          \
-    DEFINE_LOOP(RULE, STATES, float)          \
-    DEFINE_LOOP(RULE, STATES, double)         \
-    DEFINE_WIDE_UPDATE(RULE, float32, float)  \
-    DEFINE_WIDE_UPDATE(RULE, float64, double) \
-    DEFINE_HALF_UPDATE(RULE, bfloat16)        \
-    DEFINE_HALF_UPDATE(RULE, float16)
+#define DEFINE_UPDATES(RULE, STATES)                     \
+    DEFINE_LOOP(RULE, STATES, float32, float, float)     \
+    DEFINE_LOOP(RULE, STATES, float64, double, double)   \
+    DEFINE_LOOP(RULE, STATES, bfloat16, uint16_t, float) \
+    DEFINE_LOOP(RULE, STATES, float16, uint16_t, float)  \
+    DEFINE_WIDE_UPDATE(RULE, float32, float)             \
+    DEFINE_WIDE_UPDATE(RULE, float64, double)            \
+    DEFINE_WIDE_UPDATE(RULE, bfloat16, float)            \
+    DEFINE_WIDE_UPDATE(RULE, float16, float)
 
 DEFINE_UPDATES(sgd, 0)
 DEFINE_UPDATES(momentum, 1)
