@@ -8,8 +8,9 @@ DistributedDataParallel, ZeroRedundancyOptimizer, FSDP2 and DeepSpeed's ZeRO, ea
 
 Needs `make build/torch/deepspeed`. Each round starts the ranks of all contestants one after the other, in rotated order; nothing
 else runs. A rank has one thread and one core. The model has the parameters of GPT-2 in its blocks, and little computation for
-each: see bench/torch_training.py. A step without communication and optimizer is timed in turns with each step; the difference
-of the medians is what both add. After the first steps the loss must be that of the first contestant, within rounding.
+each: see bench/torch_training.py. Each rank also times steps without communication and optimizer. What both add is the median
+step less the fastest such median of the round, because that one depends on how a contestant has left the memory. After the
+first step the loss must be that of the first contestant, within rounding; later ones amplify differences in rounding.
 
 Prints a table: what is added, in milliseconds; its ratio to the first contestant in the same round (median, least and most of
 the rounds); and the resident memory of a rank. --json FILE also writes the rounds.
@@ -148,8 +149,8 @@ def rank_main(options):
     del alone
     if dist.get_rank() == 0:
         together, by_itself = (statistics.median(column) * 1e3 for column in columns.tolist())
-        print(json.dumps({"way": options.rank, "added_ms": together - by_itself, "step_ms": together, "alone_ms": by_itself,
-                          "loss": losses[WARMUPS], "rss_mib": resident_mib()}))
+        print(json.dumps({"way": options.rank, "step_ms": together, "alone_ms": by_itself, "loss": losses[1],
+                          "rss_mib": resident_mib()}))
 
 
 # ---- All -------------------------------------------------------------------------------------------------------------------
@@ -197,7 +198,10 @@ def main():
         rows = {}
         for name in order:
             rows[name] = run(name, options)
-            print(f"round {number + 1}: {name}: " + (f"{rows[name]['added_ms']:.1f} ms" if rows[name] else "failed"), flush=True)
+            print(f"round {number + 1}: {name}: " + (f"{rows[name]['step_ms']:.1f} ms" if rows[name] else "failed"), flush=True)
+        alone_ms = min((row["alone_ms"] for row in rows.values() if row), default=0)
+        for row in filter(None, rows.values()):
+            row["added_ms"] = row["step_ms"] - alone_ms
         rounds.append(rows)
         losses = {name: row["loss"] for name, row in rows.items() if row}
         wanted = losses.get(names[0])
