@@ -205,7 +205,7 @@ def main():
         rounds.append(rows)
         losses = {name: row["loss"] for name, row in rows.items() if row}
         wanted = losses.get(names[0])
-        odd = {name: loss for name, loss in losses.items() if wanted and abs(loss - wanted) > 1e-3 * abs(wanted)}
+        odd = {name: loss for name, loss in losses.items() if wanted and not abs(loss - wanted) <= 1e-3 * abs(wanted)}
         if odd or None in rows.values():
             print(f"wrong losses: {odd}, instead of {wanted}" if odd else "a contestant failed", file=sys.stderr)
             code = 1

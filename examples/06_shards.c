@@ -1,5 +1,5 @@
-/* A network whose parameters, gradients and optimizer states fit on no rank: each layer is a unit of sharded parameters, gathered
- * before its use and released afterwards. Every rank learns one pattern of its own.
+/* A network whose parameters, gradients and optimizer states fit on no rank: each layer is a unit of sharded parameters,
+ * gathered before its use and released afterwards. Every rank learns one pattern of its own.
  *
  *     build/shoal run -n 4 build/examples/06_shards              each rank keeps a quarter
  *     build/shoal run -n 4 build/examples/06_shards --whole      each rank keeps everything

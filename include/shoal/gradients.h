@@ -324,9 +324,10 @@ SHOAL_CALL shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step
 
 /* With is_uneven: a rank that has no further batch calls this instead of begin, until *more_out is 0. Each call takes part in
  * one step of the others, without a gradient of its own; sums of LOCAL steps before it are dropped. If *more_out is 1 the
- * averages are in the views: let the optimizer step on them to stay equal to the others (on_buffer was called). If it is 0, all
- * ranks have joined and no step took place; then steps may begin again. Errors are those of finish; ERR_STATE without is_uneven
- * or inside a step. */
+ * averages are in the views: let the optimizer step on them to stay equal to the others (on_buffer was called). With
+ * options.optimizer the parameters are stepped already, and views hold no averages. If *more_out is 0, all ranks have joined
+ * and no step took place; then steps may begin again. Errors are those of finish; ERR_STATE without is_uneven or in a
+ * step. */
 SHOAL_CALL shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out);
 
 /* ---- 4. Views ------------------------------------------------------------------------------------------------------------ */
@@ -518,7 +519,8 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * Gradients are only read. A parameter may be written as soon as its buffer is full on all ranks, even before finish (with
  * has_thread): by then its gradient was marked, and the backward pass must no longer need its value. With max_norm or
  * checks_finite the step depends on all gradients. finish then sums the squares of the shards, and skips a step that is not
- * finite (is_skipped). There are two ways, with the same bits:
+ * finite (is_skipped): with checks_finite also one whose squares exceed what a double can hold, which only float64 reaches.
+ * There are two ways, with the same bits:
  *   - the plain one steps in finish, when the verdict is known: nothing of it is hidden behind the backward pass;
  *   - steps_early steps each buffer as if nothing had to be clipped. If that was right, finish has nothing left to do. If not,
  *     it steps all shards again from the states before, and the parameters travel twice. Costs memory for a second copy of
@@ -541,16 +543,18 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
  * on_buffer callback, or impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the
  * message names the group, the setting and both values. After an error in a step, parameters are undefined without is_atomic:
- * some buffers may have been stepped. Restore a checkpoint. */
+ * some buffers may have been stepped. States can no longer be read, parameters can. Restore a checkpoint. */
 
-/* Returns the address of a parameter: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc. It never changes.
+/* Returns the address of a parameter: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc. It never changes,
+ * also not by a failure.
  * The caller may read it from finish to the next begin and while gradients of its buffer are missing, and write it between
  * steps. Returns NULL if the parameter is out of range or the reducer has no optimizer. */
 SHOAL_API void *shoal_reducer_parameter(const struct shoal_reducer *reducer, size_t parameter);
 
 /* Takes over what the caller has written to parameters: masters are set to the values in this rank's shards. Call it after the
  * first values are written, and whenever the caller has changed parameters itself. A local call between steps, but all ranks
- * must have written the same values. ERR_STATE inside a step or without an optimizer. Otherwise the reducer's failure. */
+ * must have written the same values. ERR_STATE without an optimizer, or while a
+ * step has marks. Otherwise the reducer's failure. */
 SHOAL_CALL shoal_reducer_load_parameters(struct shoal_reducer *reducer);
 
 /* Changes the settings of a group from the next begin on; `initial` has no effect. A local call between steps; all ranks must

@@ -790,10 +790,15 @@ static void calls_body(struct world *world)
     CHECK(world, !shoal_reducer_parameter(reducer, PARAMETERS) && !shoal_reducer_parameter(NULL, 0),
           "a parameter out of range");
     OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_set_group(reducer, 0, &job.groups[0])); /* a step without marks is as none */
+    for (size_t i = 0; i < PARAMETERS; i++)
+        compute(&job, i);
+    OK(world, shoal_reducer_ready(reducer, 0, job.memory[0], job.parameters[0].count));
     REFUSED(world, shoal_reducer_set_group(reducer, 0, &job.groups[0]), SHOAL_ERR_STATE);
     REFUSED(world, shoal_reducer_load_parameters(reducer), SHOAL_ERR_STATE);
     REFUSED(world, shoal_reducer_read_state(reducer, 0, SHOAL_STATE_FIRST, values), SHOAL_ERR_STATE);
-    OK(world, mark_used(&job, ALL));
+    for (size_t i = 1; i < PARAMETERS; i++)
+        OK(world, shoal_reducer_ready(reducer, i, job.memory[i], job.parameters[i].count));
     OK(world, shoal_reducer_finish(reducer, NULL));
     plain_steps(&job, ALL, 1);
     check_parameters(&job);

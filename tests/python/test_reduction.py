@@ -292,6 +292,92 @@ def changes_parameters(world):
         expect(all(parameter.eq(0.25).all() for parameter in model.parameters()), "a value is lost")
 
 
+def moves_parameters(world):
+    """Parameters that a program has put into other memory, or replaced, are stepped on as before."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = seeded(lambda: plain(dtype))
+        own = torch.optim.SGD(model.parameters(), lr=0.0)
+        model = ours(model, optimizer=own)
+        step_of(model, own, world, 0, dtype)
+        for parameter in model.parameters():
+            parameter.data = torch.full_like(parameter, 0.25)
+        step_of(model, own, world, 1, dtype)
+        expect(all(parameter.eq(0.25).all() for parameter in model.parameters()), "a value of .data is lost")
+        own.param_groups[0]["lr"] = 0.5
+        step_of(model, own, world, 2, dtype)
+        expect(all(parameter.ne(0.25).any() for parameter in model.parameters()), "a parameter is no longer stepped")
+        same_on_all_ranks(model, world)
+
+
+def replaces_parameters(world):
+    model, own, theirs, other = pair(plain, OPTIMIZERS["AdamW"])
+    step_of(model, own, world, 0)
+    step_of(theirs, other, world, 0)
+    values = {name: value.clone() for name, value in theirs.module.state_dict().items()}
+    model.module.load_state_dict(values, assign=True)
+    for step in range(1, 4):
+        step_of(model, own, world, step)
+        step_of(theirs, other, world, step)
+        close(model.parameters(), theirs.parameters(), 2e-6, f"step {step}")
+
+
+def loads_an_empty_state(world):
+    """The state of an optimizer that has made no step sets the states to their beginning."""
+    for name in ("AdamW", "Adagrad", "SGD, momentum"):
+        model, own, theirs, other = pair(plain, OPTIMIZERS[name])
+        for step in range(2):
+            step_of(model, own, world, step)
+        model.module.load_state_dict(theirs.module.state_dict())
+        own.load_state_dict(OPTIMIZERS[name](seeded(plain).parameters()).state_dict())
+        for step in range(2):
+            step_of(model, own, world, step)
+            step_of(theirs, other, world, step)
+            close(model.parameters(), theirs.parameters(), 2e-6, f"{name}: step {step}")
+
+
+def scheduled_before(world):
+    """A scheduler that is made before the module is wrapped has put a step of its own into the optimizer."""
+    model = seeded(plain)
+    own = OPTIMIZERS["SGD"](model.parameters())
+    plan = torch.optim.lr_scheduler.StepLR(own, 1, 0.5)
+    model, theirs = ours(model, optimizer=own), ours(seeded(plain))
+    other = OPTIMIZERS["SGD"](theirs.parameters())
+    wanted = torch.optim.lr_scheduler.StepLR(other, 1, 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(3):
+            step_of(model, own, world, step)
+            plan.step()
+            step_of(theirs, other, world, step)
+            wanted.step()
+            close(model.parameters(), theirs.parameters(), 2e-6, f"step {step}")
+
+
+def looks_between_steps(world):
+    """A forward pass that no backward pass follows leaves the optimizer as it was."""
+    model, own, theirs, other = pair(plain, OPTIMIZERS["AdamW"])
+    for step in range(3):
+        step_of(model, own, world, step)
+        step_of(theirs, other, world, step)
+        loss_of(model, *batch(world, 7)).item()
+        own.param_groups[0]["lr"] = other.param_groups[0]["lr"] = 0.01 / (step + 1)
+        own.consolidate_state_dict()
+        close(model.parameters(), theirs.parameters(), 2e-6, f"step {step}")
+
+
+def keeps_old_values_apart(world):
+    """A graph from before a step is refused, as after torch's own step."""
+    model, own, _, _ = pair(plain, OPTIMIZERS["SGD"])
+    old = (model.module[2].weight * model.module[0].weight.sum()).sum()
+    step_of(model, own, world, 0)
+    try:
+        old.backward()
+    except RuntimeError as error:
+        expect("modified by an inplace operation" in str(error), error)
+        return
+    raise AssertionError("a graph of old values ran on new ones")
+
+
 def closures_and_hooks(world):
     model, own, theirs, other = pair(plain, OPTIMIZERS["AdamW"])
     seen = []
@@ -341,6 +427,11 @@ def refuses(world):
     stepped.step()
     module.zero_grad()
     message_of(ValueError, wrap(stepped, module), "has made steps already")
+    stepped = torch.optim.Adagrad(module.parameters())
+    module(torch.zeros(1, 12)).sum().backward()
+    stepped.step()
+    module.zero_grad()
+    message_of(ValueError, wrap(stepped, module), "has made steps already")
     message_of(ValueError, lambda: ours(module, max_norm=1.0), "are for optimizer=")
     own = torch.optim.AdamW(module.parameters())
     message_of(ValueError, wrap(own, module, degree="all"), "degree is 'all'")
@@ -384,7 +475,8 @@ if "decoupled_weight_decay" in torch.optim.Adam.__init__.__code__.co_varnames:
     CASES.append(optimizer_case("Adam, decoupled_weight_decay", decoupled))
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
     half_precision, schedules_and_groups, accumulates, unused, clips, clips_early, resumes, resumes_half_precision, changes_parameters,
-    closures_and_hooks)]
+    closures_and_hooks, moves_parameters, replaces_parameters, loads_an_empty_state, scheduled_before, looks_between_steps,
+    keeps_old_values_apart)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, refuses)]
 CASES += [Case("refuses_join", refuses_join, sizes=(2,), fresh=True)]
 CASES += [Case("different_settings", different_settings, sizes=(2,))]

@@ -114,7 +114,7 @@ def _check(optimizer):
             raise ValueError(f"shoal: the optimizer cannot run in the reduction: {why}: leave it out, or leave optimizer= out")
     if len({bool(group.get("decoupled_weight_decay")) for group in optimizer.param_groups}) > 1:
         raise ValueError("shoal: the optimizer cannot run in the reduction: decoupled_weight_decay differs between its groups")
-    if optimizer.state and any(optimizer.state.values()) and type(optimizer) is not torch.optim.Adagrad:
+    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values() if state):
         raise ValueError("shoal: the optimizer has made steps already: give a new one, and load its state_dict() afterwards")
 
 
@@ -146,6 +146,10 @@ class Reduction:
         self._modes = {name: int(value) for name, value in modes.items()}
         self._max_norm, self._library, self._address, self._versions = max_norm, _native.load(), None, None
         self._collected, self._result, self._scale = None, None, 1.0
+        self._known, self._views = list(parameters), []
+        numbers = {id(parameter): number for number, parameter in enumerate(
+            parameter for group in optimizer.param_groups for parameter in group["params"])}
+        self._numbers = [numbers[id(parameter)] for parameter in parameters]  # in the optimizer
         self._marker = min((one for one in parameters if one.numel()), key=torch.Tensor.numel, default=None)
 
     def _read_settings(self):
@@ -169,10 +173,27 @@ class Reduction:
                 view = reducer.view_at(self._library.reducer_parameter(self._address, index), parameter)
                 view.copy_(parameter.detach())
                 parameter.data = view
-        if not isinstance(self.optimizer, _Stepped):
-            self.optimizer.__class__ = SERVED[type(self.optimizer)]
-            self.optimizer.state.clear()
+                self._views.append(view)
+        self.optimizer.__class__ = SERVED[type(self.optimizer)]
+        self.optimizer.state.clear()
         self.optimizer._reduction = self
+        if "step" in vars(self.optimizer):  # a scheduler has put torch's own step there, to see whether it is called
+            self.optimizer.step = _counted_step(self.optimizer)
+
+    def _take_back(self):
+        """Moves parameters that the program has put into other memory back into the reducer's, with their new values."""
+        is_moved = False
+        for index, (parameter, view) in enumerate(zip(self._parameters, self._views)):
+            if parameter is not self._known[index]:
+                for group in self.optimizer.param_groups:
+                    group["params"] = [parameter if one is self._known[index] else one for one in group["params"]]
+                self._known[index] = parameter
+            if parameter.data_ptr() != view.data_ptr() and parameter.numel():
+                with torch.no_grad():
+                    view.copy_(parameter.detach())
+                    parameter.data = view
+                is_moved = True
+        return is_moved
 
     # ---- A step ----
 
@@ -185,7 +206,7 @@ class Reduction:
         if self._scaler is not None and self._scaler.get_scale() != self._scale:
             self._scale = self._scaler.get_scale()
             self._reducer.check(self._library.reducer_set_gradient_scale(self._address, 1 / self._scale))
-        if self._versions_now() != self._versions:
+        if self._take_back() or self._versions_now() != self._versions:
             self._load_parameters()
 
     def after_step(self, result):
@@ -193,6 +214,8 @@ class Reduction:
         self._result = result
         for parameter in self._parameters:
             parameter.grad = None
+            torch.autograd.graph.increment_version(parameter)  # graphs that have kept the old values are refused
+        self._versions = self._versions_now()
         if self._scaler is not None and self._marker is not None:
             value = float("nan") if result.is_skipped else 0.0
             self._marker.grad = torch.full_like(self._marker, value, requires_grad=False)
@@ -243,22 +266,25 @@ class Reduction:
 
     def take_states(self, states):
         """states: for each parameter's number in the optimizer, its entry in torch's form."""
-        numbers = {id(parameter): number for number, parameter in enumerate(
-            parameter for group in self.optimizer.param_groups for parameter in group["params"])}
-        self._check_shapes(states, numbers)
+        self._check_shapes(states)
+        self._take_back()
         self._load_parameters()  # masters that no entry has
         for index, parameter in enumerate(self._parameters):
-            entry = states.get(numbers[id(parameter)], {})
+            entry = states.get(self._numbers[index], {})
             for name, number in self._states_of(index):
-                if entry.get(name) is not None and parameter.numel():
-                    values = self._empty(index).copy_(entry[name])
+                if parameter.numel() and (entry.get(name) is not None or name != MASTER_KEY):
+                    values = self._empty(index).copy_(self._first_value(index) if entry.get(name) is None else entry[name])
                     self._reducer.check(self._library.reducer_write_state(self._address, index, number, values.data_ptr()))
             self._reducer.check(self._library.reducer_set_parameter_steps(self._address, index, _steps_of(entry)))
         self._collected = None
 
-    def _check_shapes(self, states, numbers):
+    def _first_value(self, index):
+        """The value of a state before the first step."""
+        return torch.tensor(self._settings[self._group_of[index]].get("initial", 0.0))
+
+    def _check_shapes(self, states):
         for index, parameter in enumerate(self._parameters):
-            entry = states.get(numbers[id(parameter)], {})
+            entry = states.get(self._numbers[index], {})
             for name, _ in self._states_of(index):
                 if entry.get(name) is not None and entry[name].shape != parameter.shape:
                     raise ValueError(f"shoal: the state {name} of parameter {self._names[index]} has the shape "
@@ -273,6 +299,15 @@ class Reduction:
         """Numbers that change when the program changes a parameter whose exact value the reducer keeps."""
         keeps_all = self._modes["steps_early"] or self._modes["is_atomic"]
         return [parameter._version for parameter in self._parameters if keeps_all or parameter.dtype in HALVES]
+
+
+def _counted_step(optimizer):
+    """The optimizer's step, as torch.optim.lr_scheduler wraps it."""
+    def step(*words, **options):
+        optimizer._opt_called = True
+        return type(optimizer).step(optimizer, *words, **options)
+    step._wrapped_by_lr_sched = True
+    return step
 
 
 def _steps_of(entry):

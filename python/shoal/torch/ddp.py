@@ -159,7 +159,7 @@ class _Steps:
             raise RuntimeError("shoal: a forward pass waits for its backward pass: call load_gradient_state_dict between steps")
         if order and sorted(order) != list(range(count)):
             raise ValueError(f"shoal: this gradient state is of another model: it has {len(order)} parameters, here are {count}")
-        if order:
+        if order and not self._reduction:  # else the layout stays, because the optimizer's states belong to it
             self._order_of_first = self._communicator.numbers_of_first((ctypes.c_uint32 * count)(*order))
             self._make_again()
             self.is_renewed = True

@@ -317,6 +317,11 @@ double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, do
     return squared;
 }
 
+double fusion_optimizer_square_scale(const struct shoal_reducer *reducer)
+{
+    return reducer->optimizer ? reducer->optimizer->scale * reducer->optimizer->scale : 1;
+}
+
 /* Adds the shards of this rank's team in their order, so that all ranks get the same bits. */
 enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, double *squared)
 {

@@ -66,6 +66,9 @@ bool fusion_optimizer_is_posting(const struct shoal_reducer *reducer);
 /* Returns the squares of this rank's shard of a reduced buffer, of gradients times factor. */
 double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, double factor);
 
+/* Returns the square of the factor of gradients before norms are taken: 1 without an optimizer. */
+double fusion_optimizer_square_scale(const struct shoal_reducer *reducer);
+
 /* A collective call: sums over the ranks. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_sum_squares(struct shoal_reducer *reducer, double *squared);
 

@@ -16,9 +16,7 @@ static enum shoal_status check_optimizer_call(const struct shoal_reducer *reduce
         return fusion_failure_status((struct shoal_reducer *)(uintptr_t)reducer);
     if (!reducer->optimizer)
         return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: the reducer has no optimizer (options.optimizer)", call);
-    if (fusion_marks_are_open(reducer))
-        return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: a step is open: call it before begin or after finish", call);
-    return SHOAL_OK;
+    return fusion_marks_check_none(reducer, call);
 }
 
 void *shoal_reducer_parameter(const struct shoal_reducer *reducer, size_t parameter)

@@ -244,7 +244,8 @@ static enum shoal_status equip(struct shoal_reducer *reducer, char *text, size_t
     status = create_parts(reducer);
     if (status != SHOAL_OK) {
         fusion_tell_why(reducer, status, why, sizeof why);
-        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers: %.400s", reducer->layout->bytes, why);
+        snprintf(text, text_bytes, "no memory for %zu bytes of gradient buffers%s: %.400s", reducer->layout->bytes,
+                 reducer->optimizer ? ", as many of parameters, and the optimizer's states" : "", why);
         return status;
     }
     status = fusion_out_start_thread(reducer);
@@ -387,11 +388,22 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
     return SHOAL_OK;
 }
 
+/* Completions post nothing from now on, because communicators are freed one after the other. */
+static void stop_posting(struct shoal_reducer *reducer)
+{
+    fusion_lock(reducer);
+    reducer->is_armed = false;
+    while (reducer->flow && (fusion_flow_is_posting(reducer) || fusion_optimizer_is_posting(reducer)))
+        pthread_cond_wait(&reducer->changed, &reducer->lock);
+    fusion_unlock(reducer);
+}
+
 void shoal_reducer_free(struct shoal_reducer *reducer)
 {
     if (!reducer)
         return;
     (void)fusion_settle_failure(reducer);
+    stop_posting(reducer);
     fusion_out_stop_thread(reducer);
     fusion_compressor_stop(reducer);
     fusion_optimizer_stop(reducer);

@@ -210,7 +210,7 @@ static enum shoal_status conclude(struct shoal_reducer *reducer, int active, str
     if (reducer->optimizer && (reducer->options.has_norms || fusion_optimizer_awaits_verdict(reducer)))
         FUSION_TRY(fusion_optimizer_sum_squares(reducer, &result->squared));
     if (reducer->options.has_norms)
-        result->local_squared = fusion_tally_squared(reducer) / active;
+        result->local_squared = fusion_tally_squared(reducer) / active * fusion_optimizer_square_scale(reducer);
     if (reducer->options.checks_finite && fusion_tally_is_nonfinite(reducer))
         FUSION_TRY(name_nonfinite(reducer, result));
     if (reducer->options.max_norm > 0) {

@@ -44,15 +44,31 @@ enum shoal_status shards_refuse(const struct shoal_shards *shards, enum shoal_st
     return shoal_report(shards->context, status, "fusion", line);
 }
 
+/* Sends the cause to the other ranks, which may wait for this one. */
+static void share_cause(const struct shoal_shards *shards)
+{
+    struct shoal_failure cause = SHOAL_FAILURE_INIT;
+    cause.status = shards->failed;
+    cause.rank = cause.reporter = shards->rank;
+    cause.is_given = 1;
+    snprintf(cause.text, sizeof cause.text, "%s, rank %d: %.400s", shards->name, shards->rank, shards->failure);
+    shoal_comm_fail(shards->gathers, &cause);
+    shoal_comm_fail(shards->sums, &cause);
+}
+
 enum shoal_status shards_fail(struct shoal_shards *shards, enum shoal_status status, uint32_t unit, const char *what)
 {
-    shards->failed = status;
-    if (unit == SHOAL_SHARDS_NONE)
-        return shards_refuse(shards, status, "%s failed: %s", what, shoal_status_name(status));
     char name[FUSION_TEXT_MAX];
-    fusion_parameter_text(&shards->parameters, shards->members[shards->units[unit].first], name, sizeof name);
-    return shards_refuse(shards, status, "%s of unit %u, which begins with %.200s, failed: %s", what, unit, name,
-                         shoal_status_name(status));
+    shards->failed = status;
+    if (unit == SHOAL_SHARDS_NONE) {
+        snprintf(shards->failure, sizeof shards->failure, "%s failed: %s", what, shoal_status_name(status));
+    } else {
+        fusion_parameter_text(&shards->parameters, shards->members[shards->units[unit].first], name, sizeof name);
+        snprintf(shards->failure, sizeof shards->failure, "%s of unit %u, which begins with %.200s, failed: %s", what, unit,
+                 name, shoal_status_name(status));
+    }
+    share_cause(shards);
+    return shards_refuse(shards, status, "%.400s", shards->failure);
 }
 
 enum shoal_status shards_check(const struct shoal_shards *shards)
@@ -60,7 +76,7 @@ enum shoal_status shards_check(const struct shoal_shards *shards)
     if (!shards)
         return SHOAL_ERR_ARGUMENT;
     if (shards->failed != SHOAL_OK)
-        return shards_refuse(shards, shards->failed, "an operation has failed before: free the shards and make new ones");
+        return shards_refuse(shards, shards->failed, "%.400s; free the shards and make new ones", shards->failure);
     return SHOAL_OK;
 }
 
@@ -232,24 +248,36 @@ enum shoal_status shards_wait_for_sums(struct shoal_shards *shards)
     return SHOAL_OK;
 }
 
-/* Finds memory that waits for no gradients; a sum that still reads it must end first. */
+/* Returns memory that waits for no gradients, or SHARDS_GRADIENTS. Memory that no sum reads comes first. */
+static uint32_t find_gradients(const struct shoal_shards *shards)
+{
+    uint32_t found = SHARDS_GRADIENTS;
+    for (uint32_t g = 0; g < SHARDS_GRADIENTS; g++) {
+        if (shards->gradients[g].unit != SHOAL_SHARDS_NONE)
+            continue;
+        if (shards->gradients[g].busy == SHOAL_SHARDS_NONE)
+            return g;
+        if (found == SHARDS_GRADIENTS || shards->gradients[g].posted < shards->gradients[found].posted)
+            found = g;
+    }
+    return found;
+}
+
 static enum shoal_status open_gradients(struct shoal_shards *shards, uint32_t u)
 {
     struct shards_unit *unit = &shards->units[u];
-    for (uint32_t g = 0; g < SHARDS_GRADIENTS; g++) {
-        struct shards_gradients *gradients = &shards->gradients[g];
-        if (gradients->unit != SHOAL_SHARDS_NONE)
-            continue;
-        if (gradients->busy != SHOAL_SHARDS_NONE)
-            FUSION_TRY(wait_for_sum(shards, gradients->busy));
-        gradients->busy = SHOAL_SHARDS_NONE;
-        gradients->unit = u;
-        unit->gradient_slot = g;
-        memset(gradients->memory, 0, unit->bytes);
-        return SHOAL_OK;
-    }
-    return shards_refuse(shards, SHOAL_ERR_STATE, "unit %u cannot wait for gradients: units %u and %u do already", u,
-                         shards->gradients[0].unit, shards->gradients[1].unit);
+    const uint32_t g = find_gradients(shards);
+    if (g == SHARDS_GRADIENTS)
+        return shards_refuse(shards, SHOAL_ERR_STATE, "unit %u cannot wait for gradients: units %u and %u do already", u,
+                             shards->gradients[0].unit, shards->gradients[1].unit);
+    struct shards_gradients *gradients = &shards->gradients[g];
+    if (gradients->busy != SHOAL_SHARDS_NONE)
+        FUSION_TRY(wait_for_sum(shards, gradients->busy));
+    gradients->busy = SHOAL_SHARDS_NONE;
+    gradients->unit = u;
+    unit->gradient_slot = g;
+    memset(gradients->memory, 0, unit->bytes);
+    return SHOAL_OK;
 }
 
 /* Returns the memory of a unit's gradients, which is zeroed when it is opened. */
@@ -290,6 +318,7 @@ static enum shoal_status post_unit_sum(struct shoal_shards *shards, uint32_t u)
         status = shoal_reduce_scatter_post(shards->sums, gradients->memory, unit->gradient, unit->shard_bytes / element,
                                            unit->type, shards->options.op, &options, &unit->sum);
         gradients->busy = u;
+        gradients->posted = ++shards->uses;
         gradients->unit = SHOAL_SHARDS_NONE;
     }
     unit->gradient_slot = SHARDS_NO_SLOT;

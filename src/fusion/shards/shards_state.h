@@ -48,8 +48,9 @@ struct shards_slot {
 /* Memory for the gradients of one unit, until they are summed. */
 struct shards_gradients {
     char *memory;
-    uint32_t unit; /* SHOAL_SHARDS_NONE: free, or being summed */
-    uint32_t busy; /* the unit whose sum reads it; SHOAL_SHARDS_NONE: none */
+    uint32_t unit;   /* SHOAL_SHARDS_NONE: free, or being summed */
+    uint32_t busy;   /* the unit whose sum reads it; SHOAL_SHARDS_NONE: none */
+    uint64_t posted; /* when that sum began, as the number of a use */
 };
 
 struct shoal_shards {
@@ -77,7 +78,8 @@ struct shoal_shards {
     double scale;
     uint64_t uses;
     uint64_t step;
-    enum shoal_status failed; /* of an operation: all later calls return it */
+    enum shoal_status failed; /* the status that all calls return after an operation has failed, and why */
+    char failure[FUSION_TEXT_MAX];
 };
 
 /* Elements [begin, begin + count) of a parameter. */
