@@ -134,31 +134,36 @@ static void limit_memory(long mib)
         perror("setrlimit");
 }
 
-int main(int argc, char **argv)
+/* Returns the exit code. */
+static int run(struct model *model, struct shoal_context *context, struct shoal_comm *comm, int is_whole)
 {
-    static struct model model;
-    struct shoal_context *context;
-    struct shoal_comm *comm;
     struct shoal_shards_bytes bytes = SHOAL_SHARDS_BYTES_INIT;
     float loss = 0;
-    int is_whole = 0;
-    if (shoal_context_create(NULL, &context) || shoal_comm_create(context, NULL, &comm))
-        return 1;
-    for (int i = 1; i < argc; i++) {
-        is_whole |= !strcmp(argv[i], "--whole");
-        if (!strcmp(argv[i], "--limit") && i + 1 < argc)
-            limit_memory(atol(argv[i + 1]));
-    }
-    if (make(&model, context, comm, is_whole) || train(&model, &loss) || shoal_shards_memory(model.shards, &bytes))
+    if (make(model, context, comm, is_whole) || train(model, &loss) || shoal_shards_memory(model->shards, &bytes))
         return 1;
     printf("rank %d of %d: loss %.4f after %d steps, with %zu MiB for a model of %zu MiB\n", shoal_comm_rank(comm),
            shoal_comm_size(comm), (double)loss, STEPS,
            (bytes.shard_bytes + bytes.live_bytes + bytes.gradient_bytes + bytes.whole_bytes) >> 20,
            4 * LAYERS * WEIGHTS * sizeof(float) >> 20);
+    return shoal_comm_finalize(comm) || loss > 0.05f;
+}
+
+int main(int argc, char **argv)
+{
+    static struct model model;
+    struct shoal_context *context = NULL;
+    struct shoal_comm *comm = NULL;
+    int is_whole = 0, code = 1;
+    if (!shoal_context_create(NULL, &context) && !shoal_comm_create(context, NULL, &comm)) {
+        for (int i = 1; i < argc; i++) {
+            is_whole |= !strcmp(argv[i], "--whole");
+            if (!strcmp(argv[i], "--limit") && i + 1 < argc)
+                limit_memory(atol(argv[i + 1]));
+        }
+        code = run(&model, context, comm, is_whole);
+    }
     shoal_shards_free(model.shards);
-    if (shoal_comm_finalize(comm))
-        return 1;
     shoal_comm_free(comm);
     shoal_context_destroy(context);
-    return loss > 0.05f;
+    return code;
 }

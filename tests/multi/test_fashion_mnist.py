@@ -22,6 +22,7 @@ DATA = os.environ.get("SHOAL_DATA", "/usr/share/datasets/fashion-mnist")
 FASHION = os.path.join(EXAMPLES, "fashion_mnist")
 SECONDS_MAX = 120
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+LEAKS = os.path.join(TOP, "tests/multi/libfabric.supp")
 
 
 class Skip(Exception):
@@ -187,7 +188,8 @@ def overlap_changes_nothing(folder):
 
 def run_on_hosts(workers, per_host, *program):
     """Like run(), but the workers claim to be on several hosts with per_host workers each."""
-    return run(workers, "sh", "-c", f'SHOAL_HOST_ID=h$((RANK / {per_host})) exec "$@"', "sh", *program)
+    leaks = f"LSAN_OPTIONS=suppressions={LEAKS}:print_suppressions=0"
+    return run(workers, "sh", "-c", f'SHOAL_HOST_ID=h$((RANK / {per_host})) exec "$@"', "sh", "env", leaks, *program)
 
 
 def accuracy_of(out):

@@ -23,6 +23,7 @@ from tap import Skip, call, expect, run_cases
 SHOAL = os.environ["SHOAL_COMMAND"]
 IS_SANITIZED = os.environ.get("SHOAL_TEST_BUILD") == "asan"  # few hosts show it as much as hundreds
 SVG = "{http://www.w3.org/2000/svg}"
+LEAKS = pathlib.Path(__file__).with_name("libfabric.supp").resolve()
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-step-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
 
@@ -336,8 +337,6 @@ def launchers_start_the_ranks():
 
 def ranks_on_two_hosts(*words):
     """Runs four ranks on this machine that claim to be on two hosts. They reach the other host's ranks over the network."""
-    libfabric = ROOT / "libfabric"
-    libfabric.write_text("leak:libfabric\n")  # it never frees its list of providers
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -345,7 +344,7 @@ def ranks_on_two_hosts(*words):
                                "json", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",
                                    "MASTER_PORT": str(port), "SHOAL_SECRET": "steps of a test", "SHOAL_HOST_ID": f"step-{rank // 2}",
-                                   "LSAN_OPTIONS": f"suppressions={libfabric}:print_suppressions=0"})
+                                   "LSAN_OPTIONS": f"suppressions={LEAKS}:print_suppressions=0"})
              for rank in range(4)]
     came = [rank.communicate(timeout=120) for rank in ranks]
     if any("SHOAL_ERR_UNSUPPORTED" in err for _, err in came):

@@ -9,6 +9,7 @@
  *   child     a context of the parent came first; all else is in a forked child, which goes on until SIGUSR1
  *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2,
  *             and prints "lives" */
+#include <dirent.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -117,10 +118,32 @@ static bool make_groups(struct shoal_context *context, struct shoal_comm *comm)
     return shoal_comm_create_at(context, "127.0.0.1:1", 0, 1, NULL, &alone) == SHOAL_OK && sum(alone, 1024) == SHOAL_OK;
 }
 
-/* Returns in the child. */
+/* Returns true if all other threads of this process sleep. */
+static bool others_sleep(void)
+{
+    bool is_true = true;
+    DIR *tasks = opendir("/proc/self/task");
+    for (const struct dirent *task; tasks && (task = readdir(tasks)) != NULL;) {
+        char path[300], state = 'S';
+        snprintf(path, sizeof path, "/proc/self/task/%s/stat", task->d_name);
+        FILE *file = task->d_name[0] != '.' && atoi(task->d_name) != getpid() ? fopen(path, "r") : NULL;
+        if (file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1)
+            is_true &= state == 'S';
+        if (file)
+            fclose(file);
+    }
+    if (tasks)
+        closedir(tasks);
+    return is_true;
+}
+
+/* Returns in the child. A sanitizer's allocator that another thread uses at the fork would stay locked in the child. */
 static void go_to_child(void)
 {
+    const struct timespec nap = {0, 1000000};
     int status;
+    while (!others_sleep())
+        nanosleep(&nap, NULL);
     const pid_t child = fork();
     if (child == 0)
         return;
