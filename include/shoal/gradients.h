@@ -540,16 +540,34 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * If allows_unused is set, a parameter that no rank has used in a step is not stepped.
  * LAMB steps in finish: it needs the norms of whole parameters, which ranks exchange between two passes over their shards.
  *
- * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
- * on_buffer callback, or impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the
- * message names the group, the setting and both values. After an error in a step, parameters are undefined without is_atomic:
- * some buffers may have been stepped. States can no longer be read, parameters can. Restore a checkpoint. */
+ * With is_on_device the optimizer is *offloaded*: parameters and gradients are on the device; buffers, masters and states are
+ * in host memory. The gradients of a full buffer are copied to the host, summed and stepped there as above, and new parameters
+ * are copied to the caller's memory on the device, in the order of `stream`:
+ *
+ *     for each parameter: shoal_reducer_use_parameter(reducer, parameter, memory on the device);                         once
+ *     shoal_reducer_load_parameters(reducer);                                                reads the values from the device
+ *     each step: begin, kernels, marks, finish          kernels that come on the stream after finish see the new parameters
+ *
+ * So the device holds no state of the optimizer and no buffers. Kernels that come on the stream after the last mark of a buffer
+ * may not read its parameters, unless max_norm, checks_finite or is_atomic defers the copies to finish. finish waits until the
+ * gradients have come, for timeout_ms at most (0: ten minutes), and for the sums. LOCAL steps: ERR_UNSUPPORTED.
+ *
+ * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression. ERR_ARGUMENT: an on_buffer callback, or
+ * impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the message names the group,
+ * the setting and both values. After an error in a step, parameters are undefined without is_atomic: some buffers may have been
+ * stepped. States can no longer be read, parameters can. Restore a checkpoint. */
 
 /* Returns the address of a parameter: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc. It never changes,
- * also not by a failure.
- * The caller may read it from finish to the next begin and while gradients of its buffer are missing, and write it between
- * steps. Returns NULL if the parameter is out of range or the reducer has no optimizer. */
+ * also not by a failure. The caller may read it from finish to the next begin and while gradients of its buffer are missing,
+ * and write it between steps, but not with is_on_device. Returns NULL if the parameter is out of range or the reducer has no
+ * optimizer. */
 SHOAL_API void *shoal_reducer_parameter(const struct shoal_reducer *reducer, size_t parameter);
+
+/* With is_on_device: gives the caller's memory of a parameter on the device, its count elements, which the caller owns. It must
+ * stay until the reducer is freed, or other memory is given for the parameter. A local call between steps. ERR_ARGUMENT: the
+ * parameter is out of range, or memory is not on the device of options.stream. ERR_STATE: the reducer was made without
+ * is_on_device or without an optimizer, or a step has marks. begin returns ERR_STATE if a parameter has no memory. */
+SHOAL_CALL shoal_reducer_use_parameter(struct shoal_reducer *reducer, size_t parameter, void *memory);
 
 /* Takes over what the caller has written to parameters: masters are set to the values in this rank's shards. Call it after the
  * first values are written, and whenever the caller has changed parameters itself. A local call between steps, but all ranks

@@ -66,6 +66,18 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_copy(struct shoal_gpu_packer *
 /* Writes zeros. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_clear(struct shoal_gpu_packer *packer, int lane, void *dest, size_t bytes);
 
+/* Makes the device copy from and to host memory directly. Without it, a copy may keep its thread waiting for the lane. Register
+ * memory before the first copy, and unregister it before it is freed: that waits for the lanes. Errors: ERR_MEMORY,
+ * ERR_SYSTEM. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_register(struct shoal_gpu_packer *packer, void *memory, size_t bytes);
+void shoal_gpu_packer_unregister(struct shoal_gpu_packer *packer, void *memory);
+
+/* A point of a lane, after everything that is on the lane now. *point is made if it is NULL, otherwise used again; release it
+ * with shoal_gpu_packer_forget(). look returns OK if the lane has passed the point, and PENDING if not. */
+SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_mark(struct shoal_gpu_packer *packer, int lane, void **point);
+SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_look(struct shoal_gpu_packer *packer, void *point);
+void shoal_gpu_packer_forget(struct shoal_gpu_packer *packer, void *point);
+
 /* Copy to host memory, and from it. The host memory must stay until the lanes are settled. */
 SHOAL_MUST_USE enum shoal_status shoal_gpu_packer_fetch(struct shoal_gpu_packer *packer, int lane, void *dest,
                                                         const void *source, size_t bytes);

@@ -479,6 +479,7 @@ FUNCTIONS = {
     "shoal_reducer_import_residuals": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_reducer_wait": (c_int, [c_void_p, c_uint32]),
     "shoal_reducer_parameter": (c_void_p, [c_void_p, c_size_t]),
+    "shoal_reducer_use_parameter": (c_int, [c_void_p, c_size_t, c_void_p]),
     "shoal_reducer_load_parameters": (c_int, [c_void_p]),
     "shoal_reducer_set_group": (c_int, [c_void_p, c_size_t, POINTER(OptimizerGroup)]),
     "shoal_reducer_set_gradient_scale": (c_int, [c_void_p, c_double]),

@@ -240,6 +240,35 @@ void shoal_gpu_packer_release(struct shoal_gpu_packer *packer, void *memory)
     shoal_cuda_leave(packer->gpu, &visit);
 }
 
+static enum shoal_status register_memory(const struct shoal_gpu_packer *packer, void *memory, size_t bytes)
+{
+    char doing[100];
+    snprintf(doing, sizeof doing, "registering %zu bytes of host memory", bytes);
+    PACKER_CALL(packer, host_register, "cuMemHostRegister", doing, memory, bytes,
+                SHOAL_CU_REGISTER_PORTABLE | SHOAL_CU_REGISTER_DEVICEMAP);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_gpu_packer_register(struct shoal_gpu_packer *packer, void *memory, size_t bytes)
+{
+    struct shoal_cuda_visit visit;
+    SHOAL_TRY(packer_visit(packer, &visit));
+    const enum shoal_status status = register_memory(packer, memory, bytes);
+    shoal_cuda_leave(packer->gpu, &visit);
+    return status;
+}
+
+/* A driver that refuses has lost the context, and the registration with it. */
+void shoal_gpu_packer_unregister(struct shoal_gpu_packer *packer, void *memory)
+{
+    struct shoal_cuda_visit visit;
+    if (shoal_cuda_visit(packer->gpu, packer->context, &visit) != SHOAL_CU_SUCCESS)
+        return;
+    (void)wait_for_lanes(packer);
+    (void)packer->gpu->calls.host_unregister(memory);
+    shoal_cuda_leave(packer->gpu, &visit);
+}
+
 /* ---- Order --------------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_gpu_packer_check(struct shoal_gpu_packer *packer)
@@ -261,6 +290,45 @@ enum shoal_status shoal_gpu_packer_begin(struct shoal_gpu_packer *packer, int la
 {
     SHOAL_TRY(packer_enter(packer));
     return packer_exit(packer, lane_after_caller(packer, lane));
+}
+
+static enum shoal_status mark_lane(const struct shoal_gpu_packer *packer, int lane, void **point)
+{
+    shoal_cu_event event = *point;
+    if (!event)
+        PACKER_CALL(packer, event_create, "cuEventCreate", "making an event", &event, SHOAL_CU_EVENT_NO_TIMING);
+    *point = event;
+    PACKER_CALL(packer, event_record, "cuEventRecord", "marking a point of a stream", event, packer->lanes[lane]);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_gpu_packer_mark(struct shoal_gpu_packer *packer, int lane, void **point)
+{
+    struct shoal_cuda_visit visit;
+    SHOAL_TRY(packer_visit(packer, &visit));
+    const enum shoal_status status = mark_lane(packer, lane, point);
+    shoal_cuda_leave(packer->gpu, &visit);
+    return status;
+}
+
+enum shoal_status shoal_gpu_packer_look(struct shoal_gpu_packer *packer, void *point)
+{
+    struct shoal_cuda_visit visit;
+    SHOAL_TRY(packer_visit(packer, &visit));
+    const shoal_cu_result result = packer->gpu->calls.event_query(point);
+    shoal_cuda_leave(packer->gpu, &visit);
+    if (result == SHOAL_CU_SUCCESS || result == SHOAL_CU_NOT_READY)
+        return result == SHOAL_CU_SUCCESS ? SHOAL_OK : SHOAL_PENDING;
+    return packer_fail(packer, "cuEventQuery", result, "waiting for copies from a device");
+}
+
+void shoal_gpu_packer_forget(struct shoal_gpu_packer *packer, void *point)
+{
+    struct shoal_cuda_visit visit;
+    if (!point || shoal_cuda_visit(packer->gpu, packer->context, &visit) != SHOAL_CU_SUCCESS)
+        return;
+    (void)packer->gpu->calls.event_destroy(point);
+    shoal_cuda_leave(packer->gpu, &visit);
 }
 
 static enum shoal_status caller_after_lane(const struct shoal_gpu_packer *packer, int lane)

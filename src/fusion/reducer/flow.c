@@ -5,6 +5,7 @@
 #include "base/assert.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/marks.h"
+#include "fusion/reducer/offload.h"
 #include "fusion/reducer/optimizer.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
@@ -105,7 +106,7 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
     const struct shoal_options options = fusion_options(reducer);
     char *memory = fusion_buffer_memory(reducer, index);
     struct shoal_request *request;
-    if (reducer->device)
+    if (fusion_computes_on_device(reducer))
         return post_on_device(reducer, index);
     if (fusion_is_compressed(reducer, index))
         return fusion_compressed_post(reducer, index);
@@ -124,7 +125,8 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
 static bool can_post_buffer(const struct shoal_reducer *reducer)
 {
     const struct fusion_flow *flow = reducer->flow;
-    if (flow->next >= reducer->layout->buffer_count || !fusion_marks_fill(reducer, flow->next))
+    if (flow->next >= reducer->layout->buffer_count || !fusion_marks_fill(reducer, flow->next) ||
+        !fusion_offload_has_arrived(reducer, flow->next))
         return false;
     const size_t bytes = reducer->layout->buffers[flow->next].bytes;
     return flow->in_flight == 0 || flow->in_flight_bytes + bytes <= reducer->options.flight_bytes;
@@ -186,9 +188,9 @@ bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer)
     return reducer->flow->buffers[buffer].phase == DONE;
 }
 
-bool fusion_flow_is_posting(const struct shoal_reducer *reducer)
+bool fusion_is_posting(const struct shoal_reducer *reducer)
 {
-    return reducer->flow->is_posting;
+    return reducer->flow->is_posting || fusion_optimizer_is_posting(reducer) || fusion_offload_is_working(reducer);
 }
 
 static struct shoal_request *request_of(const struct shoal_reducer *reducer, size_t buffer)

@@ -20,7 +20,9 @@ void fusion_buffer_done(struct shoal_reducer *reducer, size_t buffer, enum shoal
 
 /* Call all of these with the lock held. */
 bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer);
-bool fusion_flow_is_posting(const struct shoal_reducer *reducer);
+
+/* Returns true while a thread posts an operation, or puts work on a device. */
+bool fusion_is_posting(const struct shoal_reducer *reducer);
 
 /* Returns the operation of the first buffer that is under way, otherwise the tail's, otherwise the optimizer's first gather.
  * Returns NULL if none is under way: none is posted yet, or the compressor computes between two. */

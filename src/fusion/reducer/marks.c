@@ -8,6 +8,7 @@
 #include "base/assert.h"
 #include "base/floats.h"
 #include "fusion/reducer/flow.h"
+#include "fusion/reducer/offload.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
@@ -174,8 +175,8 @@ static bool wants_squares(const struct shoal_reducer *reducer)
     return (reducer->options.has_norms || reducer->options.checks_finite) && reducer->step == SHOAL_STEP_REDUCE;
 }
 
-/* Packs a gradient and sums squares in one pass. The squares are of the values that are then in the buffer. On a device the
- * whole buffer is packed when it is full. */
+/* Packs a gradient and sums squares in one pass. The squares are of the values that are then in the buffer. Gradients on a
+ * device are packed when their buffer is full. */
 static struct squares pack(struct shoal_reducer *reducer, size_t parameter, const void *memory, size_t offset, size_t count)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
@@ -207,6 +208,7 @@ static enum shoal_status complete(struct shoal_reducer *reducer, size_t paramete
     SHOAL_ASSERT(missing > 0);
     if (missing > 1)
         return SHOAL_OK;
+    FUSION_TRY(fusion_offload_advance(reducer));
     fusion_lock(reducer);
     fusion_advance(reducer);
     fusion_unlock(reducer);
@@ -395,6 +397,23 @@ enum shoal_status shoal_reducer_unused(struct shoal_reducer *reducer, size_t par
         return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_unused: the reducer was made without allows_unused");
     count_mark(reducer);
     return claim_mark(reducer, parameter, UNUSED) ? contribute_nothing(reducer, parameter) : fail_twice(reducer, parameter);
+}
+
+void fusion_marks_take_buffer(struct shoal_reducer *reducer, size_t index)
+{
+    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    for (uint32_t i = 0; i < buffer->count; i++) {
+        const uint32_t parameter = reducer->layout->order[buffer->first + i];
+        const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
+        struct gradient *own = &reducer->marks->gradients[parameter];
+        char *view = fusion_view(reducer, parameter);
+        if (!fusion_marks_parts(reducer, parameter)) {
+            memset(view, 0, fusion_parameter_bytes(each));
+        } else if (wants_squares(reducer)) {
+            reducer->kernels->move[each->type](NULL, view, each->count, 1, false, &own->squared);
+            own->is_nonfinite = !is_finite(each->type, view, each->count, own->squared);
+        }
+    }
 }
 
 /* ---- The end of a step --------------------------------------------------------------------------------------------------- */

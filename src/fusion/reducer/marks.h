@@ -66,6 +66,10 @@ bool fusion_marks_have_sum(const struct shoal_reducer *reducer, size_t parameter
 /* Stores a gradient's squared norm and whether it contains NaN or infinity, as computed by a device. */
 void fusion_marks_take_squares(struct shoal_reducer *reducer, size_t parameter, double squared, bool is_nonfinite);
 
+/* With offload.h: the gradients of a full buffer have come from the device into its views. Computes their squares, and writes
+ * zeros for parameters without a gradient. */
+void fusion_marks_take_buffer(struct shoal_reducer *reducer, size_t buffer);
+
 /* ---- All gradients of this rank, once every buffer is full ---- */
 
 /* Returns their squared norm, and whether one contains NaN or infinity. If used is not NULL, writes 1 or 0 for each

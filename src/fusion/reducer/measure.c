@@ -33,7 +33,7 @@ static bool asks_for(const struct shoal_reducer *reducer, enum which which)
 
 bool fusion_measures(const struct shoal_reducer *reducer)
 {
-    return reducer->device && (asks_for(reducer, OWN) || asks_for(reducer, AVERAGES));
+    return fusion_computes_on_device(reducer) && (asks_for(reducer, OWN) || asks_for(reducer, AVERAGES));
 }
 
 static size_t measure_chunks(const struct shoal_reducer *reducer)

@@ -58,8 +58,6 @@ const char *fusion_optimizer_check(const struct shoal_reducer_options *options, 
                                    size_t text_bytes, enum shoal_status *status_out)
 {
     *status_out = SHOAL_ERR_UNSUPPORTED;
-    if (options->is_on_device)
-        return "an optimizer in the reduction steps parameters in host memory, and is_on_device is set: leave one of them out";
     if (options->compression != SHOAL_COMPRESS_NONE)
         return "an optimizer in the reduction receives sums in full precision: leave compression out";
     *status_out = SHOAL_ERR_ARGUMENT;

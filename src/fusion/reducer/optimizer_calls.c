@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "fusion/reducer/marks.h"
+#include "fusion/reducer/offload.h"
 #include "fusion/reducer/optimizer_shards.h"
 #include "fusion/reducer/reducer_failure.h"
 
@@ -44,6 +45,7 @@ static void load_master(const struct shoal_reducer *reducer, size_t parameter)
 enum shoal_status shoal_reducer_load_parameters(struct shoal_reducer *reducer)
 {
     FUSION_TRY(check_optimizer_call(reducer, "shoal_reducer_load_parameters"));
+    FUSION_TRY(fusion_offload_load(reducer));
     for (size_t i = 0; i < reducer->layout->parameters.count; i++)
         load_master(reducer, i);
     return SHOAL_OK;

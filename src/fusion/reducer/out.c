@@ -298,10 +298,10 @@ enum shoal_status fusion_out_clip(struct shoal_reducer *reducer, double clip)
 {
     const uint64_t begin_ns = fusion_now_ns();
     const double factor = reducer->out->factor * clip;
-    if (reducer->device)
-        return clip_on_device(reducer, factor);
     if (reducer->optimizer)
         return step_all(reducer, factor);
+    if (reducer->device)
+        return clip_on_device(reducer, factor);
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         if (fusion_marks_use(reducer, i))
             put_parameter(reducer, i, factor, false);

@@ -11,6 +11,7 @@
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/measure.h"
+#include "fusion/reducer/offload.h"
 #include "fusion/reducer/optimizer.h"
 #include "fusion/reducer/out.h"
 #include "fusion/reducer/reducer_device.h"
@@ -39,7 +40,7 @@ struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, 
 
 enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out)
 {
-    if (reducer->device)
+    if (fusion_computes_on_device(reducer))
         return fusion_device_allocate(reducer, bytes, memory_out);
     FUSION_TRY(shoal_mem_alloc(reducer->context, bytes, memory_out));
     memset(*memory_out, 0, bytes);
@@ -48,7 +49,7 @@ enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t by
 
 void fusion_free_memory(const struct shoal_reducer *reducer, void *memory)
 {
-    if (reducer->device)
+    if (fusion_computes_on_device(reducer))
         fusion_device_release(reducer, memory);
     else if (memory && shoal_mem_free(reducer->context, memory) != SHOAL_OK)
         return; /* it has reported why */
@@ -229,7 +230,8 @@ static enum shoal_status create_parts(struct shoal_reducer *reducer)
     FUSION_TRY(fusion_stats_create(reducer));
     FUSION_TRY(fusion_measure_create(reducer));
     FUSION_TRY(fusion_optimizer_create(reducer));
-    return fusion_install(reducer, reducer->layout);
+    FUSION_TRY(fusion_install(reducer, reducer->layout));
+    return fusion_offload_create(reducer);
 }
 
 /* Allocates everything that may fail on one rank alone, after all ranks have agreed on the layout. */
@@ -393,7 +395,7 @@ static void stop_posting(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);
     reducer->is_armed = false;
-    while (reducer->flow && (fusion_flow_is_posting(reducer) || fusion_optimizer_is_posting(reducer)))
+    while (reducer->flow && fusion_is_posting(reducer))
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
 }
@@ -413,6 +415,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     fusion_tally_destroy(reducer);
     fusion_flow_destroy(reducer);
     fusion_compressor_free(reducer);
+    fusion_offload_destroy(reducer);
     fusion_optimizer_destroy(reducer);
     fusion_out_destroy(reducer);
     fusion_stats_destroy(reducer);

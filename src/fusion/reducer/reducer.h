@@ -7,7 +7,8 @@
  *                                        (optimizer.c), steps this rank's shard and has the parameters gathered
  *
  * For gradients on a device, reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
- * computes norms.
+ * computes norms; with an optimizer, offload.c takes them to the
+ * host and the new parameters back.
  *
  * step.c begins and ends steps. stats.c records times and bytes. reducer_failure.c determines the first cause of a failure.
  *
@@ -52,6 +53,7 @@ struct shoal_reducer {
     struct fusion_device *device;         /* NULL if gradients are in host memory */
     struct fusion_compressor *compressor; /* NULL if nothing is compressed */
     struct fusion_optimizer *optimizer;   /* NULL if the caller steps the parameters */
+    struct fusion_offload *offload;       /* NULL unless gradients are on a device and there is an optimizer */
     struct fusion_measure *measure;       /* NULL if a device computes no norms */
     struct fusion_tally *tally;
     struct fusion_out *out;
@@ -67,6 +69,12 @@ static inline void fusion_lock(struct shoal_reducer *reducer)
 static inline void fusion_unlock(struct shoal_reducer *reducer)
 {
     pthread_mutex_unlock(&reducer->lock);
+}
+
+/* Returns true if buffers are on the device as well, and it computes there. */
+static inline bool fusion_computes_on_device(const struct shoal_reducer *reducer)
+{
+    return reducer->device && !reducer->options.optimizer;
 }
 
 /* Returns true if averages are scaled on their way out, when the number of ranks that have not joined is known. Until then they

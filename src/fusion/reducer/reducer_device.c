@@ -59,7 +59,7 @@ static bool puts_back_late(const struct shoal_reducer *reducer)
 enum shoal_status fusion_device_load(struct shoal_reducer *reducer)
 {
     const bool computes = reducer->compressor || puts_back_late(reducer) || fusion_measures(reducer);
-    return reducer->device && computes ? shoal_gpu_packer_load(reducer->device->packer) : SHOAL_OK;
+    return fusion_computes_on_device(reducer) && computes ? shoal_gpu_packer_load(reducer->device->packer) : SHOAL_OK;
 }
 
 static void drop_oldest(struct fusion_device *device)
@@ -165,7 +165,7 @@ static enum shoal_status look(struct shoal_reducer *reducer)
 
 /* Determines why work was refused. If a communicator has failed, all ranks learn the cause from it, otherwise from this
  * rank. */
-static enum shoal_status fail_work(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status, const char *doing)
+enum shoal_status fusion_device_fail(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status, const char *doing)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     char why[FUSION_TEXT_MAX];
@@ -201,11 +201,7 @@ static enum shoal_status device_copy_out(struct shoal_reducer *reducer, size_t p
     return shoal_gpu_packer_copy(reducer->device->packer, lane, part->memory, view, bytes);
 }
 
-typedef enum shoal_status (*copy_fn)(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part,
-                                     char *view, int lane);
-
-/* Copies the parts of a buffer's gradients that are stored outside it. */
-static enum shoal_status device_copy_parts(struct shoal_reducer *reducer, size_t index, copy_fn copy)
+enum shoal_status fusion_device_copy_parts(struct shoal_reducer *reducer, size_t index, fusion_copy_fn copy)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
     for (uint32_t i = 0; i < buffer->count; i++) {
@@ -254,13 +250,13 @@ static enum shoal_status reduce_buffer(struct shoal_reducer *reducer, size_t ind
 
 static enum shoal_status put_back(struct shoal_reducer *reducer, size_t index)
 {
-    return reducer->options.results_in_views ? SHOAL_OK : device_copy_parts(reducer, index, device_copy_out);
+    return reducer->options.results_in_views ? SHOAL_OK : fusion_device_copy_parts(reducer, index, device_copy_out);
 }
 
 static enum shoal_status enqueue_buffer(struct shoal_reducer *reducer, size_t index)
 {
     FUSION_TRY(shoal_gpu_packer_begin(reducer->device->packer, fusion_device_lane(index)));
-    FUSION_TRY(device_copy_parts(reducer, index, device_copy_in));
+    FUSION_TRY(fusion_device_copy_parts(reducer, index, device_copy_in));
     FUSION_TRY(clear_unused(reducer, index));
     FUSION_TRY(fusion_measure_own(reducer, index));
     FUSION_TRY(reduce_buffer(reducer, index));
@@ -276,7 +272,7 @@ enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffe
         status = enqueue_buffer(reducer, buffer);
         if (status == SHOAL_OK)
             return SHOAL_OK;
-        status = fail_work(reducer, buffer, status, "posted");
+        status = fusion_device_fail(reducer, buffer, status, "posted");
     }
     shoal_gpu_packer_give_back(reducer->device->packer); /* the caller may end the step without finish */
     return status;
@@ -329,7 +325,7 @@ static enum shoal_status collect_buffer(struct shoal_reducer *reducer, size_t bu
 {
     struct shoal_gpu_packer *packer = reducer->device->packer;
     FUSION_TRY(shoal_gpu_packer_begin(packer, fusion_device_lane(buffer)));
-    FUSION_TRY(device_copy_parts(reducer, buffer, device_copy_in));
+    FUSION_TRY(fusion_device_copy_parts(reducer, buffer, device_copy_in));
     return shoal_gpu_packer_join(packer, fusion_device_lane(buffer));
 }
 
@@ -338,7 +334,7 @@ enum shoal_status fusion_device_collect(struct shoal_reducer *reducer)
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const enum shoal_status status = collect_buffer(reducer, b);
         if (status != SHOAL_OK)
-            return fail_work(reducer, b, status, "filled");
+            return fusion_device_fail(reducer, b, status, "filled");
     }
     return SHOAL_OK;
 }
@@ -346,7 +342,8 @@ enum shoal_status fusion_device_collect(struct shoal_reducer *reducer)
 enum shoal_status fusion_device_clear(struct shoal_reducer *reducer, size_t parameter)
 {
     const enum shoal_status status = clear_view(reducer, parameter);
-    return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, reducer->layout->places[parameter].buffer, status, "cleared");
+    return status == SHOAL_OK ? SHOAL_OK
+                              : fusion_device_fail(reducer, reducer->layout->places[parameter].buffer, status, "cleared");
 }
 
 static enum shoal_status multiply_buffer(struct shoal_reducer *reducer, size_t index, double factor)
@@ -369,14 +366,14 @@ enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffe
         status = multiply_buffer(reducer, buffer, factor);
     if (status == SHOAL_OK && (is_last || reducer->options.on_buffer))
         status = shoal_gpu_packer_join(reducer->device->packer, fusion_device_lane(buffer));
-    return status == SHOAL_OK ? SHOAL_OK : fail_work(reducer, buffer, status, "waited for");
+    return status == SHOAL_OK ? SHOAL_OK : fusion_device_fail(reducer, buffer, status, "waited for");
 }
 
 /* Another thread's mark may be putting a buffer on its lane; that must also end first. */
 enum shoal_status fusion_device_give_up(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);
-    while (fusion_flow_is_posting(reducer))
+    while (fusion_is_posting(reducer))
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
     (void)fusion_failure_status(reducer); /* the operations have ended, or are about to */

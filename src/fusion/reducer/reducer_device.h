@@ -12,6 +12,7 @@
 #ifndef SHOAL_FUSION_REDUCER_DEVICE_H
 #define SHOAL_FUSION_REDUCER_DEVICE_H
 
+#include "fusion/reducer/marks.h"
 #include "fusion/reducer/reducer.h"
 
 /* For every reducer, before its communicators are made, because they then know about the driver. A failure is reported later,
@@ -41,6 +42,16 @@ SHOAL_MUST_USE enum shoal_status fusion_device_leave_views(struct shoal_reducer 
 
 /* Call when a step begins: checks that the stream can be used and that no operation has failed. */
 SHOAL_MUST_USE enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_step step);
+
+/* Calls copy for each part of a buffer's gradients that is stored outside it. view is the part's place in the buffer. */
+typedef enum shoal_status (*fusion_copy_fn)(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part,
+                                            char *view, int lane);
+SHOAL_MUST_USE enum shoal_status fusion_device_copy_parts(struct shoal_reducer *reducer, size_t buffer, fusion_copy_fn copy);
+
+/* Fails the reducer because the driver has refused work on a buffer, or because of what that work has met. `doing` ends the
+ * sentence "buffer 3 could not be ...". Returns the reducer's failure. */
+SHOAL_MUST_USE enum shoal_status fusion_device_fail(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status,
+                                                    const char *doing);
 
 /* Posts all work of a full buffer. On an error the reducer has failed. Call without the lock; one thread at a time. */
 SHOAL_MUST_USE enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffer);

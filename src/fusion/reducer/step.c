@@ -9,6 +9,7 @@
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/measure.h"
+#include "fusion/reducer/offload.h"
 #include "fusion/reducer/optimizer.h"
 #include "fusion/reducer/out.h"
 #include "fusion/reducer/reducer_device.h"
@@ -16,7 +17,9 @@
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/tally.h"
 
-#define WAIT_MS 20 /* then a waiting thread checks again which request is the oldest */
+#define WAIT_MS 20       /* then a waiting thread checks again which request is the oldest */
+#define DEVICE_MS 600000 /* deadline of gradients from a device, if options.timeout_ms is 0 */
+#define DEVICE_NS 50000L /* then it asks a device again: it cannot wake a thread */
 
 /* ---- Begin --------------------------------------------------------------------------------------------------------------- */
 
@@ -27,6 +30,7 @@ static void open_step(struct shoal_reducer *reducer, enum shoal_step step)
     fusion_flow_reset(reducer);
     fusion_compressor_reset(reducer);
     fusion_optimizer_reset(reducer);
+    fusion_offload_reset(reducer);
     fusion_tally_reset(reducer);
     fusion_out_reset(reducer);
     reducer->step = step;
@@ -116,6 +120,7 @@ enum shoal_status shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_
     FUSION_TRY(check_begin(reducer, "shoal_reducer_begin"));
     if (step != SHOAL_STEP_REDUCE && step != SHOAL_STEP_LOCAL)
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "shoal_reducer_begin: there is no kind of step %d", (int)step);
+    FUSION_TRY(fusion_offload_check(reducer, step));
     if (reducer->device)
         FUSION_TRY(fusion_device_begin(reducer, step));
     FUSION_TRY(renew_layout(reducer));
@@ -125,12 +130,26 @@ enum shoal_status shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_
 
 /* ---- Finish -------------------------------------------------------------------------------------------------------------- */
 
+/* Waits until a field changes, but at most for this time. Call with the lock held; it is released meanwhile. */
+static void wait_for_change(struct shoal_reducer *reducer, long most_ns)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += most_ns;
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    pthread_cond_timedwait(&reducer->changed, &reducer->lock, &until);
+}
+
 /* Makes progress from this thread for a moment, or waits until a field changes. Call with the lock held; it is released
  * meanwhile. */
 static void wait_a_little(struct shoal_reducer *reducer)
 {
     struct shoal_request *request = fusion_flow_oldest(reducer);
-    struct timespec until;
+    if (fusion_offload_awaits_device(reducer)) {
+        wait_for_change(reducer, DEVICE_NS);
+        return;
+    }
     if (request) {
         fusion_unlock(reducer);
         const enum shoal_status status = shoal_request_wait(request, WAIT_MS);
@@ -138,11 +157,7 @@ static void wait_a_little(struct shoal_reducer *reducer)
         if (status == SHOAL_PENDING || fusion_failed(reducer) != SHOAL_OK || fusion_flow_oldest(reducer) != request)
             return;
     } /* if it is done, the thread that received the completion is about to note it */
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WAIT_MS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
-    pthread_cond_timedwait(&reducer->changed, &reducer->lock, &until);
+    wait_for_change(reducer, WAIT_MS * 1000000L);
 }
 
 static bool is_all_done(const struct shoal_reducer *reducer)
@@ -150,11 +165,31 @@ static bool is_all_done(const struct shoal_reducer *reducer)
     return fusion_out_is_complete(reducer) && fusion_tally_is_done(reducer) && fusion_optimizer_is_done(reducer);
 }
 
+/* A device that does nothing keeps nobody waiting for ever. Call with the lock held; it is released meanwhile. */
+static void serve_device(struct shoal_reducer *reducer, uint64_t begin_ns)
+{
+    const uint32_t most_ms = reducer->options.timeout_ms ? reducer->options.timeout_ms : DEVICE_MS;
+    const bool is_late = fusion_offload_awaits_device(reducer) && fusion_now_ns() - begin_ns > most_ms * UINT64_C(1000000);
+    enum shoal_status status;
+    fusion_unlock(reducer);
+    if (is_late)
+        status = fusion_fail(reducer, SHOAL_ERR_TIMEOUT, -1,
+                             "gradients have not come from the device %u ms after finish: does a kernel on the stream hang?",
+                             most_ms);
+    else
+        status = fusion_offload_advance(reducer);
+    (void)status; /* the caller asks whether the reducer has failed */
+    fusion_lock(reducer);
+}
+
 static enum shoal_status wait_for_all(struct shoal_reducer *reducer)
 {
+    const uint64_t begin_ns = fusion_now_ns();
     fusion_lock(reducer);
     fusion_advance(reducer);
     while (fusion_failed(reducer) == SHOAL_OK && !is_all_done(reducer)) {
+        if (reducer->offload)
+            serve_device(reducer, begin_ns);
         if (!reducer->options.has_thread)
             fusion_put_out(reducer);
         if (fusion_failed(reducer) == SHOAL_OK && !is_all_done(reducer))
@@ -247,6 +282,7 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     FUSION_TRY(conclude(reducer, active, &result));
     if (reducer->optimizer && !result.is_skipped)
         fusion_optimizer_commit(reducer);
+    FUSION_TRY(fusion_offload_finish(reducer, result.is_skipped));
     reducer->steps++;
     fusion_stats_keep(reducer);
     close_step(reducer);
@@ -292,7 +328,7 @@ static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_st
     if (!reducer)
         return status;
     fusion_lock(reducer);
-    while (fusion_out_is_busy(reducer) || fusion_flow_is_posting(reducer) || fusion_optimizer_is_posting(reducer))
+    while (fusion_out_is_busy(reducer) || fusion_is_posting(reducer))
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
     return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
@@ -315,6 +351,7 @@ static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, stru
                              !more_out                     ? "more_out is NULL"
                              : !reducer->options.is_uneven ? "the reducer was made without is_uneven"
                                                            : "a step has begun: finish it before");
+    FUSION_TRY(fusion_offload_check(reducer, SHOAL_STEP_REDUCE));
     if (reducer->device)
         FUSION_TRY(fusion_device_begin(reducer, SHOAL_STEP_REDUCE));
     FUSION_TRY(renew_layout(reducer));
