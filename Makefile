@@ -70,6 +70,7 @@ test-gpu: build build/nccl
 	@dev/deps.sh test
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/unit/test_gpu_kernels
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_reducer 'the same bits'
+	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_offload 'the same bits'
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_exact $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_faults $(ARGS)
 	SHOAL_TEST_CUDA=$(CUDA) build/tests/multi/test_device_peers $(ARGS)

@@ -24,6 +24,7 @@ os.environ.setdefault("MOCK_CUDA", "late=20,torn=3,poison,reuse,devices=2")  # r
 import inputs  # noqa: E402
 import test_ddp  # noqa: E402
 import test_ops  # noqa: E402
+import test_reduction  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from inputs import check, numbers, operators, place, reduced  # noqa: E402
@@ -675,6 +676,14 @@ OWN_CLASS = (test_ddp.begins_as_rank_0, test_ddp.no_sync, test_ddp.adds_to_avera
              test_ddp.missing_gradient, test_ddp.broken_backward, test_ddp.made_and_dropped, test_ddp.saved_and_copied)
 
 
+# With optimizer=, which then runs on the CPU. The stand-in has no convolution.
+REDUCTION = (test_reduction.half_precision, test_reduction.schedules_and_groups, test_reduction.accumulates, test_reduction.clips,
+             test_reduction.clips_early, test_reduction.scales, test_reduction.resumes, test_reduction.resumes_half_precision,
+             test_reduction.changes_parameters, test_reduction.closures_and_hooks, test_reduction.moves_parameters,
+             test_reduction.replaces_parameters, test_reduction.loads_an_empty_state, test_reduction.scheduled_before,
+             test_reduction.looks_between_steps, test_reduction.refuses)
+
+
 def own_class_joins(world):
     """Ranks have different numbers of batches and end with the last rank's model, which equals that of the same training on
     the CPU."""
@@ -818,6 +827,9 @@ CASES += [training_case(*row) for row in TRAINING]
 CASES += [Case(f"own class: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=120) for body in OWN_CLASS]
 CASES += [Case(f"own class: {name}", on_device(test_ddp.model_case(name, test_ddp.MODELS[name]).body), sizes=(SIZE,), timeout_s=120)
           for name in ("plain", "mixed")]  # compared with torch's class on the device, and with one process
+CASES += [Case(f"optimizer: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=120) for body in REDUCTION]
+CASES += [Case(f"optimizer: {name}", on_device(test_reduction.optimizer_case(name, make, (test_reduction.plain,)).body), sizes=(SIZE,))
+          for name, make in test_reduction.OPTIMIZERS.items()]
 CASES += [Case(body.__name__, body, sizes=(SIZE,), timeout_s=120) for body in OWN]
 CASES += [Case("own_class_compresses", own_class_compresses, sizes=(SIZE,), init=False, fresh=True),
           Case("own_class_after_a_death", own_class_after_a_death, sizes=(3,), fresh=True, ends=(1,))]

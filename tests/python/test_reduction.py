@@ -88,7 +88,7 @@ def step_of(model, optimizer, world, step, dtype=torch.float32):
 
 
 def close(one, other, tolerance, what=""):
-    gap = max(((a.detach().float() - b.detach().float()).abs().max().item() for a, b in zip(one, other) if a.numel()), default=0)
+    gap = max(((a.detach().cpu().float() - b.detach().cpu().float()).abs().max().item() for a, b in zip(one, other) if a.numel()), default=0)
     expect(gap <= tolerance, what, "differs by", gap)
 
 
@@ -99,9 +99,9 @@ def same_on_all_ranks(model, world):
         expect(all(torch.equal(each, others[0]) for each in others), name, "differs between ranks")
 
 
-def optimizer_case(name, make):
+def optimizer_case(name, make, models=(plain, Shared)):
     def body(world):
-        for make_model in (plain, Shared):
+        for make_model in models:
             model, own, theirs, other = pair(make_model, make)
             for step in range(5):
                 mine, wanted = step_of(model, own, world, step), step_of(theirs, other, world, step)
@@ -128,8 +128,8 @@ def half_precision(world):
         own.consolidate_state_dict()
         if world.rank == 0:
             masters = [entry["master"] for entry in own.state_dict()["state"].values()]
-            moved = sum((end - begin).abs().sum() for begin, end in zip(start, exact.parameters()))
-            gap = sum((master - end).abs().sum() for master, end in zip(masters, exact.parameters()))
+            moved = sum((end - begin).abs().sum().cpu() for begin, end in zip(start, exact.parameters()))
+            gap = sum((master - end.cpu()).abs().sum() for master, end in zip(masters, exact.parameters()))
             expect(gap < 0.2 * moved, "the masters do not follow float32:", gap, moved)
             close([master.to(dtype) for master in masters], model.parameters(), 0, "rounded masters")
         close(model.parameters(), exact.parameters(), slack)

@@ -144,7 +144,9 @@ class Reducer:
                                                  ctypes.byref(chosen), ctypes.byref(address)))
         self._address = self.address = address.value
         self._handle = _Handle(self._library, self._address, self._memory)
-        self.views = [self.view_at(self._library.reducer_view(self._address, i), parameter)
+        self.is_offloaded = device.type != "cpu" and "optimizer" in options  # gradients are read where they are
+        self._parameters, self._kept = parameters, []  # tensors that the device still has to read
+        self.views = [None if self.is_offloaded else self.view_at(self._library.reducer_view(self._address, i), parameter)
                       for i, parameter in enumerate(parameters)] if results_in_views else []
 
     def view_at(self, address, parameter):
@@ -161,6 +163,29 @@ class Reducer:
         returns."""
         return (self._memory.copies_at_once and tensor.stride() == self.views[index].stride() and not tensor.is_conj()
                 and not tensor.is_neg())
+
+    def place(self, index, gradient):
+        """Returns the tensor to mark as ready: the gradient if the engine can read it, otherwise a copy. None counts as zeros."""
+        view = self.views[index]
+        if gradient is not None and (gradient is view or self.can_read(index, gradient)):
+            return gradient
+        with torch.no_grad():
+            if self.is_offloaded:
+                view = self._dense(index, gradient)
+                self._kept.append(view)
+            elif gradient is None:
+                view.zero_()
+            else:
+                view.copy_(gradient)
+        return view
+
+    def _dense(self, index, gradient):
+        """Returns the gradient with the strides of the parameter's memory."""
+        if gradient is None:
+            return torch.zeros_like(self._parameters[index], requires_grad=False)
+        dense = torch.empty_like(self._parameters[index], requires_grad=False)
+        is_plain = gradient.stride() == dense.stride() and not gradient.is_conj() and not gradient.is_neg()
+        return gradient if is_plain else dense.copy_(gradient)
 
     def is_of(self, index, tensor):
         """Returns true if the tensor can be the gradient of this parameter."""
@@ -189,7 +214,13 @@ class Reducer:
         self._memory.enter()
         self.check(self._library.reducer_finish(self._address, ctypes.byref(result)))
         self._memory.leave()
+        self._kept.clear()
         return result
+
+    def load_parameters(self):
+        """With an optimizer: takes over what the program has written to the parameters."""
+        self._memory.enter()
+        self.check(self._library.reducer_load_parameters(self._address))
 
     def join(self):
         """Takes part in a step of the other ranks. Returns false if there is none because all have joined."""

@@ -5,7 +5,8 @@ section 10).
     model = shoal.torch.DistributedDataParallel(model, optimizer=optimizer)
 
 The optimizer stays the program's object. Its settings are read from its param_groups before each step, so that schedulers work
-as before; its class becomes a subclass whose step() finds the work done. The parameters become views of the reducer's memory.
+as before; its class becomes a subclass whose step() finds the work done. Parameters on the CPU become views of the reducer's
+memory. Those on a GPU stay where they are: their gradients are stepped on the CPU, and the new values are copied to them.
 """
 from __future__ import annotations
 
@@ -146,7 +147,8 @@ class Reduction:
         self._modes = {name: int(value) for name, value in modes.items()}
         self._max_norm, self._library, self._address, self._versions = max_norm, _native.load(), None, None
         self._collected, self._result, self._scale = None, None, 1.0
-        self._known, self._views = list(parameters), []
+        self._known, self._homes = list(parameters), [None] * len(parameters)  # where the reducer expects each parameter
+        self._is_offloaded = parameters[0].device.type != "cpu"
         numbers = {id(parameter): number for number, parameter in enumerate(
             parameter for group in optimizer.param_groups for parameter in group["params"])}
         self._numbers = [numbers[id(parameter)] for parameter in parameters]  # in the optimizer
@@ -160,20 +162,19 @@ class Reduction:
         groups = (_native.OptimizerGroup * len(self._settings))(*(_native.OptimizerGroup(**each) for each in self._settings))
         self._given = _native.Optimizer(rule=self._rule, groups=groups, group_count=len(groups), group_of=self._group_of,
                                         **self._modes)
-        chosen = {"optimizer": ctypes.pointer(self._given), "has_thread": 1, "checks_finite": int(self._scaler is not None)}
+        chosen = {"optimizer": ctypes.pointer(self._given), "has_thread": int(not self._is_offloaded),
+                  "checks_finite": int(self._scaler is not None)}
         if self._max_norm is not None:
             chosen["max_norm"] = float(self._max_norm)
         return chosen
 
     def attach(self, reducer):
-        """Moves the parameters to the reducer's memory. Values stay. The optimizer gets its new class."""
+        """Moves parameters on the CPU to the reducer's memory. Values stay. The optimizer gets its new class."""
         self._reducer, self._address = reducer, reducer.address
-        with torch.no_grad():
-            for index, parameter in enumerate(self._parameters):
-                view = reducer.view_at(self._library.reducer_parameter(self._address, index), parameter)
-                view.copy_(parameter.detach())
-                parameter.data = view
-                self._views.append(view)
+        for index, parameter in enumerate(self._parameters):
+            if not self._is_offloaded:
+                self._homes[index] = reducer.view_at(self._library.reducer_parameter(self._address, index), parameter)
+            self._settle(index, parameter)
         self.optimizer.__class__ = SERVED[type(self.optimizer)]
         self.optimizer.state.clear()
         self.optimizer._reduction = self
@@ -181,19 +182,32 @@ class Reduction:
             self.optimizer.step = _counted_step(self.optimizer)
 
     def _take_back(self):
-        """Moves parameters that the program has put into other memory back into the reducer's, with their new values."""
+        """Handles parameters that the program has replaced or put into other memory. Returns true if there are any."""
         is_moved = False
-        for index, (parameter, view) in enumerate(zip(self._parameters, self._views)):
+        for index, parameter in enumerate(self._parameters):
             if parameter is not self._known[index]:
                 for group in self.optimizer.param_groups:
                     group["params"] = [parameter if one is self._known[index] else one for one in group["params"]]
                 self._known[index] = parameter
-            if parameter.data_ptr() != view.data_ptr() and parameter.numel():
-                with torch.no_grad():
-                    view.copy_(parameter.detach())
-                    parameter.data = view
+            if parameter.numel() and parameter.data_ptr() != self._homes[index].data_ptr():
+                self._settle(index, parameter)
                 is_moved = True
         return is_moved
+
+    def _settle(self, index, parameter):
+        """Moves the values of a parameter on the CPU into the reducer's memory. Names the memory of one on a GPU to the reducer,
+        in which it must be without holes."""
+        with torch.no_grad():
+            if self._is_offloaded:
+                dense = torch.empty_like(parameter, device="meta").stride()
+                home = parameter.detach() if parameter.stride() == dense else torch.empty_like(parameter).copy_(parameter)
+                if home.numel():
+                    self._reducer.check(self._library.reducer_use_parameter(self._address, index, home.data_ptr()))
+                self._homes[index] = home
+            else:
+                self._homes[index].copy_(parameter.detach())
+            if parameter.data_ptr() != self._homes[index].data_ptr():
+                parameter.data = self._homes[index]
 
     # ---- A step ----
 
@@ -237,7 +251,7 @@ class Reduction:
         """A tensor for a whole state of a parameter, whose elements have the order of the parameter's in memory."""
         parameter = self._parameters[index]
         kind = torch.float32 if parameter.dtype in HALVES else parameter.dtype
-        return torch.empty_like(parameter, dtype=kind, requires_grad=False)
+        return torch.empty_like(parameter, dtype=kind, device="cpu", requires_grad=False)
 
     def collect(self, to):
         """Each rank receives one state after the other; only rank `to` keeps them."""
@@ -292,12 +306,12 @@ class Reduction:
                                      "model")
 
     def _load_parameters(self):
-        self._reducer.check(self._library.reducer_load_parameters(self._address))
+        self._reducer.load_parameters()
         self._versions = self._versions_now()
 
     def _versions_now(self):
-        """Numbers that change when the program changes a parameter whose exact value the reducer keeps."""
-        keeps_all = self._modes["steps_early"] or self._modes["is_atomic"]
+        """Numbers that change when the program changes a parameter of which the reducer keeps a copy."""
+        keeps_all = self._modes["steps_early"] or self._modes["is_atomic"] or self._is_offloaded
         return [parameter._version for parameter in self._parameters if keeps_all or parameter.dtype in HALVES]
 
 

@@ -247,19 +247,13 @@ class _Steps:
         if self._ready[index]:
             self._fail(f"the gradient of {self._names[index]} became ready twice in one backward pass, as if a segment of a "
                        "reentrant checkpoint is used twice: pass static_graph=True, or use_reentrant=False to the checkpoint")
-        gradient, view = self._parameters[index].grad, self.reducer.views[index]
-        if gradient is None:  # autograd passed an undefined one
-            view.zero_()
-        elif gradient is not view:
+        gradient = self._parameters[index].grad  # None if autograd passed an undefined one
+        if gradient is not None and gradient is not self.reducer.views[index]:
             self._check(index, gradient)
-            if self.reducer.can_read(index, gradient):
-                view = gradient
-            else:
-                with torch.no_grad():
-                    view.copy_(gradient)
+        tensor = self.reducer.place(index, gradient)
         self._ready[index] = 1
         self._ready_count += 1
-        self.reducer.ready(index, view)
+        self.reducer.ready(index, tensor)
         self._let_go(index)
 
     def _let_go(self, index):
@@ -497,9 +491,6 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         optimizer, max_norm, grad_scaler = self._optimizer
         if optimizer is None:
             return None
-        if self.device.type != "cpu":
-            raise NotImplementedError("shoal: optimizer= steps parameters on the CPU, and the module is on "
-                                      f"{self.device}: leave it out, and call optimizer.step()")
         return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler,
                                     **self._modes)
 
