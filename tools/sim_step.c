@@ -97,7 +97,7 @@ struct scene {
     const struct step_profile *profile;
     struct sim_step_row *row;
     struct sim_step_operation operations[STEP_WAYS];
-    struct sim_step_price *prices[STEP_WAYS]; /* of each buffer; NULL: there is no such operation */
+    struct sim_step_price *prices[STEP_WAYS]; /* for each buffer; NULL if steps do not have the operation */
     struct step_buffer *buffers;
     size_t *buffer_of;
     size_t count;
@@ -185,7 +185,7 @@ static int scene_open(struct scene *scene)
 
 /* ---- The optimizer ------------------------------------------------------------------------------------------------------- */
 
-/* Returns the microseconds in which a rank reads and writes so many bytes for each of its elements, per byte of gradients. */
+/* Returns the time per byte of gradients in which a rank reads and writes `bytes` bytes for each element of its shard. */
 static double update_us_per_byte(const struct scene *scene, size_t bytes)
 {
     const struct sim_step_options *options = scene->options;

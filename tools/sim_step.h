@@ -11,7 +11,7 @@ enum { SIM_STEP_PROFILES_MAX = 8 };
 struct sim_step_options {
     bool help;
     bool prints_profiles;
-    struct shoal_simulation question; /* of the gradients' type, without collective, hosts and bytes */
+    struct shoal_simulation question; /* in the gradients' type, without collective, hosts and bytes */
     struct sim_values hosts;
     struct step_profile profiles[SIM_STEP_PROFILES_MAX];
     double backward_us[SIM_STEP_PROFILES_MAX];

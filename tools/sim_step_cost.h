@@ -8,10 +8,10 @@
 
 /* A collective as one of its communicators runs it. Others of the same kind run on the same hosts at the same time. */
 struct sim_step_operation {
-    const char *collective; /* as in struct shoal_question; NULL: there is no such operation */
+    const char *collective; /* as in struct shoal_question; NULL if steps do not have the operation */
     size_t hosts, ranks_per_host;
     size_t sharing; /* communicators that share the adapter of a host */
-    size_t parts;   /* of a buffer that it operates on: 1 for all of it, else one of so many shards */
+    size_t parts;   /* 1: operates on a whole buffer. Otherwise on one shard of this many */
 };
 
 /* The operations of a step on that many hosts, by enum step_way. Returns false after printing one line if the options do not

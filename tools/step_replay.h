@@ -56,11 +56,11 @@ struct step_replay {
     struct step_buffer *buffers;
     size_t buffer_count;
     const size_t *buffer_of;                  /* the buffer of tensor i of the profile; if it spans several, the last */
-    const struct step_cost *costs[STEP_WAYS]; /* of buffer b; NULL: there is no such operation. There are always sums */
+    const struct step_cost *costs[STEP_WAYS]; /* of buffer b; NULL if steps do not have the operation. Never NULL for sums */
     int pipe[STEP_WAYS];                      /* operations with equal numbers, 0 to STEP_PIPES - 1, take turns */
     double backward_us;
     double copy_us_per_byte;    /* into a buffer; 0: gradients are in the buffers */
-    double put_us_per_byte;     /* of a buffer's content when it is summed: to copy it out, and to step its parameters */
+    double put_us_per_byte;     /* spent on a summed buffer's content: it is copied out, and its parameters are stepped */
     bool is_late;               /* no buffer is put before all are summed */
     double before_us, after_us; /* with is_late: before the first is put. Then: after the last one */
     size_t in_flight_bytes;     /* limit for posted buffers not yet summed; one is always allowed; 0: no limit */
