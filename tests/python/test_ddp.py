@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 BATCH = 24  # divisible by every number of ranks and of micro-batches
 warnings.filterwarnings("ignore")
-warnings.filterwarnings("error", message=".*is not the same on all ranks")  # in no case but those that expect it
+warnings.filterwarnings("error", message=".*is not the same on all ranks")  # only the cases below expect it
 
 
 def ours(module, **options):
