@@ -40,6 +40,8 @@ static const char help_text[] =
     "                             averaged (after)\n"
     "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share\n"
     "                             of the states. One copy of them is shared by all ranks, those of a host, or every K\n"
+    "    --clip none|late|early   with --shard: the norm of all gradients is known before parameters change. late: they are\n"
+    "                             stepped when all buffers are summed; early: as if nothing had to be clipped (none)\n"
     "    --no-thread              averages are copied back after the backward pass, not by a thread during it\n"
     "    --buffer SIZE            largest size of a buffer of gradients (25M)\n"
     "    --first SIZE             largest size of the first buffer (1M)\n"
@@ -93,6 +95,7 @@ enum option {
     OPTION_OPTIMIZER,
     OPTION_WHEN,
     OPTION_SHARD,
+    OPTION_CLIP,
     OPTION_NO_THREAD,
     OPTION_BUFFER,
     OPTION_FIRST,
@@ -119,6 +122,7 @@ static const struct tool_option options_known[] = {
     {"--optimizer", OPTION_OPTIMIZER, STEP_RULE_WORDS},
     {"--when", OPTION_WHEN, STEP_WHEN_WORDS},
     {"--shard", OPTION_SHARD, STEP_SHARD_WORDS},
+    {"--clip", OPTION_CLIP, STEP_CLIP_WORDS},
     {"--no-thread", OPTION_NO_THREAD, NULL},
     {"--buffer", OPTION_BUFFER, "SIZE"},
     {"--first", OPTION_FIRST, "SIZE"},
@@ -229,6 +233,8 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_step
         return tool_word_read(args, step_whens, &options->optimizing.when);
     case OPTION_SHARD:
         return step_shard_read(args, &options->optimizing);
+    case OPTION_CLIP:
+        return tool_word_read(args, step_clips, &options->optimizing.clip);
     case OPTION_NO_THREAD:
         return options->has_no_thread = true;
     case OPTION_BUFFER:

@@ -28,6 +28,7 @@ bool step_optimizer_open(struct step_optimizer *optimizer, const struct bench_st
     optimizer->in_reduction.groups = &optimizer->group;
     optimizer->in_reduction.group_count = 1;
     optimizer->in_reduction.degree = options->optimizing.degree;
+    optimizer->in_reduction.steps_early = options->optimizing.clip == STEP_CLIP_EARLY;
     if (options->optimizing.rule == STEP_RULE_NONE || options->optimizing.is_sharded)
         return true;
     optimizer->weights = array_map(elements);

@@ -83,7 +83,8 @@ static void step_object_print(const struct step_result *result)
     trace_json_print_text(stdout, profile->name);
     printf(
         ",\"tensors\":%zu,\"bytes\":%zu,\"buffers\":%zu,\"ranks\":%d,\"hosts\":%d,\"steps\":%d,\"busy\":%s,\"compress\":\"%s\","
-        "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"when\":\"%s\",\"shard\":\"%s\",\"thread\":%s,\"asked_backward_"
+        "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"when\":\"%s\",\"shard\":\"%s\",\"clip\":\"%s\",\"thread\":%s,"
+        "\"asked_backward_"
         "us\":%.1f,\"backward_us\":%.1f,"
         "\"step_us\":%.1f,"
         "\"step_p90_us\":%.1f,\"exposed_us\":%.1f,\"alone_us\":%.1f,\"hidden_alone\":%.5f,\"wire_us\":%.1f,\"hidden\":%.5f,"
@@ -91,7 +92,7 @@ static void step_object_print(const struct step_result *result)
         profile->count, profile->elements * STEP_ELEMENT_BYTES, shoal_gradient_layout_buffers(result->layout), result->ranks,
         result->hosts, options->steps, options->is_busy ? "true" : "false", bench_step_compression_name(options->compression),
         options->is_on_gpu ? "gpu" : "plain", options->has_views ? "true" : "false", step_rules[options->optimizing.rule],
-        step_whens[options->optimizing.when], step_shard_name(&options->optimizing),
+        step_whens[options->optimizing.when], step_shard_name(&options->optimizing), step_clips[options->optimizing.clip],
         options->has_no_thread || options->is_on_gpu ? "false" : "true", options->backward_us, result->backward_us,
         result->step_us, result->step_p90_us, result->exposed_us, result->bare_us, hidden(result->exposed_us, result->bare_us),
         result->wire_us, hidden(result->exposed_us, result->wire_us), result->bound.us);

@@ -13,6 +13,8 @@
 #include "bench_gpu.h"
 #include "bench_step_optimizer.h"
 
+#define NEVER_CLIPPED 1e30 /* a norm that no gradients here have */
+
 enum { WARMUPS = 3, PROBES = 3, STREAM_BYTES = 16384, ALIGNMENT = 64, LINE_S = 30 };
 
 struct stepper {
@@ -606,6 +608,7 @@ static enum shoal_status reducer_open(struct stepper *stepper)
     wanted.compression = (enum shoal_compression)options->compression;
     wanted.is_on_device = options->is_on_gpu;
     wanted.has_thread = !options->has_no_thread && !options->is_on_gpu;
+    wanted.max_norm = options->optimizing.clip ? NEVER_CLIPPED : 0;
     wanted.optimizer = options->optimizing.is_sharded ? &stepper->optimizer.in_reduction : NULL;
     if (options->optimizing.rule && !options->optimizing.is_sharded && options->optimizing.when == STEP_WHEN_BUFFERS) {
         wanted.on_buffer = buffer_step;

@@ -45,6 +45,8 @@ static const char help_text[] =
     "                             averaged (after)\n"
     "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share\n"
     "                             of the states. One copy of them is shared by all ranks, those of a host, or every K\n"
+    "    --clip none|late|early   with --shard: the norm of all gradients is known before parameters change. late: they are\n"
+    "                             stepped when all buffers are summed; early: as if nothing had to be clipped (none)\n"
     "    --update RATE            bytes that the optimizer of a rank reads and writes, together (those of --memory); shoal\n"
     "                             bench optimizer measures it\n"
     "    --signal-us US           time of a signal to a rank of the same host (0.2)\n"
@@ -198,45 +200,58 @@ static size_t content_bytes(const struct scene *scene)
     return scene->profile->elements * scene->profile->element_bytes;
 }
 
-/* Adds the time of the optimizer to a replay. LAMB in the reduction needs the norms of whole parameters: a pass over all
- * shards, an exchange, and then the shards are stepped. */
+/* Adds the time of the optimizer to a replay. LAMB, and norms that are clipped late, need a part of all shards before the first
+ * is stepped: what is computed when a buffer is summed, LAMB's first pass, and an exchange. */
 static void optimizer_add(const struct scene *scene, double exchange_us, struct step_replay *replay)
 {
     const struct step_optimizing *optimizing = &scene->options->optimizing;
     const enum shoal_type type = scene->options->question.type;
-    const double stepped = update_us_per_byte(scene, step_rule_bytes_stepped(optimizing->rule, type));
-    const double measured = update_us_per_byte(scene, step_rule_bytes_measured(optimizing->rule, type));
+    const double stepped = update_us_per_byte(scene, step_bytes_stepped(optimizing, type));
+    const double measured = update_us_per_byte(scene, step_bytes_measured(optimizing, type));
+    const double summed = update_us_per_byte(scene, step_bytes_summed(optimizing, type));
+    const bool is_early = optimizing->clip == STEP_CLIP_EARLY;
     if (!optimizing->is_sharded && optimizing->when == STEP_WHEN_AFTER) {
         replay->after_us = (double)content_bytes(scene) * (stepped + measured);
         return;
     }
-    replay->is_late = optimizing->is_sharded && optimizing->rule == STEP_RULE_LAMB;
-    replay->put_us_per_byte += stepped + (replay->is_late ? 0 : measured);
-    replay->before_us = replay->is_late ? exchange_us + (double)content_bytes(scene) * measured : 0;
+    replay->is_late = optimizing->is_sharded && (optimizing->rule == STEP_RULE_LAMB || optimizing->clip == STEP_CLIP_LATE);
+    replay->put_us_per_byte += stepped + (replay->is_late ? 0 : measured) + (is_early ? summed : 0);
+    replay->after_us = is_early ? exchange_us : 0;
+    if (!replay->is_late)
+        return;
+    replay->before_us = exchange_us + (double)content_bytes(scene) * measured +
+                        (double)scene->buffers[scene->count - 1].content * summed; /* the earlier ones were ready before */
 }
 
-/* Predicts how long the ranks of a team exchange LAMB's norms: two numbers for each parameter. */
+/* Adds the time in which the ranks of a team exchange `numbers` numbers of each rank. */
+static int numbers_ask(const struct scene *scene, size_t numbers, double *us)
+{
+    struct sim_step_price price;
+    const size_t bytes = numbers * sizeof(double) * sim_step_degree(scene->options, scene->row->hosts);
+    const int code = sim_step_price_ask(scene->answers, scene->options, scene->profile->name,
+                                        &scene->operations[STEP_WAY_GATHER], bytes, &price);
+    *us += code ? 0 : price.cost.alone_us;
+    return code;
+}
+
+/* LAMB exchanges two norms of each parameter; to clip, ranks exchange the square of their shards. */
 static int exchange_ask(const struct scene *scene, double *us_out)
 {
     const struct step_optimizing *optimizing = &scene->options->optimizing;
-    const size_t degree = sim_step_degree(scene->options, scene->row->hosts);
-    struct sim_step_price price;
+    int code = 0;
     *us_out = 0;
-    if (!optimizing->is_sharded || optimizing->rule != STEP_RULE_LAMB)
-        return 0;
-    const int code =
-        sim_step_price_ask(scene->answers, scene->options, scene->profile->name, &scene->operations[STEP_WAY_GATHER],
-                           2 * sizeof(double) * scene->profile->count * degree, &price);
-    *us_out = code ? 0 : price.cost.alone_us;
-    return code;
+    if (optimizing->is_sharded && optimizing->rule == STEP_RULE_LAMB)
+        code = numbers_ask(scene, 2 * scene->profile->count, us_out);
+    return code || !optimizing->clip ? code : numbers_ask(scene, 1, us_out);
 }
 
 static void optimizer_fill(const struct scene *scene)
 {
     const struct step_optimizing *optimizing = &scene->options->optimizing;
     const enum shoal_type type = scene->options->question.type;
-    const double kept = (double)step_rule_bytes_kept(optimizing->rule, type) / (double)scene->profile->element_bytes;
-    const size_t moved = step_rule_bytes_stepped(optimizing->rule, type) + step_rule_bytes_measured(optimizing->rule, type);
+    const double kept = (double)step_bytes_kept(optimizing, type) / (double)scene->profile->element_bytes;
+    const size_t moved =
+        step_bytes_stepped(optimizing, type) + step_bytes_measured(optimizing, type) + step_bytes_summed(optimizing, type);
     size_t bytes = optimizing->is_sharded ? 0 : content_bytes(scene);
     for (size_t b = 0; optimizing->is_sharded && b < scene->count; b++)
         bytes += scene->buffers[b].bytes / sim_step_degree(scene->options, scene->row->hosts);

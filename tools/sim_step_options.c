@@ -24,6 +24,7 @@ enum option {
     OPTION_OPTIMIZER,
     OPTION_WHEN,
     OPTION_SHARD,
+    OPTION_CLIP,
     OPTION_UPDATE,
     OPTION_FORMAT,
     OPTION_PLOT,
@@ -47,6 +48,7 @@ static const struct tool_option options_known[] = {
     {"--optimizer", OPTION_OPTIMIZER, STEP_RULE_WORDS},
     {"--when", OPTION_WHEN, STEP_WHEN_WORDS},
     {"--shard", OPTION_SHARD, STEP_SHARD_WORDS},
+    {"--clip", OPTION_CLIP, STEP_CLIP_WORDS},
     {"--update", OPTION_UPDATE, "RATE"},
     SIM_MODEL_OPTIONS,
     {"--format", OPTION_FORMAT, "table|json|csv"},
@@ -87,6 +89,8 @@ static bool optimizer_apply(int id, const struct tool_args *args, struct sim_ste
         return tool_word_read(args, step_whens, &options->optimizing.when);
     case OPTION_SHARD:
         return step_shard_read(args, &options->optimizing);
+    case OPTION_CLIP:
+        return tool_word_read(args, step_clips, &options->optimizing.clip);
     case OPTION_UPDATE:
         return sim_memory_read(args, &options->update_gb_s);
     default:

@@ -51,14 +51,11 @@ static void header_of_table(const struct sim_step_options *options)
 void sim_step_header_print(const struct sim_step_options *options)
 {
     if (options->format == SIM_CSV)
-        puts(
-            "profile,hosts,ranks,tensors,bytes,buffers,buffer_bytes,dtype,forward_us,backward_us,step_us,exposed_us,efficiency,"
-            "bound_us,"
-            "bound_efficiency,bound_tensor,bound_ready,bound_tail_bytes,sum_us,wire_us,limit,algorithm,views,optimizer,when,"
-            "shard,optimizer_us,optimizer_share,"
-            "optimizer_bytes,update_gb_s,rate_gbit_s,"
-            "latency_us,message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores,burst_bytes,burst_gbit_s,"
-            "pause_us,one_machine," SIM_GPU_FIELDS);
+        puts("profile,hosts,ranks,tensors,bytes,buffers,buffer_bytes,dtype,forward_us,backward_us,step_us,exposed_us,"
+             "efficiency,bound_us,bound_efficiency,bound_tensor,bound_ready,bound_tail_bytes,sum_us,wire_us,limit,algorithm,"
+             "views,optimizer,when,shard,clip,optimizer_us,optimizer_share,optimizer_bytes,update_gb_s,rate_gbit_s,latency_us,"
+             "message_us,stack_gb_s,memory_gb_s,signal_us,header_bytes,frame_bytes,cores,burst_bytes,burst_gbit_s,pause_us,"
+             "one_machine," SIM_GPU_FIELDS);
     if (options->format == SIM_TABLE)
         header_of_table(options);
 }
@@ -96,7 +93,7 @@ static void table_print(const struct sim_step_options *options, const struct sim
         puts("-");
 }
 
-enum { RESULT_FIELDS = 30 };
+enum { RESULT_FIELDS = 31 };
 
 static void record_print(const struct sim_step_options *options, const struct sim_step_row *row)
 {
@@ -130,6 +127,7 @@ static void record_print(const struct sim_step_options *options, const struct si
         {"optimizer", step_rules[options->optimizing.rule], 0},
         {"when", step_whens[options->optimizing.when], 0},
         {"shard", step_shard_name(&options->optimizing), 0},
+        {"clip", step_clips[options->optimizing.clip], 0},
         {"optimizer_us", NULL, row->optimizer_us},
         {"optimizer_share", NULL, row->optimizer_us / row->step_us},
         {"optimizer_bytes", NULL, row->optimizer_bytes},

@@ -5,6 +5,7 @@
 
 const char *const step_rules[] = {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "lion", "lamb", NULL};
 const char *const step_whens[] = {"after", "buffers", NULL};
+const char *const step_clips[] = {"none", "late", "early", NULL};
 
 /* By enum step_rule. */
 static const struct {
@@ -31,6 +32,10 @@ bool step_optimizing_check(const struct step_optimizing *optimizing, const char 
         return !tool_usage_fail(command, "which optimizer? Such as: --optimizer adamw --shard all");
     if (optimizing->is_sharded && optimizing->has_when)
         return !tool_usage_fail(command, "--when is for ranks that step all parameters: leave it or --shard out");
+    if (optimizing->clip && !optimizing->is_sharded)
+        return !tool_usage_fail(command, "--clip is for an optimizer in the reduction: add --shard all");
+    if (optimizing->clip == STEP_CLIP_EARLY && optimizing->rule == STEP_RULE_LAMB)
+        return !tool_usage_fail(command, "LAMB steps when all buffers are summed: use --clip late");
     return true;
 }
 
@@ -60,21 +65,36 @@ static size_t type_bytes(enum shoal_type type)
     return type == SHOAL_FLOAT32 ? sizeof(float) : sizeof(uint16_t);
 }
 
-size_t step_rule_bytes_kept(int rule, enum shoal_type type)
+size_t step_bytes_kept(const struct step_optimizing *optimizing, enum shoal_type type)
 {
-    const size_t masters = rule != STEP_RULE_NONE && type != SHOAL_FLOAT32;
-    return (masters + rules[rule].states) * sizeof(float);
+    const size_t states = rules[optimizing->rule].states;
+    if (optimizing->rule == STEP_RULE_NONE)
+        return 0;
+    if (optimizing->clip == STEP_CLIP_EARLY)
+        return type_bytes(type) + 2 * (1 + states) * sizeof(float);
+    return ((type != SHOAL_FLOAT32) + states) * sizeof(float);
 }
 
 /* Gradient, states, master, and the parameter if that is not the master (src/fusion/codec/update_kernels.h). */
-size_t step_rule_bytes_stepped(int rule, enum shoal_type type)
+size_t step_bytes_stepped(const struct step_optimizing *optimizing, enum shoal_type type)
 {
-    const size_t unit = type_bytes(type), rounded = type == SHOAL_FLOAT32 ? 0 : unit;
-    return rule == STEP_RULE_NONE ? 0 : unit + rounded + 2 * (1 + rules[rule].states) * sizeof(float);
+    const size_t unit = type_bytes(type);
+    const bool has_master = type != SHOAL_FLOAT32 || optimizing->clip == STEP_CLIP_EARLY;
+    if (optimizing->rule == STEP_RULE_NONE)
+        return 0;
+    return unit + (has_master ? unit : 0) + 2 * (1 + rules[optimizing->rule].states) * sizeof(float);
 }
 
 /* LAMB reads gradient, master and states, and writes the states. */
-size_t step_rule_bytes_measured(int rule, enum shoal_type type)
+size_t step_bytes_measured(const struct step_optimizing *optimizing, enum shoal_type type)
 {
-    return rule == STEP_RULE_LAMB ? type_bytes(type) + (1 + 2 * rules[rule].states) * sizeof(float) : 0;
+    const size_t states = rules[optimizing->rule].states;
+    return optimizing->rule == STEP_RULE_LAMB ? type_bytes(type) + (1 + 2 * states) * sizeof(float) : 0;
+}
+
+/* The squares of the gradient, and a copy of it for a second attempt. */
+size_t step_bytes_summed(const struct step_optimizing *optimizing, enum shoal_type type)
+{
+    static const size_t passes[] = {[STEP_CLIP_NONE] = 0, [STEP_CLIP_LATE] = 1, [STEP_CLIP_EARLY] = 3};
+    return passes[optimizing->clip] * type_bytes(type);
 }

@@ -20,13 +20,17 @@ enum step_rule {
 };
 /* When a rank that steps all parameters does so. */
 enum step_when { STEP_WHEN_AFTER, STEP_WHEN_BUFFERS };
+/* How a reducer that steps its shard clips the norm of all gradients: see steps_early of struct shoal_optimizer. */
+enum step_clip { STEP_CLIP_NONE, STEP_CLIP_LATE, STEP_CLIP_EARLY };
 
 /* The words of the options, ending with NULL; also for printing. */
 #define STEP_RULE_WORDS "none|sgd|momentum|adam|adamw|adagrad|lion|lamb"
 #define STEP_WHEN_WORDS "after|buffers"
 #define STEP_SHARD_WORDS "all|host|K"
+#define STEP_CLIP_WORDS "none|late|early"
 extern const char *const step_rules[];
 extern const char *const step_whens[];
+extern const char *const step_clips[];
 
 /* The optimizer that a command is asked for. */
 struct step_optimizing {
@@ -35,6 +39,7 @@ struct step_optimizing {
     bool has_when;
     bool is_sharded; /* the reducer steps its shard */
     int degree;      /* as in struct shoal_optimizer */
+    int clip;        /* enum step_clip */
 };
 
 /* Reads the value of --shard. Returns false after printing one line. */
@@ -52,12 +57,14 @@ enum shoal_optimizer_rule step_rule_of(int rule);
 /* Returns how many values the optimizer keeps for each element, without masters. */
 size_t step_rule_states(int rule);
 
-/* Returns how many bytes it keeps for each element of a type: states and, with 16 bits, the master. */
-size_t step_rule_bytes_kept(int rule, enum shoal_type type);
+/* Returns how many bytes the optimizer keeps for each element of a type: states and, with 16 bits, the master. To clip early it
+ * keeps both twice, with a master for each type, and the gradient. */
+size_t step_bytes_kept(const struct step_optimizing *optimizing, enum shoal_type type);
 
-/* Return how many bytes a step reads and writes for each element: in the pass that steps the parameter, and in the pass before
- * it, which only LAMB has. */
-size_t step_rule_bytes_stepped(int rule, enum shoal_type type);
-size_t step_rule_bytes_measured(int rule, enum shoal_type type);
+/* Return how many bytes a step reads and writes for each element: in the pass that steps the parameter; in the pass before it,
+ * which only LAMB has; and when the gradient is summed, to clip. */
+size_t step_bytes_stepped(const struct step_optimizing *optimizing, enum shoal_type type);
+size_t step_bytes_measured(const struct step_optimizing *optimizing, enum shoal_type type);
+size_t step_bytes_summed(const struct step_optimizing *optimizing, enum shoal_type type);
 
 #endif

@@ -1,7 +1,8 @@
 /* Trains a network on Fashion-MNIST with any number of workers: each takes its share of every batch, Shoal adds up the
  * gradients, and all end with identical bits. Run: shoal run -n 2 build/examples/fashion_mnist (--help lists the options).
  *
- * This file is the run from start to end. trainer.c is a worker's share of the work, and stepper.h shows three ways to step the parameters.
+ * This file is the run from start to end. trainer.c is a worker's share of the work, and stepper.h shows three ways to step
+ * the parameters.
  */
 #include <cblas.h>
 #include <errno.h>

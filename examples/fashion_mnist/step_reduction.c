@@ -5,8 +5,8 @@
 #include "progress_bar.h"
 #include "stepper.h"
 
-/* The first step of a parameter would begin a new velocity, so parameters count as stepped once: a checkpoint's velocity is kept,
- * and one of zeros has the same effect as a new one. */
+/* The first step of a parameter would begin a new velocity, so parameters count as stepped once: the velocity of a checkpoint
+ * is kept, and one of zeros has the same effect as a new one. */
 static enum shoal_status load_velocity(const struct stepper *stepper, int layer)
 {
     const struct network *network = stepper->network;

@@ -181,6 +181,10 @@ def optimizers_are_predicted():
         expect(row["shard"] == shard and abs(row["optimizer_us"] - after["optimizer_us"] / degree) < 1, row)
         expect(8 * elements <= degree * row["optimizer_bytes"] < 1.001 * 8 * elements, row)
         expect(row["bound_us"] == none["bound_us"] < row["step_us"] < after["step_us"], row)
+    late, early = (predicted(*words, "--optimizer", "adamw", "--update", "7GB/s", "--shard", "all", "--clip", way)[0] for way in ("late", "early"))
+    (plain,) = predicted(*words, "--optimizer", "adamw", "--update", "7GB/s", "--shard", "all")
+    expect(plain["step_us"] < early["step_us"] < late["step_us"] and (plain["clip"], late["clip"], early["clip"]) == ("none", "late", "early"), late, early)
+    expect(2 * early["optimizer_bytes"] == 7 * late["optimizer_bytes"] == 7 * plain["optimizer_bytes"], late, early)
     (lamb,), (adam,) = (predicted(*words, "--optimizer", rule, "--shard", "all") for rule in ("lamb", "adam"))
     expect(lamb["step_us"] > adam["step_us"] and lamb["optimizer_us"] > 1.5 * adam["optimizer_us"], lamb, adam)
 
@@ -241,6 +245,8 @@ def predictions_that_make_no_sense_are_refused():
     refused(*known, "--optimizer", "adamw", "--shard", "4", about="--shard 4 does not divide the 6 ranks of 2 hosts")
     refused(*known, "--optimizer", "adamw", "--shard", "2", about="takes parts of several hosts of 3 ranks")
     refused(*known, "--optimizer", "adamw", "--pcie", "gen4", about="--optimizer runs on the CPU")
+    refused(*known, "--optimizer", "adamw", "--clip", "late", about="add --shard all")
+    refused(*known, "--optimizer", "lamb", "--shard", "all", "--clip", "early", about="use --clip late")
     refused(*known, "--type", "int8", about="float32, bfloat16 or float16")
     refused(*known, "--update", "0GB/s", about="above 0")
 
@@ -321,6 +327,10 @@ def each_optimizer_steps_its_shard():
         most = {name: max(row[name] for row in rows) for name in ("optimizer_us", "optimizer_bytes")}
         expect(most == {name: step[name] for name in most} and abs(step["optimizer_share"] * step["step_us"] - step["optimizer_us"]) < 10, step)
         expect(all(states * size / 3 <= row["optimizer_bytes"] <= 1.02 * states * size / 3 for row in rows), rule, rows)
+    for clip, values in (("late", 2), ("early", 7)):  # for each element of a shard, as in gradients.h
+        rows, step = bench("--optimizer", "adamw", "--shard", "all", "--clip", clip, backward="5", ranks=3)
+        expect(step["clip"] == clip and step["errors"] == 0, step)
+        expect(all(values * size / 3 <= row["optimizer_bytes"] <= 1.02 * values * size / 3 for row in rows), rows)
     for shard, sharers, words in (("2", 2, []), ("host", 4, ["--views"]), ("1", 1, ["--no-thread"])):
         rows, step = bench("--optimizer", "adamw", "--shard", shard, *words, backward="5", ranks=4)
         expect(step["shard"] == shard and all(2 * size / sharers <= row["optimizer_bytes"] <= 2.04 * size / sharers for row in rows), rows)
