@@ -88,7 +88,8 @@ static bool is_same(const struct sim_step_operation *a, const struct sim_step_op
            a->sharing == b->sharing;
 }
 
-/* The communicators that share an adapter get equal parts of its rate, and of its bucket. */
+/* The communicators that share an adapter get equal parts of its rate and of its bucket, and those of a host's ranks a part of
+ * its cores. If hosts share one machine, an operation has all of its cores: that others use them meanwhile is left out. */
 static struct shoal_simulation question_of(const struct sim_step_options *options, const struct sim_step_operation *operation,
                                            size_t bytes)
 {

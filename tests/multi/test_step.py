@@ -161,6 +161,8 @@ def plots_of_efficiency_are_drawings():
     circles = root.findall(f"{SVG}circle")
     expect(len(root.findall(f"{SVG}polyline")) == 4 and len(circles) == 8 and not root.findall(f"{SVG}path"), path.read_text())
     expect(all(70 <= float(c.get("cx")) <= 730 and 90 <= float(c.get("cy")) <= 400 for c in circles), path.read_text())
+    sim("--profile", SMALL, "--backward", "20", "--hosts", "1,2", "--optimizer", "lion", "--shard", "host", "--plot", path)
+    expect("8 ranks per host, lion, shard: host" in path.read_text(), path.read_text())
     code, out, err = call(SHOAL, "sim", "step", "--profile", "gpt2", "--backward", "9", "--plot", ROOT / "none/plot.svg", timeout=20)
     expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
 

@@ -336,9 +336,11 @@ class _Steps:
         self._finished += 1
         if self._reduction:
             self._reduction.after_step(result)
-        self._compare_if_due()
-        if self._reduction:
-            return
+        else:
+            self._put_averages()
+        self._compare_if_due()  # last, because it may raise
+
+    def _put_averages(self):
         for index in range(len(self._parameters)):
             if not self._ready[index] and self.reducer.is_used(index):
                 self._let_go(index)
@@ -347,7 +349,7 @@ class _Steps:
 
     def _compare_if_due(self):
         """Runs on all ranks at the end of a step that averages, because all ranks take part in that. Parameters are as the forward
-        pass has used them, or as the optimizer in the reduction has left them. A rank that has joined does not compare."""
+        pass has used them, or as the optimizer in the reduction has left them. With join() a rank may hold older ones."""
         if not self._comparison.is_due(self._finished) or self._options.get("is_uneven"):
             return
         steps = self._finished if self._reduction else self._finished - 1
@@ -435,7 +437,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     In the first step and every `compare_every` steps the ranks compare hashes of their parameters. If these differ, every rank
     warns once, with the name of the first such parameter and the ranks that differ from the majority. With `compare_raises` the
     backward pass raises an error instead. The default is 100, or 0 (never) if the module is on a device, from which its parameters
-    would have to be copied. Ranks do not compare inside join()."""
+    would have to be copied. From the first join() on, ranks do not compare."""
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True,
                  process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
