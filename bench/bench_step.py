@@ -6,6 +6,8 @@ Suites:
   bound    steps in which the wire takes 0.9 of the backward pass: step over (bound + one buffer's own time), and how much of
            the wire is hidden
   tied     GPT-2 and BERT-large with the wire as long as the backward pass; optimizers run while buffers are still on the wire
+  sharded  AdamW, with the wire 0.9 of the backward pass: each rank steps all parameters, or the optimizer runs in the reduction
+           with one team and with teams of two; compared with what `shoal sim step` predicts
   int8     one tensor of 16 MiB or 64 MiB, all ready at once: the bandwidth of int8 over that of no compression
   torch    the same profiles through PyTorch (bench/torch_step.py): torch's DistributedDataParallel on Gloo and on Shoal, and
            Shoal's own subclass, in turns, over the shaped hosts with the wire as long as the backward pass
@@ -20,6 +22,7 @@ four hosts at 2 Gbit/s each way are near the most that the kernel carries.
 """
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -35,7 +38,9 @@ BYTES = {"resnet50": 102228128, "gpt2": 497759232, "bert-large": 1344904432}
 STEPS = {"resnet50": 8, "gpt2": 4, "bert-large": 3}
 LIMIT_S = 900
 MIB = 1 << 20
-SUITES = ("bound", "tied", "int8", "torch", "torch-local", "torch-zero")
+SUITES = ("bound", "tied", "sharded", "int8", "torch", "torch-local", "torch-zero")
+# The emulated hosts share this machine's cores. One core copies, and steps parameters, at about these rates (shoal bench optimizer).
+MODEL = ["--ranks-per-host", "1", "--one-machine", "--cores", str(os.cpu_count()), "--memory", "28GB/s", "--update", "30GB/s"]
 CONTESTANTS = ["gloo", "shoal", "shoal-ddp"]
 TORCH_PYTHON = ROOT / "build/torch/bin/python3"
 ENVIRONMENT = {"GLOO_SOCKET_IFNAME": emulated.INTERFACE, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "python"),
@@ -89,6 +94,21 @@ class Bench:
                 for optimizer in ("after", "buffers"):
                     self.run("tied", number, rate, ["--profile", profile, "--backward", backward, "--steps", STEPS[profile],
                                                     "--optimizer", "sgd", "--when", optimizer])
+
+    def sharded(self, number):
+        for rate in self.options.rates:
+            for profile in self.options.profiles:
+                backward = round(wire_ms(BYTES[profile], rate, self.options.hosts) / 0.9)
+                for words in (["--when", "after"], ["--when", "buffers"], ["--shard", "all"], ["--shard", "2"]):
+                    step = ["--profile", profile, "--backward", backward, "--optimizer", "adamw", *words]
+                    self.run("sharded", number, rate, [*step, "--steps", STEPS[profile]])
+                    self.rows[-1]["predicted_us"] = self.predict(rate, step)
+
+    def predict(self, rate, words):
+        """Returns the microseconds of the step that `shoal sim step` predicts."""
+        told = subprocess.run([self.options.shoal, "sim", "step", "--hosts", str(self.options.hosts), "--rate", f"{rate}gbit", *MODEL,
+                               *map(str, words), "--format", "json"], check=True, capture_output=True, text=True).stdout
+        return json.loads(told)["step_us"]
 
     def int8(self, number):
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
@@ -165,7 +185,7 @@ class Bench:
         lines = [("suite", "profile", "Gbit/s", "", "backward ms", "bound ms", "step ms", "over bound", "hidden")]
         seen = {}
         for row in (row for row in self.rows if not row["suite"].startswith("torch")):
-            word = row["compress"] if row["suite"] == "int8" else row["when"]
+            word = row["compress"] if row["suite"] == "int8" else row["when"] if row["shard"] == "none" else f"shard {row['shard']}"
             seen.setdefault((row["suite"], row["profile"], row["rate_gbit_s"], word), []).append(row)
         for (suite, profile, rate, word), rows in seen.items():
             def middle(name, scale=1):
@@ -179,6 +199,11 @@ class Bench:
         widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
         for line in lines:
             print("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
+        for row in (row for row in self.rows if row["suite"] == "sharded"):
+            way = row["when"] if row["shard"] == "none" else f"shard {row['shard']}"
+            print(f"sharded, {row['profile']}, {row['rate_gbit_s']:g} Gbit/s, {way}: {row['step_us'] / 1e3:.0f} ms measured, "
+                  f"{row['predicted_us'] / 1e3:.0f} predicted; optimizer {row['optimizer_us'] / 1e3:.1f} ms, "
+                  f"{row['optimizer_bytes'] / MIB:.0f} MiB of states on a rank")
         for size in sorted({row["bytes"] for row in self.rows if row["suite"] == "int8"}):
             ratios = self.ratios(size)
             print(f"int8, {size // MIB} MiB: {statistics.median(ratios):.2f} times the bandwidth ({min(ratios):.2f} .. {max(ratios):.2f})")

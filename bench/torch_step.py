@@ -7,7 +7,8 @@ bench/bench_step.py starts this.
 
 CONTESTANT is gloo or shoal, both under torch's DistributedDataParallel, or shoal-ddp, Shoal's own subclass of it. PROFILE is
 a file. Rank 0 prints a JSON object. A step begins when all ranks have met and ends when backward() returns; the slowest rank
-counts.
+counts. With shoal-ddp the object has the time of a comparison of all parameters (compare_parameters()), which by default runs in
+every hundredth step.
 
 A step begins with gradients that are zeros, so that the backward pass adds to them in place. --zero includes the time of
 zero_grad(): `keep` zeroes the gradients in the step; `none` sets them to None, and the backward pass makes new ones.
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 WARMUPS = 3
+COMPARISONS = 5
 
 
 class Clock:
@@ -126,6 +128,19 @@ def measure(options, module, model):
     return slowest.tolist()
 
 
+def comparison_ms(model):
+    """Returns how long the ranks compare their parameters; None for torch's class."""
+    if not hasattr(model, "compare_parameters"):
+        return None
+    took = []
+    for _ in range(COMPARISONS):
+        dist.barrier()
+        start = time.perf_counter()
+        model.compare_parameters()
+        took.append(time.perf_counter() - start)
+    return round(median(took) * 1e3, 3)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contestant", choices=("gloo", "shoal", "shoal-ddp"))
@@ -143,10 +158,12 @@ def main():
     dist.init_process_group("gloo" if options.contestant == "gloo" else "shoal")
     module = Replay(json.loads(options.profile.read_text()), Clock(options.backward / 1e3, options.busy), dist.get_rank(),
                     options.zero == "none")
-    took = measure(options, module, wrapped(options.contestant, module))
+    model = wrapped(options.contestant, module)
+    took = measure(options, module, model)
+    compare_ms = comparison_ms(model)
     if dist.get_rank() == 0:
         print(json.dumps({"contestant": options.contestant, "backward_ms": options.backward, "busy": options.busy,
-                          "zero": options.zero, "ranks": dist.get_world_size(),
+                          "zero": options.zero, "ranks": dist.get_world_size(), "compare_ms": compare_ms,
                           "step_ms": round(median(took) * 1e3, 3), "steps_ms": [round(one * 1e3, 3) for one in took]}), flush=True)
     dist.destroy_process_group()
 

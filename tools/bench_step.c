@@ -40,6 +40,8 @@ static const char help_text[] =
     "                             averaged (after)\n"
     "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share\n"
     "                             of the states. One copy of them is shared by all ranks, those of a host, or every K\n"
+    "    --clip none|late|early   with --shard: the norm of all gradients is known before parameters change. late: they are\n"
+    "                             stepped when all buffers are summed; early: as if nothing had to be clipped (none)\n"
     "    --no-thread              averages are copied back after the backward pass, not by a thread during it\n"
     "    --buffer SIZE            largest size of a buffer of gradients (25M)\n"
     "    --first SIZE             largest size of the first buffer (1M)\n"
@@ -78,8 +80,6 @@ static const char help_text[] =
     "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 invalid arguments or an invalid profile.\n";
 
 static const char *const compressions[] = {"none", "fp16", "bf16", "int8", NULL};
-static const char *const rules[] = {"none", "sgd", "momentum", "adam", "adamw", "adagrad", "lion", "lamb", NULL};
-static const char *const whens[] = {"after", "buffers", NULL};
 static const char *const formats[] = {"table", "json", NULL};
 static const char *const memories[] = {"plain", "gpu", NULL};
 
@@ -95,6 +95,7 @@ enum option {
     OPTION_OPTIMIZER,
     OPTION_WHEN,
     OPTION_SHARD,
+    OPTION_CLIP,
     OPTION_NO_THREAD,
     OPTION_BUFFER,
     OPTION_FIRST,
@@ -118,9 +119,10 @@ static const struct tool_option options_known[] = {
     {"--memory", OPTION_MEMORY, "plain|gpu"},
     {"--steps", OPTION_STEPS, "N"},
     {"--views", OPTION_VIEWS, NULL},
-    {"--optimizer", OPTION_OPTIMIZER, "none|sgd|momentum|adam|adamw|adagrad|lion|lamb"},
-    {"--when", OPTION_WHEN, "after|buffers"},
-    {"--shard", OPTION_SHARD, "all|host|K"},
+    {"--optimizer", OPTION_OPTIMIZER, STEP_RULE_WORDS},
+    {"--when", OPTION_WHEN, STEP_WHEN_WORDS},
+    {"--shard", OPTION_SHARD, STEP_SHARD_WORDS},
+    {"--clip", OPTION_CLIP, STEP_CLIP_WORDS},
     {"--no-thread", OPTION_NO_THREAD, NULL},
     {"--buffer", OPTION_BUFFER, "SIZE"},
     {"--first", OPTION_FIRST, "SIZE"},
@@ -145,27 +147,6 @@ enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX =
 const char *bench_step_compression_name(int compression)
 {
     return compressions[compression];
-}
-
-const char *bench_step_rule_name(int rule)
-{
-    return rules[rule];
-}
-
-const char *bench_step_when_name(int when)
-{
-    return whens[when];
-}
-
-const char *bench_step_shard_name(const struct bench_step_options *options)
-{
-    static char number[16];
-    if (!options->is_sharded)
-        return "none";
-    if (options->shard_degree <= 0)
-        return options->shard_degree == SHOAL_DEGREE_HOST ? "host" : "all";
-    snprintf(number, sizeof number, "%d", options->shard_degree);
-    return number;
 }
 
 /* int8 is sent in blocks of 256 values with a scale of 4 bytes each. */
@@ -193,15 +174,6 @@ static bool rate_read(const struct tool_args *args, double *gbit_s_out)
 static bool size_read(const struct tool_args *args, size_t *bytes_out)
 {
     return tool_size_read(args, bytes_out) && (*bytes_out > 0 || tool_value_fail(args, "a size above 0"));
-}
-
-static bool shard_read(const struct tool_args *args, struct bench_step_options *options)
-{
-    options->is_sharded = true;
-    options->shard_degree = !strcmp(args->value, "host") ? SHOAL_DEGREE_HOST : 0;
-    if (!strcmp(args->value, "host") || !strcmp(args->value, "all"))
-        return true;
-    return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->shard_degree);
 }
 
 static bool profile_read(const struct tool_args *args, struct bench_step_options *options, int *code_out)
@@ -255,12 +227,14 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_step
     case OPTION_VIEWS:
         return options->has_views = true;
     case OPTION_OPTIMIZER:
-        return tool_word_read(args, rules, &options->rule);
+        return tool_word_read(args, step_rules, &options->optimizing.rule);
     case OPTION_WHEN:
-        options->has_when = true;
-        return tool_word_read(args, whens, &options->when);
+        options->optimizing.has_when = true;
+        return tool_word_read(args, step_whens, &options->optimizing.when);
     case OPTION_SHARD:
-        return shard_read(args, options);
+        return step_shard_read(args, &options->optimizing);
+    case OPTION_CLIP:
+        return tool_word_read(args, step_clips, &options->optimizing.clip);
     case OPTION_NO_THREAD:
         return options->has_no_thread = true;
     case OPTION_BUFFER:
@@ -282,15 +256,11 @@ static bool options_finish(const struct bench_step_options *options)
         return !tool_usage_fail("bench step", "which model? Such as: --profile resnet50");
     if (options->backward_us < 0)
         return !tool_usage_fail("bench step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
-    if (options->is_on_gpu && options->rule)
+    if (options->is_on_gpu && options->optimizing.rule)
         return !tool_usage_fail("bench step", "--optimizer runs on the CPU: leave it out with --memory gpu");
-    if ((options->is_sharded || options->has_when) && !options->rule)
-        return !tool_usage_fail("bench step", "which optimizer? Such as: --optimizer adamw --shard all");
-    if (options->is_sharded && options->has_when)
-        return !tool_usage_fail("bench step", "--when is for ranks that step all parameters: leave it or --shard out");
-    if (options->is_sharded && options->compression)
+    if (options->optimizing.is_sharded && options->compression)
         return !tool_usage_fail("bench step", "--shard sums in full precision: leave it or --compress out");
-    return true;
+    return step_optimizing_check(&options->optimizing, "bench step");
 }
 
 /* Returns false, with *code_out set, after printing one line. */

@@ -6,18 +6,7 @@
 #include <stdbool.h>
 
 #include "step_profile.h"
-
-enum bench_step_rule {
-    STEP_RULE_NONE,
-    STEP_RULE_SGD,
-    STEP_RULE_MOMENTUM,
-    STEP_RULE_ADAM,
-    STEP_RULE_ADAMW,
-    STEP_RULE_ADAGRAD,
-    STEP_RULE_LION,
-    STEP_RULE_LAMB
-};
-enum bench_step_when { STEP_WHEN_AFTER, STEP_WHEN_BUFFERS };
+#include "step_rule.h"
 
 struct bench_step_options {
     bool help;
@@ -30,11 +19,7 @@ struct bench_step_options {
     bool has_views;
     bool has_no_thread;
     int is_on_gpu; /* gradients are in memory of a CUDA device */
-    int rule;      /* of the optimizer: enum bench_step_rule */
-    int when;      /* enum bench_step_when */
-    bool has_when;
-    bool is_sharded;    /* the reducer steps its shard */
-    int shard_degree;   /* as in struct shoal_optimizer */
+    struct step_optimizing optimizing;
     double rate_gbit_s; /* for the bound; 0: measured */
     int ranks;          /* 0 if not given */
     bool pin;
@@ -45,11 +30,6 @@ struct bench_step_options {
 };
 
 const char *bench_step_compression_name(int compression);
-
-/* Return "adamw" and so on, and "all", "host", "2" or "none" for the ranks that share the states. Static storage. */
-const char *bench_step_rule_name(int rule);
-const char *bench_step_shard_name(const struct bench_step_options *options);
-const char *bench_step_when_name(int when);
 
 /* Returns the factor by which fewer bytes cross the network. */
 double bench_step_wire_ratio(int compression, int hosts);

@@ -5,16 +5,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* By enum bench_step_rule. */
-static const struct {
-    enum shoal_optimizer_rule rule;
-    size_t states;
-} rules[] = {
-    [STEP_RULE_NONE] = {SHOAL_SGD, 0},  [STEP_RULE_SGD] = {SHOAL_SGD, 0},     [STEP_RULE_MOMENTUM] = {SHOAL_SGD, 1},
-    [STEP_RULE_ADAM] = {SHOAL_ADAM, 2}, [STEP_RULE_ADAMW] = {SHOAL_ADAMW, 2}, [STEP_RULE_ADAGRAD] = {SHOAL_ADAGRAD, 1},
-    [STEP_RULE_LION] = {SHOAL_LION, 1}, [STEP_RULE_LAMB] = {SHOAL_LAMB, 2},
-};
-
 static float *array_map(size_t elements)
 {
     void *memory = mmap(NULL, elements * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -31,18 +21,19 @@ bool step_optimizer_open(struct step_optimizer *optimizer, const struct bench_st
         .options = options, .parameters = parameters, .offsets = offsets, .elements = elements, .steps = 1};
     optimizer->group = (struct shoal_optimizer_group)SHOAL_OPTIMIZER_GROUP_INIT;
     optimizer->group.decay = 0.01;
-    if (options->rule == STEP_RULE_SGD)
+    if (options->optimizing.rule == STEP_RULE_SGD)
         optimizer->group.beta1 = 0;
     optimizer->in_reduction = (struct shoal_optimizer)SHOAL_OPTIMIZER_INIT;
-    optimizer->in_reduction.rule = rules[options->rule].rule;
+    optimizer->in_reduction.rule = step_rule_of(options->optimizing.rule);
     optimizer->in_reduction.groups = &optimizer->group;
     optimizer->in_reduction.group_count = 1;
-    optimizer->in_reduction.degree = options->shard_degree;
-    if (options->rule == STEP_RULE_NONE || options->is_sharded)
+    optimizer->in_reduction.degree = options->optimizing.degree;
+    optimizer->in_reduction.steps_early = options->optimizing.clip == STEP_CLIP_EARLY;
+    if (options->optimizing.rule == STEP_RULE_NONE || options->optimizing.is_sharded)
         return true;
     optimizer->weights = array_map(elements);
     bool is_there = optimizer->weights;
-    for (size_t s = 0; s < rules[options->rule].states; s++)
+    for (size_t s = 0; s < step_rule_states(options->optimizing.rule); s++)
         is_there &= (optimizer->states[s] = array_map(elements)) != NULL;
     return is_there;
 }
@@ -64,8 +55,8 @@ static void range_step(const struct step_optimizer *optimizer, size_t count, con
     range.parameter = weights;
     range.first = states[0];
     range.second = states[1];
-    if (shoal_optimizer_update(rules[optimizer->options->rule].rule, &optimizer->group, optimizer->steps, 1, &range) !=
-        SHOAL_OK)
+    if (shoal_optimizer_update(step_rule_of(optimizer->options->optimizing.rule), &optimizer->group, optimizer->steps, 1,
+                               &range) != SHOAL_OK)
         abort(); /* the settings above are possible */
 }
 
@@ -79,9 +70,9 @@ void step_optimizer_run(const struct step_optimizer *optimizer, size_t parameter
 
 size_t step_optimizer_bytes(const struct step_optimizer *optimizer, const struct shoal_reducer *reducer)
 {
-    if (optimizer->options->is_sharded)
+    if (optimizer->options->optimizing.is_sharded)
         return shoal_reducer_optimizer_bytes(reducer);
-    return rules[optimizer->options->rule].states * optimizer->elements * sizeof(float);
+    return step_rule_states(optimizer->options->optimizing.rule) * optimizer->elements * sizeof(float);
 }
 
 double step_optimizer_errors(const struct step_optimizer *optimizer, const float *weights, const float *average, size_t count)

@@ -63,31 +63,46 @@ static double sum_of_cpu(const struct step_result *result)
     return cpu_s;
 }
 
+/* Returns the longest time of a rank's optimizer, and the most bytes that a rank keeps for it. */
+static struct step_report optimizer_most(const struct step_result *result)
+{
+    struct step_report most = {.optimizer_us = 0};
+    for (int r = 0; r < result->ranks; r++) {
+        most.optimizer_us = fmax(most.optimizer_us, result->reports[r].optimizer_us);
+        most.optimizer_bytes = fmax(most.optimizer_bytes, result->reports[r].optimizer_bytes);
+    }
+    return most;
+}
+
 static void step_object_print(const struct step_result *result)
 {
     const struct bench_step_options *options = result->options;
     const struct step_profile *profile = &options->profile;
+    const struct step_report optimizer = optimizer_most(result);
     fputs("{\"record\":\"step\",\"profile\":", stdout);
     trace_json_print_text(stdout, profile->name);
     printf(
         ",\"tensors\":%zu,\"bytes\":%zu,\"buffers\":%zu,\"ranks\":%d,\"hosts\":%d,\"steps\":%d,\"busy\":%s,\"compress\":\"%s\","
-        "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"when\":\"%s\",\"shard\":\"%s\",\"thread\":%s,\"asked_backward_"
+        "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"when\":\"%s\",\"shard\":\"%s\",\"clip\":\"%s\",\"thread\":%s,"
+        "\"asked_backward_"
         "us\":%.1f,\"backward_us\":%.1f,"
         "\"step_us\":%.1f,"
         "\"step_p90_us\":%.1f,\"exposed_us\":%.1f,\"alone_us\":%.1f,\"hidden_alone\":%.5f,\"wire_us\":%.1f,\"hidden\":%.5f,"
         "\"bound_us\":%.1f,\"bound_tensor\":",
         profile->count, profile->elements * STEP_ELEMENT_BYTES, shoal_gradient_layout_buffers(result->layout), result->ranks,
         result->hosts, options->steps, options->is_busy ? "true" : "false", bench_step_compression_name(options->compression),
-        options->is_on_gpu ? "gpu" : "plain", options->has_views ? "true" : "false", bench_step_rule_name(options->rule),
-        bench_step_when_name(options->when), bench_step_shard_name(options),
+        options->is_on_gpu ? "gpu" : "plain", options->has_views ? "true" : "false", step_rules[options->optimizing.rule],
+        step_whens[options->optimizing.when], step_shard_name(&options->optimizing), step_clips[options->optimizing.clip],
         options->has_no_thread || options->is_on_gpu ? "false" : "true", options->backward_us, result->backward_us,
         result->step_us, result->step_p90_us, result->exposed_us, result->bare_us, hidden(result->exposed_us, result->bare_us),
         result->wire_us, hidden(result->exposed_us, result->wire_us), result->bound.us);
     trace_json_print_text(stdout, profile->tensors[result->bound.tensor].name);
     printf(",\"bound_ready\":%.6f,\"bound_tail_bytes\":%.0f,\"buffer_bytes\":%.0f,\"buffer_us\":%.1f,\"over_bound\":%.5f,"
-           "\"rate_gbit_s\":%g,\"balance\":%.6f,\"cpu_s\":%.6f,\"errors\":%.0f}\n",
+           "\"rate_gbit_s\":%g,\"balance\":%.6f,\"cpu_s\":%.6f,\"optimizer_us\":%.1f,\"optimizer_share\":%.5f,"
+           "\"optimizer_bytes\":%.0f,\"errors\":%.0f}\n",
            profile->tensors[result->bound.tensor].ready, result->bound.tail_bytes, result->buffer_bytes, result->buffer_us,
-           over_bound(result), options->rate_gbit_s, result->balance, sum_of_cpu(result), sum_of_errors(result));
+           over_bound(result), options->rate_gbit_s, result->balance, sum_of_cpu(result), optimizer.optimizer_us,
+           optimizer.optimizer_us / result->step_us, optimizer.optimizer_bytes, sum_of_errors(result));
 }
 
 /* ---- A table ------------------------------------------------------------------------------------------------------------- */
@@ -140,16 +155,13 @@ static void rows_print(const struct step_result *result)
 static void optimizer_print(const struct step_result *result)
 {
     const struct bench_step_options *options = result->options;
-    double us = 0, bytes = 0;
+    const struct step_report most = optimizer_most(result);
     char size[24];
-    if (!options->rule)
+    if (!options->optimizing.rule)
         return;
-    for (int r = 0; r < result->ranks; r++) {
-        us = fmax(us, result->reports[r].optimizer_us);
-        bytes = fmax(bytes, result->reports[r].optimizer_bytes);
-    }
-    printf("optimizer %s, %s: %.2f ms of a step, and %s of states on a rank\n", bench_step_rule_name(options->rule),
-           options->is_sharded ? "each rank steps its shard" : "each rank steps everything", us / 1e3, size_text(bytes, size));
+    printf("optimizer %s, %s: %.2f ms of a step, and %s of states on a rank\n", step_rules[options->optimizing.rule],
+           options->optimizing.is_sharded ? "each rank steps its shard" : "each rank steps everything", most.optimizer_us / 1e3,
+           size_text(most.optimizer_bytes, size));
 }
 
 static void sums_print(const struct step_result *result)

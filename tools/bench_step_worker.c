@@ -13,6 +13,8 @@
 #include "bench_gpu.h"
 #include "bench_step_optimizer.h"
 
+#define NEVER_CLIPPED 1e30 /* a norm that no gradients here have */
+
 enum { WARMUPS = 3, PROBES = 3, STREAM_BYTES = 16384, ALIGNMENT = 64, LINE_S = 30 };
 
 struct stepper {
@@ -157,7 +159,8 @@ static void optimizer_run(struct stepper *stepper)
 {
     const struct bench_step_options *options = stepper->options;
     const double begin = bench_now();
-    if (options->rule == STEP_RULE_NONE || options->is_sharded || options->when != STEP_WHEN_AFTER)
+    if (options->optimizing.rule == STEP_RULE_NONE || options->optimizing.is_sharded ||
+        options->optimizing.when != STEP_WHEN_AFTER)
         return;
     for (size_t i = 0; i < stepper->profile->count; i++)
         step_optimizer_run(&stepper->optimizer, i, gradient_of(stepper, i));
@@ -270,7 +273,7 @@ static enum shoal_status warm_up(struct stepper *stepper)
 {
     stepper->is_verified = true;
     TRY(step_run(stepper, 0));
-    if (stepper->options->is_sharded)
+    if (stepper->options->optimizing.is_sharded)
         parameters_check(stepper);
     else
         TRY(averages_check(stepper));
@@ -373,9 +376,9 @@ static enum shoal_status report_fill(struct stepper *stepper)
     report->pack_us = stats.pack_us;
     report->unpack_us = stats.unpack_us;
     report->callback_us = stats.callback_us;
-    report->optimizer_us = options->is_sharded                  ? stats.unpack_us
-                           : options->when == STEP_WHEN_BUFFERS ? stats.callback_us
-                                                                : stepper->optimizer_us / options->steps;
+    report->optimizer_us = options->optimizing.is_sharded                  ? stats.unpack_us
+                           : options->optimizing.when == STEP_WHEN_BUFFERS ? stats.callback_us
+                                                                           : stepper->optimizer_us / options->steps;
     report->optimizer_bytes = (double)step_optimizer_bytes(&stepper->optimizer, stepper->reducer);
     report->sent_bytes = (double)stats.sent_bytes;
     report->received_bytes = (double)stats.received_bytes;
@@ -605,8 +608,9 @@ static enum shoal_status reducer_open(struct stepper *stepper)
     wanted.compression = (enum shoal_compression)options->compression;
     wanted.is_on_device = options->is_on_gpu;
     wanted.has_thread = !options->has_no_thread && !options->is_on_gpu;
-    wanted.optimizer = options->is_sharded ? &stepper->optimizer.in_reduction : NULL;
-    if (options->rule && !options->is_sharded && options->when == STEP_WHEN_BUFFERS) {
+    wanted.max_norm = options->optimizing.clip ? NEVER_CLIPPED : 0;
+    wanted.optimizer = options->optimizing.is_sharded ? &stepper->optimizer.in_reduction : NULL;
+    if (options->optimizing.rule && !options->optimizing.is_sharded && options->optimizing.when == STEP_WHEN_BUFFERS) {
         wanted.on_buffer = buffer_step;
         wanted.on_buffer_arg = stepper;
     }

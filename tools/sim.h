@@ -77,6 +77,7 @@ enum sim_model_option {
  * other options. */
 bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulation *question);
 bool sim_hosts_read(const struct tool_args *args, int factor, struct sim_values *values);
+bool sim_memory_read(const struct tool_args *args, double *gb_s_out); /* above 0 */
 bool sim_count_read(const struct tool_args *args, int least, size_t *count_out);
 bool sim_format_read(const struct tool_args *args, enum sim_format *format_out);
 

@@ -91,7 +91,7 @@ static bool nvlink_read(const struct tool_args *args, double *gb_s_out)
                      gb_s_out);
 }
 
-static bool host_memory_read(const struct tool_args *args, double *gb_s_out)
+bool sim_memory_read(const struct tool_args *args, double *gb_s_out)
 {
     return memory_read(args, gb_s_out) && (*gb_s_out > 0 || tool_value_fail(args, "bytes per second above 0"));
 }
@@ -237,7 +237,7 @@ static bool gpu_model_apply(int id, const struct tool_args *args, struct shoal_s
     case SIM_OPTION_COPY:
         return time_read(args, &question->copy_us);
     case SIM_OPTION_HOST_MEMORY:
-        return host_memory_read(args, &question->host_memory_gb_s);
+        return sim_memory_read(args, &question->host_memory_gb_s);
     default:
         return true;
     }

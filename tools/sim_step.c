@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim_progress.h"
-#include "step_replay.h"
+#include "sim_step_cost.h"
 #include "tool.h"
 
 static const char help_text[] =
@@ -15,7 +14,7 @@ static const char help_text[] =
     "Predicts a step of data-parallel training on hosts that you need not have. The gradients of a model become ready\n"
     "during a backward pass of a given length, and are copied into the buffers that the gradient engine would make for this\n"
     "number of ranks. Each buffer is summed as shoal sim allreduce predicts, in order, while the backward pass continues.\n"
-    "Efficiency is the throughput of all workers, divided by that of the same number of workers which sum nothing:\n"
+    "Efficiency is the throughput of all workers, divided by that of as many workers which neither sum nor step parameters:\n"
     "(forward + backward) / (forward + step). Defaults are in parentheses.\n"
     "\n"
     "    --profile LIST           resnet50, bert-large, gpt2, or files; several with commas\n"
@@ -39,11 +38,28 @@ static const char help_text[] =
     "    --stack RATE             rate at which a core moves bytes into or out of the network; 0: the adapter moves them\n"
     "                             alone (0)\n"
     "    --memory RATE            bytes that a rank reads and writes, together; a copy reads and writes (5GB/s)\n"
+    "    --type TYPE              of gradients and parameters: float32, bfloat16 or float16 (float32)\n"
+    "    --optimizer RULE         none, sgd, momentum, adam, adamw, adagrad, lion or lamb: each rank steps all\n"
+    "                             parameters (none)\n"
+    "    --when after|buffers     after: when the step is over; buffers: the parameters of each buffer as soon as it is\n"
+    "                             averaged (after)\n"
+    "    --shard all|host|K       the optimizer runs in the reduction: each rank steps its shard, and keeps only its share\n"
+    "                             of the states. One copy of them is shared by all ranks, those of a host, or every K\n"
+    "    --clip none|late|early   with --shard: the norm of all gradients is known before parameters change. late: they are\n"
+    "                             stepped when all buffers are summed; early: as if nothing had to be clipped (none)\n"
+    "    --update RATE            bytes that the optimizer of a rank reads and writes, together (those of --memory); shoal\n"
+    "                             bench optimizer measures it\n"
     "    --signal-us US           time of a signal to a rank of the same host (0.2)\n"
     "    --header, --frame SIZE, --burst SIZE, --burst-rate RATE, --pause TIME, --cores N, --one-machine,\n"
     "    --pcie, --pcie-switch LINK, --switch-gpus N, --switch-adapters, --nvlink LINK, --unit, --ring SIZE, --copy-us US,\n"
     "    --host-memory RATE       as in shoal sim --help, which explains the model. With --pcie, the GPUs copy gradients\n"
     "                             into the buffers; here that takes no time\n"
+    "\n"
+    "With --shard a buffer is reduce-scattered in its team. If there are several teams, the shards are then all-reduced over\n"
+    "them; the communicators of a host that do so share its adapter. Each owner steps its shard, and its team gathers the\n"
+    "parameters. Operations that overlap take turns, those between hosts on the network and those inside a host on its\n"
+    "cores. LAMB steps when all buffers are summed. Each way moves the bytes of an all-reduce between hosts, so the bound\n"
+    "is the same; with 16-bit types they are half as many, because gradients and parameters both have the type.\n"
     "\n"
     "A file is a JSON array with one object for each tensor, in the order in which gradients become ready: its name, its\n"
     "number of float32 elements, and the share of the backward pass after which it is ready:\n"
@@ -51,56 +67,43 @@ static const char help_text[] =
     "     {\"name\":\"fc.weight\",\"elements\":2048000,\"ready\":0.0005}]\n"
     "\n"
     "Columns:\n"
-    "    step       milliseconds from the beginning of the backward pass until the last average is in place\n"
+    "    step       milliseconds from the beginning of the backward pass until the last average is in place; with an\n"
+    "               optimizer, until all parameters are stepped on all ranks\n"
     "    exposed    the part of the step that the backward pass does not hide\n"
     "    efficiency of all workers, as defined above\n"
     "    at bound   efficiency of the shortest possible step on this network: no gradient can be summed before it is ready,\n"
     "               and all that becomes ready after it must cross the wire\n"
     "    wire/sum   share of the time for summing all buffers that the wire (or the path to GPUs) needs; memory, messages\n"
     "               and latency are the rest\n"
+    "    update     milliseconds in which a rank's optimizer reads and writes memory; states: the bytes that it keeps\n"
     "    limit      what would shorten the step most if it took no time: wire; hosts (memory and messages inside a host, and\n"
-    "               latency); copies; order (summing at once what is ready); backward (nothing can be gained)\n"
+    "               latency); copies; optimizer; order (summing at once what is ready); backward (nothing can be gained)\n"
     "    ready late the tensor whose readiness determines the bound, and the bytes that must cross the wire after it\n"
     "\n"
     "Examples:\n"
     "    shoal sim step --profile resnet50 --backward 120 --hosts 1-256 --rate 100gbit\n"
     "    shoal sim step --profile resnet50,bert-large,gpt2 --backward 120,400,250 --rate 100gbit --plot efficiency.svg\n"
+    "    shoal sim step --profile gpt2 --backward 250 --hosts 4 --rate 10gbit --optimizer adamw --shard host\n"
     "    shoal sim step --profile gpt2 --print-profile > mine.json\n"
     "\n"
     "Environment: SHOAL_CHUNK_BYTES, SHOAL_DEPTH, SHOAL_INLINE_BYTES and SHOAL_ALGORITHMS count as in a run.\n"
     "\n"
     "Exit codes: 0 success, 1 failure, 2 invalid arguments or an invalid profile.\n";
 
-struct answers;
-
 /* ---- The layout ---------------------------------------------------------------------------------------------------------- */
 
 /* One number of hosts of one profile. */
 struct scene {
-    struct answers *answers;
+    struct sim_step_answers *answers;
     const struct sim_step_options *options;
     const struct step_profile *profile;
     struct sim_step_row *row;
+    struct sim_step_operation operations[STEP_WAYS];
+    struct sim_step_price *prices[STEP_WAYS]; /* for each buffer; NULL if steps do not have the operation */
     struct step_buffer *buffers;
-    struct step_cost *costs;
-    double *wire_us; /* of each buffer */
     size_t *buffer_of;
     size_t count;
 };
-
-static int memory_fail(void)
-{
-    fputs("shoal sim: no memory\n", stderr);
-    return 1;
-}
-
-static int status_fail(enum shoal_status status, const char *reason)
-{
-    const size_t length = strcspn(reason, "\n");
-    fprintf(stderr, "shoal sim: %.*s\n", *reason ? (int)length : (int)strlen(shoal_status_text(status)),
-            *reason ? reason : shoal_status_text(status));
-    return status == SHOAL_ERR_ARGUMENT ? TOOL_EXIT_USAGE : 1;
-}
 
 static enum shoal_status layout_make(const struct scene *scene, struct shoal_gradient_layout **layout_out, char error[512])
 {
@@ -112,7 +115,7 @@ static enum shoal_status layout_make(const struct scene *scene, struct shoal_gra
     enum shoal_status status = SHOAL_ERR_MEMORY;
     for (size_t i = 0; parameters && order && i < profile->count; i++) {
         const struct step_tensor *tensor = &profile->tensors[i];
-        parameters[tensor->index] = (struct shoal_parameter){tensor->elements, SHOAL_FLOAT32, tensor->name};
+        parameters[tensor->index] = (struct shoal_parameter){tensor->elements, options->question.type, tensor->name};
         order[i] = (uint32_t)tensor->index;
     }
     wanted.ranks = (int)(scene->row->hosts * options->question.ranks_per_host);
@@ -149,164 +152,163 @@ static enum shoal_status layout_read(struct scene *scene, const struct shoal_gra
 
 static void scene_close(struct scene *scene)
 {
+    for (enum step_way way = STEP_WAY_SUM; way < STEP_WAYS; way++)
+        free(scene->prices[way]);
     free(scene->buffers);
-    free(scene->costs);
-    free(scene->wire_us);
     free(scene->buffer_of);
+}
+
+static bool scene_allocate(struct scene *scene)
+{
+    bool is_there = true;
+    for (enum step_way way = STEP_WAY_SUM; way < STEP_WAYS; way++)
+        if (scene->operations[way].collective)
+            is_there &= (scene->prices[way] = calloc(scene->count, sizeof *scene->prices[way])) != NULL;
+    scene->buffers = calloc(scene->count, sizeof *scene->buffers);
+    scene->buffer_of = calloc(scene->profile->count, sizeof *scene->buffer_of);
+    return is_there && scene->buffers && scene->buffer_of;
 }
 
 static int scene_open(struct scene *scene)
 {
     struct shoal_gradient_layout *layout = NULL;
     char error[512] = "";
+    if (!sim_step_operations_find(scene->options, scene->row->hosts, scene->operations))
+        return TOOL_EXIT_USAGE;
     enum shoal_status status = layout_make(scene, &layout, error);
     if (status)
-        return status_fail(status, error);
+        return sim_step_status_fail(status, error);
     scene->count = shoal_gradient_layout_buffers(layout);
-    scene->buffers = calloc(scene->count, sizeof *scene->buffers);
-    scene->costs = calloc(scene->count, sizeof *scene->costs);
-    scene->wire_us = calloc(scene->count, sizeof *scene->wire_us);
-    scene->buffer_of = calloc(scene->profile->count, sizeof *scene->buffer_of);
-    const bool has_memory = scene->buffers && scene->costs && scene->wire_us && scene->buffer_of;
+    const bool has_memory = scene_allocate(scene);
     status = has_memory ? layout_read(scene, layout) : SHOAL_OK;
     shoal_gradient_layout_free(layout);
-    return !has_memory ? memory_fail() : status ? status_fail(status, "") : 0;
+    return !has_memory ? sim_step_memory_fail() : status ? sim_step_status_fail(status, "") : 0;
 }
 
-/* ---- The cost of a sum --------------------------------------------------------------------------------------------------- */
+/* ---- The optimizer ------------------------------------------------------------------------------------------------------- */
 
-/* Answers are kept, because several profiles ask the same questions. */
-struct answer {
-    size_t hosts, bytes;
-    struct shoal_simulated simulated;
-};
-
-struct answers {
-    struct answer *at;
-    size_t count, capacity;
-};
-
-static bool answer_keep(struct answers *answers, const struct answer *answer)
+/* Returns the time per byte of gradients in which a rank reads and writes `bytes` bytes for each element of its shard. */
+static double update_us_per_byte(const struct scene *scene, size_t bytes)
 {
-    if (answers->count == answers->capacity) {
-        const size_t capacity = answers->capacity ? 2 * answers->capacity : 64;
-        struct answer *larger = reallocarray(answers->at, capacity, sizeof *larger);
-        if (!larger)
-            return false;
-        answers->at = larger;
-        answers->capacity = capacity;
+    const struct sim_step_options *options = scene->options;
+    const size_t degree = sim_step_degree(options, scene->row->hosts);
+    return (double)bytes / (double)scene->profile->element_bytes * 1e-3 / sim_step_update_rate(options) / (double)degree;
+}
+
+static size_t content_bytes(const struct scene *scene)
+{
+    return scene->profile->elements * scene->profile->element_bytes;
+}
+
+/* Adds the time of the optimizer to a replay. LAMB, and norms that are clipped late, need a part of all shards before the first
+ * is stepped: what is computed when a buffer is summed, LAMB's first pass, and an exchange. */
+static void optimizer_add(const struct scene *scene, double exchange_us, struct step_replay *replay)
+{
+    const struct step_optimizing *optimizing = &scene->options->optimizing;
+    const enum shoal_type type = scene->options->question.type;
+    const double stepped = update_us_per_byte(scene, step_bytes_stepped(optimizing, type));
+    const double measured = update_us_per_byte(scene, step_bytes_measured(optimizing, type));
+    const double summed = update_us_per_byte(scene, step_bytes_summed(optimizing, type));
+    const bool is_early = optimizing->clip == STEP_CLIP_EARLY;
+    if (!optimizing->is_sharded && optimizing->when == STEP_WHEN_AFTER) {
+        replay->after_us = (double)content_bytes(scene) * (stepped + measured);
+        return;
     }
-    answers->at[answers->count++] = *answer;
-    return true;
+    replay->is_late = optimizing->is_sharded && (optimizing->rule == STEP_RULE_LAMB || optimizing->clip == STEP_CLIP_LATE);
+    replay->put_us_per_byte += stepped + (replay->is_late ? 0 : measured) + (is_early ? summed : 0);
+    replay->after_us = is_early ? exchange_us : 0;
+    if (!replay->is_late)
+        return;
+    replay->before_us = exchange_us + (double)content_bytes(scene) * measured +
+                        (double)scene->buffers[scene->count - 1].content * summed; /* the earlier ones were ready before */
 }
 
-static int simulate(const struct scene *scene, size_t bytes, struct shoal_simulated *answer_out)
+/* Adds the time in which the ranks of a team exchange `numbers` numbers of each rank. */
+static int numbers_ask(const struct scene *scene, size_t numbers, double *us)
 {
-    struct sim_progress progress;
-    char text[96], size[24], reason[1024] = "";
-    struct shoal_simulation question = scene->options->question;
-    FILE *out = fmemopen(reason, sizeof reason, "w");
-    question.hosts = scene->row->hosts;
-    question.bytes = bytes;
-    *answer_out = (struct shoal_simulated)SHOAL_SIMULATED_INIT;
-    snprintf(text, sizeof text, "%.32s on %zu host%s, %s", scene->profile->name, question.hosts, question.hosts == 1 ? "" : "s",
-             sim_size_print((double)bytes, size));
-    sim_progress_start(&progress, text);
-    const enum shoal_status status = shoal_simulate(&question, out, answer_out);
-    sim_progress_stop(&progress);
-    if (out)
-        fclose(out);
-    return status ? status_fail(status, reason) : 0;
+    struct sim_step_price price;
+    const size_t bytes = numbers * sizeof(double) * sim_step_degree(scene->options, scene->row->hosts);
+    const int code = sim_step_price_ask(scene->answers, scene->options, scene->profile->name,
+                                        &scene->operations[STEP_WAY_GATHER], bytes, &price);
+    *us += code ? 0 : price.cost.alone_us;
+    return code;
 }
 
-static int ask(const struct scene *scene, size_t bytes, struct shoal_simulated *answer_out)
+/* LAMB exchanges two norms of each parameter; to clip, ranks exchange the square of their shards. */
+static int exchange_ask(const struct scene *scene, double *us_out)
 {
-    struct answer answer = {.hosts = scene->row->hosts, .bytes = bytes};
-    for (size_t i = 0; i < scene->answers->count; i++) {
-        const struct answer *known = &scene->answers->at[i];
-        if (known->hosts == answer.hosts && known->bytes == bytes) {
-            *answer_out = known->simulated;
-            return 0;
-        }
-    }
-    const int code = simulate(scene, bytes, &answer.simulated);
-    if (code)
-        return code;
-    *answer_out = answer.simulated;
-    return answer_keep(scene->answers, &answer) ? 0 : memory_fail();
+    const struct step_optimizing *optimizing = &scene->options->optimizing;
+    int code = 0;
+    *us_out = 0;
+    if (optimizing->is_sharded && optimizing->rule == STEP_RULE_LAMB)
+        code = numbers_ask(scene, 2 * scene->profile->count, us_out);
+    return code || !optimizing->clip ? code : numbers_ask(scene, 1, us_out);
 }
 
-/* Returns the size beyond which time grows linearly, rounded up so that all ranks own equal parts. */
-static size_t even_bytes(const struct scene *scene)
+static void optimizer_fill(const struct scene *scene)
 {
-    enum { EVEN_BYTES = 16 << 20, PART_BYTES = 64 };
-    const size_t unit = PART_BYTES * scene->row->hosts * scene->options->question.ranks_per_host;
-    return (EVEN_BYTES + unit - 1) / unit * unit;
-}
-
-/* Simulates a buffer, and one of twice its length: consecutive buffers continue in chunks, like one long buffer. Sizes above
- * even_bytes() are extrapolated from that size and its double, because simulating thousands of ranks takes long. */
-static int cost_ask(struct scene *scene, size_t b)
-{
-    const size_t bytes = scene->buffers[b].bytes, even = even_bytes(scene), once_bytes = bytes < even ? bytes : even;
-    struct step_cost *cost = &scene->costs[b];
-    struct shoal_simulated once, twice;
-    int code = ask(scene, once_bytes, &once);
-    if (!code)
-        code = ask(scene, 2 * once_bytes, &twice);
-    if (code)
-        return code;
-    const double times = (double)bytes / (double)once_bytes, more_us = twice.time_us - once.time_us;
-    scene->wire_us[b] = once.bound_us * times;
-    cost->alone_us = once.time_us + more_us * (times - 1);
-    cost->apart_us = more_us > once.time_us ? once.time_us : more_us > once.bound_us ? more_us : once.bound_us;
-    cost->apart_us *= times;
-    if (bytes >= scene->row->buffer_bytes) {
-        scene->row->buffer_bytes = bytes;
-        scene->row->algorithm = twice.algorithm;
-    }
-    return 0;
+    const struct step_optimizing *optimizing = &scene->options->optimizing;
+    const enum shoal_type type = scene->options->question.type;
+    const double kept = (double)step_bytes_kept(optimizing, type) / (double)scene->profile->element_bytes;
+    const size_t moved =
+        step_bytes_stepped(optimizing, type) + step_bytes_measured(optimizing, type) + step_bytes_summed(optimizing, type);
+    size_t bytes = optimizing->is_sharded ? 0 : content_bytes(scene);
+    for (size_t b = 0; optimizing->is_sharded && b < scene->count; b++)
+        bytes += scene->buffers[b].bytes / sim_step_degree(scene->options, scene->row->hosts);
+    scene->row->optimizer_bytes = kept * (double)bytes;
+    scene->row->optimizer_us = (double)content_bytes(scene) * update_us_per_byte(scene, moved);
 }
 
 /* ---- The step ------------------------------------------------------------------------------------------------------------ */
 
-/* Computes the step's time with one of its costs removed. */
-static double step_us(const struct scene *scene, enum sim_step_limit without)
+static struct step_cost cost_without(const struct sim_step_price *price, enum sim_step_limit without)
+{
+    if (without == SIM_STEP_HOSTS)
+        return (struct step_cost){price->wire_us, price->wire_us};
+    if (without == SIM_STEP_WIRE)
+        return (struct step_cost){price->cost.alone_us - price->wire_us, price->cost.apart_us - price->wire_us};
+    return price->cost;
+}
+
+/* Computes the step's time with one of its costs removed. exchange_us: of LAMB's norms. Returns -1 if out of memory. */
+static double step_us(const struct scene *scene, double exchange_us, enum sim_step_limit without)
 {
     const struct sim_step_options *options = scene->options;
-    struct step_cost *costs = calloc(scene->count, sizeof *costs);
+    struct step_cost *costs = calloc(STEP_WAYS * scene->count, sizeof *costs);
     struct step_replay replay = {.profile = scene->profile,
                                  .buffers = scene->buffers,
                                  .buffer_count = scene->count,
                                  .buffer_of = scene->buffer_of,
-                                 .costs = costs,
                                  .backward_us = options->backward_us[scene->row->profile],
                                  .in_flight_bytes = options->flight_bytes};
+    if (!costs)
+        return -1;
     if (!options->has_views && options->question.pcie_gb_s <= 0 && without != SIM_STEP_COPIES)
         replay.copy_us_per_byte = 2e-3 / options->question.memory_gb_s;
-    for (size_t b = 0; costs && b < scene->count; b++) {
-        const struct step_cost *cost = &scene->costs[b];
-        const double wire_us = scene->wire_us[b];
-        costs[b] = *cost;
-        if (without == SIM_STEP_HOSTS)
-            costs[b] = (struct step_cost){wire_us, wire_us};
-        if (without == SIM_STEP_WIRE)
-            costs[b] = (struct step_cost){cost->alone_us - wire_us, cost->apart_us - wire_us};
+    replay.put_us_per_byte = options->optimizing.is_sharded ? 0 : replay.copy_us_per_byte;
+    if (options->optimizing.rule && without != SIM_STEP_OPTIMIZER)
+        optimizer_add(scene, exchange_us, &replay);
+    for (enum step_way way = STEP_WAY_SUM; way < STEP_WAYS; way++) {
+        struct step_cost *own = costs + (size_t)way * scene->count;
+        for (size_t b = 0; scene->prices[way] && b < scene->count; b++)
+            own[b] = cost_without(&scene->prices[way][b], without);
+        replay.costs[way] = scene->prices[way] ? own : NULL;
+        replay.pipe[way] = scene->operations[way].hosts > 1; /* the network serves some ranks while others sum in their host */
     }
-    const double us = costs ? step_replay_run(&replay) : -1;
+    const double us = step_replay_run(&replay);
     free(costs);
     return us;
 }
 
 /* If removing no cost shortens the step by a hundredth, buffers wait for earlier ones, or for their last gradient. */
-static bool limit_find(struct scene *scene)
+static bool limit_find(struct scene *scene, double exchange_us)
 {
     struct sim_step_row *row = scene->row;
     const double backward_us = scene->options->backward_us[row->profile];
     double shortest_us = 0.99 * row->step_us;
     row->limit = row->step_us > 1.01 * backward_us ? SIM_STEP_ORDER : SIM_STEP_BACKWARD;
-    for (enum sim_step_limit limit = SIM_STEP_WIRE; row->limit != SIM_STEP_BACKWARD && limit <= SIM_STEP_COPIES; limit++) {
-        const double us = step_us(scene, limit);
+    for (enum sim_step_limit limit = SIM_STEP_WIRE; row->limit != SIM_STEP_BACKWARD && limit < SIM_STEP_ORDER; limit++) {
+        const double us = step_us(scene, exchange_us, limit);
         if (us < 0)
             return false;
         if (us < shortest_us) {
@@ -317,26 +319,56 @@ static bool limit_find(struct scene *scene)
     return true;
 }
 
+/* Returns the operation whose algorithm is printed: the sum, unless teams of one rank have none. */
+static enum step_way way_shown(const struct scene *scene)
+{
+    const struct sim_step_operation *sum = &scene->operations[STEP_WAY_SUM];
+    return sum->hosts * sum->ranks_per_host == 1 && scene->prices[STEP_WAY_ACROSS] ? STEP_WAY_ACROSS : STEP_WAY_SUM;
+}
+
+static int prices_ask(struct scene *scene, enum step_way way)
+{
+    struct sim_step_row *row = scene->row;
+    for (size_t b = 0; scene->prices[way] && b < scene->count; b++) {
+        const size_t bytes = scene->buffers[b].bytes;
+        struct sim_step_price *price = &scene->prices[way][b];
+        const int code =
+            sim_step_price_ask(scene->answers, scene->options, scene->profile->name, &scene->operations[way], bytes, price);
+        if (code)
+            return code;
+        row->sum_us += price->cost.apart_us;
+        row->wire_us += price->wire_us;
+        if (bytes >= row->buffer_bytes && way == way_shown(scene)) {
+            row->buffer_bytes = bytes;
+            row->algorithm = price->algorithm;
+        }
+    }
+    return 0;
+}
+
 static int scene_play(struct scene *scene)
 {
     struct sim_step_row *row = scene->row;
     const struct sim_step_options *options = scene->options;
     const double backward_us = options->backward_us[row->profile];
+    double exchange_us;
     row->buffers = scene->count;
-    for (size_t b = 0; b < scene->count; b++) {
-        const int code = cost_ask(scene, b);
+    for (enum step_way way = STEP_WAY_SUM; way < STEP_WAYS; way++) {
+        const int code = prices_ask(scene, way);
         if (code)
             return code;
-        row->sum_us += scene->costs[b].apart_us;
-        row->wire_us += scene->wire_us[b];
     }
+    const int code = exchange_ask(scene, &exchange_us);
+    if (code)
+        return code;
     row->bound =
         step_bound_find(scene->profile, backward_us, step_wire_us_per_byte((double)row->hosts, options->question.rate_gbit_s));
-    row->step_us = step_us(scene, SIM_STEP_LIMITS);
-    return row->step_us >= 0 && limit_find(scene) ? 0 : memory_fail();
+    row->step_us = step_us(scene, exchange_us, SIM_STEP_LIMITS);
+    optimizer_fill(scene);
+    return row->step_us >= 0 && limit_find(scene, exchange_us) ? 0 : sim_step_memory_fail();
 }
 
-static int row_ask(const struct sim_step_options *options, struct answers *answers, struct sim_step_row *row)
+static int row_ask(const struct sim_step_options *options, struct sim_step_answers *answers, struct sim_step_row *row)
 {
     struct scene scene = {.answers = answers, .options = options, .profile = &options->profiles[row->profile], .row = row};
     int code = scene_open(&scene);
@@ -354,9 +386,14 @@ double sim_step_efficiency(const struct sim_step_options *options, const struct 
     return (forward_us + backward_us) / (forward_us + step_us);
 }
 
+double sim_step_update_rate(const struct sim_step_options *options)
+{
+    return options->update_gb_s > 0 ? options->update_gb_s : options->question.memory_gb_s;
+}
+
 static int rows_ask(const struct sim_step_options *options, struct sim_step_row *rows)
 {
-    struct answers answers = {.count = 0};
+    struct sim_step_answers answers = {.count = 0};
     const int all = options->profile_count * options->hosts.count;
     int code = 0;
     for (int i = 0; i < all && !code; i++) {
@@ -368,7 +405,7 @@ static int rows_ask(const struct sim_step_options *options, struct sim_step_row 
         if (!code)
             sim_step_row_print(options, &rows[i]);
     }
-    free(answers.at);
+    sim_step_answers_free(&answers);
     return code ? code : options->plot && !sim_step_plot_write(options, rows, all) ? 1 : 0;
 }
 
@@ -385,7 +422,7 @@ static int options_run(const struct sim_step_options *options)
     if (options->plot && !sim_plot_check(options->plot))
         return 1;
     struct sim_step_row *rows = calloc((size_t)options->hosts.count * (size_t)options->profile_count, sizeof *rows);
-    const int code = rows ? rows_ask(options, rows) : memory_fail();
+    const int code = rows ? rows_ask(options, rows) : sim_step_memory_fail();
     free(rows);
     return code;
 }

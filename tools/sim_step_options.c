@@ -20,6 +20,12 @@ enum option {
     OPTION_RANK_BYTES,
     OPTION_FLIGHT,
     OPTION_VIEWS,
+    OPTION_TYPE,
+    OPTION_OPTIMIZER,
+    OPTION_WHEN,
+    OPTION_SHARD,
+    OPTION_CLIP,
+    OPTION_UPDATE,
     OPTION_FORMAT,
     OPTION_PLOT,
     OPTION_PRINT
@@ -37,6 +43,13 @@ static const struct tool_option options_known[] = {
     {"--rank-bytes", OPTION_RANK_BYTES, "SIZE"},
     {"--flight", OPTION_FLIGHT, "SIZE"},
     {"--views", OPTION_VIEWS, NULL},
+    {"--type", OPTION_TYPE, "TYPE"},
+    {"--dtype", OPTION_TYPE, "TYPE"}, /* alias, as in other tools */
+    {"--optimizer", OPTION_OPTIMIZER, STEP_RULE_WORDS},
+    {"--when", OPTION_WHEN, STEP_WHEN_WORDS},
+    {"--shard", OPTION_SHARD, STEP_SHARD_WORDS},
+    {"--clip", OPTION_CLIP, STEP_CLIP_WORDS},
+    {"--update", OPTION_UPDATE, "RATE"},
     SIM_MODEL_OPTIONS,
     {"--format", OPTION_FORMAT, "table|json|csv"},
     {"--plot", OPTION_PLOT, "FILE"},
@@ -55,6 +68,34 @@ struct lists {
 static bool size_read(const struct tool_args *args, size_t *bytes_out)
 {
     return tool_size_read(args, bytes_out) && (*bytes_out > 0 || tool_value_fail(args, "a size above 0"));
+}
+
+static bool type_read(const struct tool_args *args, enum shoal_type *type_out)
+{
+    return tool_type_read(args, type_out) &&
+           (*type_out == SHOAL_FLOAT32 || *type_out == SHOAL_BFLOAT16 || *type_out == SHOAL_FLOAT16 ||
+            tool_value_fail(args, "float32, bfloat16 or float16"));
+}
+
+static bool optimizer_apply(int id, const struct tool_args *args, struct sim_step_options *options)
+{
+    switch (id) {
+    case OPTION_TYPE:
+        return type_read(args, &options->question.type);
+    case OPTION_OPTIMIZER:
+        return tool_word_read(args, step_rules, &options->optimizing.rule);
+    case OPTION_WHEN:
+        options->optimizing.has_when = true;
+        return tool_word_read(args, step_whens, &options->optimizing.when);
+    case OPTION_SHARD:
+        return step_shard_read(args, &options->optimizing);
+    case OPTION_CLIP:
+        return tool_word_read(args, step_clips, &options->optimizing.clip);
+    case OPTION_UPDATE:
+        return sim_memory_read(args, &options->update_gb_s);
+    default:
+        return sim_model_apply(id, args, &options->question);
+    }
 }
 
 static bool option_apply(int id, const struct tool_args *args, struct sim_step_options *options, struct lists *lists)
@@ -96,7 +137,7 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_step_o
     case OPTION_HELP:
         return options->help = true;
     default:
-        return sim_model_apply(id, args, &options->question);
+        return optimizer_apply(id, args, options);
     }
 }
 
@@ -140,6 +181,7 @@ static bool profiles_read(const struct tool_args *args, struct sim_step_options 
             *code_out = code;
             return false;
         }
+        options->profiles[options->profile_count].element_bytes = options->question.type == SHOAL_FLOAT32 ? 4 : 2;
         options->profile_count++;
     }
     return true;
@@ -156,6 +198,10 @@ static bool options_finish(struct sim_step_options *options, const struct lists 
         return !tool_usage_fail("sim step", "which model? Such as: --profile resnet50");
     if (!lists->backward.value && !options->prints_profiles)
         return !tool_usage_fail("sim step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
+    if (!step_optimizing_check(&options->optimizing, "sim step"))
+        return false;
+    if (options->optimizing.rule && options->question.pcie_gb_s > 0)
+        return !tool_usage_fail("sim step", "--optimizer runs on the CPU: leave it or --pcie out");
     if (!profiles_read(&lists->profile, options, code_out))
         return false;
     if (options->prints_profiles)
@@ -177,7 +223,6 @@ bool sim_step_options_parse(int argc, char **argv, struct sim_step_options *opti
     struct tool_args args = {.command = "sim step", .argc = argc, .argv = argv, .at = 1};
     struct lists lists = {.factor = SIM_FACTOR_USUAL};
     *options_out = (struct sim_step_options){.question = SHOAL_SIMULATION_INIT};
-    options_out->question.collective = "allreduce";
     options_out->question.ranks_per_host = 8;
     while (args.at < argc && !options_out->help) {
         const int id = tool_option_next(&args, options_known);

@@ -87,8 +87,12 @@ static void title_write(const struct plot *plot)
 {
     const struct shoal_simulation *model = &plot->options->question;
     char text[256];
-    snprintf(text, sizeof text, "efficiency of training steps predicted, %zu rank%s per host", model->ranks_per_host,
-             model->ranks_per_host == 1 ? "" : "s");
+    const struct step_optimizing *optimizing = &plot->options->optimizing;
+    const int length = snprintf(text, sizeof text, "efficiency of training steps predicted, %zu rank%s per host",
+                                model->ranks_per_host, model->ranks_per_host == 1 ? "" : "s");
+    if (optimizing->rule)
+        snprintf(text + length, sizeof text - (size_t)length, ", %s, shard: %s", step_rules[optimizing->rule],
+                 step_shard_name(optimizing));
     text_write(plot, WIDTH / 2.0, 22, "text-anchor=\"middle\" font-size=\"15\"", text);
     snprintf(text, sizeof text,
              "network %g Gbit/s, latency %g us, %g us per message and side, memory %g GB/s per rank; dashed: what the "

@@ -7,8 +7,11 @@
 
 int step_profile_open(struct step_profile *profile_out, const char *command, const char *word)
 {
-    const int code = step_model_open(profile_out, command, word);
-    return code >= 0 ? code : step_file_open(profile_out, command, word);
+    int code = step_model_open(profile_out, command, word);
+    if (code < 0)
+        code = step_file_open(profile_out, command, word);
+    profile_out->element_bytes = STEP_ELEMENT_BYTES;
+    return code;
 }
 
 void step_profile_free(struct step_profile *profile)
@@ -52,7 +55,7 @@ struct step_bound step_bound_find(const struct step_profile *profile, double bac
     struct step_bound bound = {.us = -1};
     double tail_bytes = 0;
     for (size_t i = profile->count; i-- > 0;) {
-        tail_bytes += (double)(profile->tensors[i].elements * STEP_ELEMENT_BYTES);
+        tail_bytes += (double)(profile->tensors[i].elements * profile->element_bytes);
         const double us = profile->tensors[i].ready * backward_us + tail_bytes * wire_us_per_byte;
         if (us > bound.us)
             bound = (struct step_bound){us, i, tail_bytes};

@@ -17,16 +17,17 @@ enum { STEP_NAME_BYTES = 96, STEP_TENSORS_MAX = 1 << 20 };
 
 struct step_tensor {
     char name[STEP_NAME_BYTES];
-    size_t elements; /* float32 */
-    size_t index;    /* its number among the model's parameters, in the order of their registration */
-    double ready;    /* share of the backward pass after which the gradient is ready, 0 to 1; never falls */
+    size_t elements;
+    size_t index; /* its number among the model's parameters, in the order of their registration */
+    double ready; /* share of the backward pass after which the gradient is ready, 0 to 1; never falls */
 };
 
 struct step_profile {
     char name[STEP_NAME_BYTES];
     struct step_tensor *tensors; /* in the order in which their gradients become ready */
     size_t count;
-    size_t elements; /* of all tensors */
+    size_t elements;      /* of all tensors */
+    size_t element_bytes; /* STEP_ELEMENT_BYTES; a caller may set another size */
 };
 
 enum { STEP_ELEMENT_BYTES = 4 };

@@ -1,7 +1,8 @@
 /* Trains a network on Fashion-MNIST with any number of workers: each takes its share of every batch, Shoal adds up the
  * gradients, and all end with identical bits. Run: shoal run -n 2 build/examples/fashion_mnist (--help lists the options).
  *
- * This file is the run from start to end. trainer.c is a worker's share of the work, with all calls to Shoal that move numbers.
+ * This file is the run from start to end. trainer.c is a worker's share of the work, and stepper.h shows three ways to step
+ * the parameters.
  */
 #include <cblas.h>
 #include <errno.h>
@@ -147,6 +148,8 @@ static int run_epoch(struct run *run, double *accuracy_percent_out)
     if (trainer_evaluate(trainer, accuracy_percent_out))
         return EXIT_FAILED;
     run->state.epochs_done++;
+    if (trainer_collect_state(trainer))
+        return EXIT_FAILED;
     if (trainer->rank == 0) {
         progress_bar_finish(&bar, *accuracy_percent_out);
         if (run->options.checkpoint)
@@ -158,7 +161,7 @@ static int run_epoch(struct run *run, double *accuracy_percent_out)
 static void print_costs(const struct step_costs *costs)
 {
     const double steps = (double)costs->steps;
-    if (costs->steps == 0) /* a resumed run may have no steps left */
+    if (costs->steps == 0) /* a resumed run may have no steps left, and steps with --shard are not measured */
         return;
     printf("a step of worker 0: %.3f ms; sums run beside %.3f ms of the backward pass, it waits %.3f ms for them, and sends "
            "%.4f MB to other hosts\n",
@@ -197,7 +200,7 @@ static int train(struct run *run)
     if (run->trainer.rank == 0) {
         printf("test accuracy %.2f %% after %d epochs, %.1f s\n", accuracy_percent, run->state.epochs_done,
                clock_seconds() - begun_s);
-        print_costs(&run->trainer.costs);
+        print_costs(&run->trainer.stepper.costs);
     }
     return expect_identical_bits(run);
 }

@@ -65,7 +65,7 @@ void network_draw(struct network *network, uint64_t seed)
 
 static const float *biases_of(const struct network *network, int layer)
 {
-    return network->parameters + network->offset[layer] + (size_t)network->width[layer] * (size_t)network->width[layer + 1];
+    return network->weights[layer] + (size_t)network->width[layer] * (size_t)network->width[layer + 1];
 }
 
 static void relu(float *values, size_t count)
@@ -74,18 +74,19 @@ static void relu(float *values, size_t count)
         values[i] = values[i] > 0 ? values[i] : 0;
 }
 
-void network_forward(struct network *network, uint32_t rows)
+void network_forward(struct network *network, int layer, uint32_t rows)
 {
-    for (int l = 0; l < network->layers && rows > 0; l++) {
-        int in = network->width[l];
-        int out = network->width[l + 1];
-        for (uint32_t row = 0; row < rows; row++)
-            memcpy(network->values[l + 1] + (size_t)row * (size_t)out, biases_of(network, l), (size_t)out * sizeof(float));
-        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, out, in, 1.0f, network->values[l], in,
-                    network->parameters + network->offset[l], out, 1.0f, network->values[l + 1], out);
-        if (l + 1 < network->layers)
-            relu(network->values[l + 1], (size_t)rows * (size_t)out);
-    }
+    if (rows == 0)
+        return;
+    int in = network->width[layer];
+    int out = network->width[layer + 1];
+    float *values = network->values[layer + 1];
+    for (uint32_t row = 0; row < rows; row++)
+        memcpy(values + (size_t)row * (size_t)out, biases_of(network, layer), (size_t)out * sizeof(float));
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)rows, out, in, 1.0f, network->values[layer], in,
+                network->weights[layer], out, 1.0f, values, out);
+    if (layer + 1 < network->layers)
+        relu(values, (size_t)rows * (size_t)out);
 }
 
 static int find_largest(const float *logits)
@@ -146,7 +147,7 @@ void network_backward_errors(struct network *network, int layer, uint32_t rows)
     int in = network->width[layer];
     int out = network->width[layer + 1];
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)rows, in, out, 1.0f, network->errors[layer + 1], out,
-                network->parameters + network->offset[layer], out, 0.0f, network->errors[layer], in);
+                network->weights[layer], out, 0.0f, network->errors[layer], in);
     for (size_t i = 0; i < (size_t)rows * (size_t)in; i++)
         if (network->values[layer][i] <= 0)
             network->errors[layer][i] = 0;
@@ -154,8 +155,8 @@ void network_backward_errors(struct network *network, int layer, uint32_t rows)
 
 void network_update(struct network *network, int layer, float lr)
 {
-    const float momentum = 0.9f;
-    const float decay = 1e-4f;
+    const float momentum = (float)MOMENTUM;
+    const float decay = (float)DECAY;
     const float *gradients = network->gradients[layer];
     for (size_t i = network->offset[layer]; i < network->offset[layer + 1]; i++) {
         float gradient = gradients[i - network->offset[layer]] + decay * network->parameters[i];

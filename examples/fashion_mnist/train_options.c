@@ -22,6 +22,8 @@ static const struct option long_options[] = {
     {"overlap", required_argument, NULL, 'o'},
     {"no-overlap", no_argument, NULL, 'O'},
     {"compress", required_argument, NULL, 'g'},
+    {"optimizer", required_argument, NULL, 'p'},
+    {"shard", no_argument, NULL, 'S'},
     {"threads", required_argument, NULL, 't'},
     {"help", no_argument, NULL, '?'},
     {NULL, 0, NULL, 0},
@@ -46,6 +48,9 @@ void train_options_print_help(FILE *out)
           "  --overlap on|off   sum a layer's gradient while the next is computed (default on)\n"
           "  --no-overlap       like --overlap off\n"
           "  --compress TYPE    format of gradients between hosts: none, float16, bfloat16 or int8 (default none)\n"
+          "  --optimizer WHERE  workers: each steps all parameters; reduction: each steps its shard of them, and sends it to\n"
+          "                     the others (default workers)\n"
+          "  --shard            each worker keeps its shard of the parameters, and gathers a layer when it is used\n"
           "  --threads N        threads of OpenBLAS in each worker (default 1)\n"
           "  --help             this text\n",
           out);
@@ -91,6 +96,29 @@ static int parse_compression(const char *text, enum shoal_compression *compressi
         return 0;
     }
     return fault_set(fault, EXIT_USAGE, "--compress wants none, float16, bfloat16 or int8, not '%s'", text);
+}
+
+static int parse_optimizer(const char *text, bool *in_reduction_out, struct fault *fault)
+{
+    if (strcmp(text, "workers") && strcmp(text, "reduction"))
+        return fault_set(fault, EXIT_USAGE, "--optimizer wants workers or reduction, not '%s'", text);
+    *in_reduction_out = strcmp(text, "reduction") == 0;
+    return 0;
+}
+
+/* Options that exclude each other. */
+static int check_together(const struct train_options *options, struct fault *fault)
+{
+    const bool is_sharded = options->shard || options->steps_in_reduction;
+    if (options->compression != SHOAL_COMPRESS_NONE && is_sharded)
+        return fault_set(fault, EXIT_USAGE, "shards are summed in full precision: leave --compress out, or %s",
+                         options->shard ? "--shard" : "--optimizer reduction");
+    if (options->shard && !options->overlap)
+        return fault_set(fault, EXIT_USAGE,
+                         "--shard sums each layer while the next is computed: leave it or --overlap off out");
+    if (options->shard && options->steps_in_reduction)
+        return fault_set(fault, EXIT_USAGE, "--shard and --optimizer reduction are two ways to step parameters: leave one out");
+    return 0;
 }
 
 static int parse_hidden(const char *text, struct train_options *options, struct fault *fault)
@@ -166,6 +194,11 @@ static int parse_option(int letter, const char *text, struct train_options *opti
         return 0;
     case 'g':
         return parse_compression(text, &options->compression, fault);
+    case 'p':
+        return parse_optimizer(text, &options->steps_in_reduction, fault);
+    case 'S':
+        options->shard = true;
+        return 0;
     case 'e':
     case 'b':
     case 's':
@@ -208,6 +241,8 @@ int train_options_parse(int argc, char **argv, struct train_options *options_out
     }
     if (optind < argc)
         return fault_set(fault, EXIT_USAGE, "'%s' is not expected; options begin with --, see --help", argv[optind]);
+    if (check_together(&options, fault))
+        return -1;
     *options_out = options;
     return 0;
 }

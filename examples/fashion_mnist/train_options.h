@@ -26,6 +26,8 @@ struct train_options {
     const char *resume;                 /* read at the start */
     bool overlap;                       /* sum each layer's gradient while the next layer's is computed */
     enum shoal_compression compression; /* of gradients between hosts */
+    bool steps_in_reduction;            /* the optimizer runs in the reduction */
+    bool shard;                         /* parameters are sharded */
     int threads;                        /* of OpenBLAS, in each worker */
     bool help;
 };

@@ -606,8 +606,9 @@ SHOAL_CALL shoal_reducer_read_state(struct shoal_reducer *reducer, size_t parame
 SHOAL_CALL shoal_reducer_write_state(struct shoal_reducer *reducer, size_t parameter, enum shoal_optimizer_state state,
                                      const void *values);
 
-/* Return and set how often a parameter was stepped, from which ADAM and ADAMW correct their bias. 0 if it is out of range. Call
- * between steps; set the same on all ranks. */
+/* Return and set how often a parameter was stepped. ADAM, ADAMW and LAMB correct their bias by it, ADAGRAD its rate, and SGD
+ * with momentum ignores the state in the first step, so restore it with the states. 0 if it is out of range. Call between
+ * steps; set the same on all ranks. */
 SHOAL_API uint64_t shoal_reducer_parameter_steps(const struct shoal_reducer *reducer, size_t parameter);
 SHOAL_CALL shoal_reducer_set_parameter_steps(struct shoal_reducer *reducer, size_t parameter, uint64_t steps);
 

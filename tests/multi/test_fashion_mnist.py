@@ -238,6 +238,39 @@ def resume_goes_on_as_if_never_stopped(folder):
     assert not finished and hash_of(finished_out) == hash_of(whole_out), "a finished run trained on"
 
 
+WAYS = ((), ("--optimizer", "reduction"), ("--shard",))
+
+
+def every_way_to_step_trains_the_same_network(folder):
+    """The batch does not divide by the workers, and neither do the layers."""
+    options = ("--epochs", "2", "--batch", "101", "--hidden", "128,33")
+    for workers in (1, 2, 3):
+        expected, expected_out = train(workers, folder, "all", *options)
+        for way in WAYS[1:]:
+            curve, out = train(workers, folder, "way", *options, *way)
+            expect_same_curve(curve, expected, f"{workers} workers, {way}")
+            assert abs(accuracy_of(out) - accuracy_of(expected_out)) <= 0.2, f"{way}: {out}{expected_out}"
+    costs_of(train(2, folder, "reduction", *options, "--optimizer", "reduction", "--overlap", "off")[1])
+
+
+def a_checkpoint_of_one_way_continues_in_another(folder):
+    """Velocities are collected from the owners of their shards, and divided again among other numbers of workers."""
+    whole, _ = train(2, folder, "whole", "--epochs", "4")
+    parts = []
+    for epochs, way, workers in ((1, WAYS[2], 3), (2, WAYS[1], 2), (3, WAYS[0], 1), (4, WAYS[2], 2)):
+        checkpoint = os.path.join(folder, f"state{epochs}")
+        resume = ("--resume", os.path.join(folder, f"state{epochs - 1}")) if parts else ()
+        parts.append(train(workers, folder, "part", "--epochs", str(epochs), "--checkpoint", checkpoint, *resume, *way)[0])
+    expect_same_curve({step: loss for part in parts for step, loss in part.items()}, whole, "resumed in other ways")
+
+
+def layers_are_gathered_between_hosts():
+    code, out, err = run_on_hosts(4, 2, FASHION, "--data", part().name, "--epochs", "2", "--limit", "3000", "--hidden", "64", "--shard")
+    if "no network" in err or "libfabric" in err and code:
+        raise Skip("no network joins several hosts here")
+    assert code == 0 and "identical bits on 4 of 4 workers" in out and accuracy_of(out) > 65, out + err
+
+
 # ---- fashion_mnist: faults ----
 
 
@@ -306,6 +339,11 @@ def bad_options_are_named():
                            (("--overlap", "maybe"), ("--overlap", "on or off")),
                            (("--no-overlap=off",), ("--no-overlap",)),
                            (("--compress", "zip"), ("--compress", "none, float16, bfloat16 or int8", "'zip'")),
+                           (("--optimizer", "adam"), ("--optimizer", "workers or reduction", "'adam'")),
+                           (("--shard", "--compress", "int8"), ("--compress", "--shard")),
+                           (("--optimizer", "reduction", "--compress", "int8"), ("--compress", "--optimizer reduction")),
+                           (("--shard", "--no-overlap"), ("--shard", "--overlap off")),
+                           (("--shard", "--optimizer", "reduction"), ("--shard", "leave one out")),
                            (("train",), ("'train'", "--help"))):
         expect_fault(2, 0, options, *words)
     expect_fault(2, 2, ("--bogus",), "'--bogus'")
@@ -416,6 +454,9 @@ CASES = (
     (compression_costs_no_accuracy, need_dataset),
     (a_run_repeats_to_the_bit, need_dataset),
     (resume_goes_on_as_if_never_stopped, need_dataset),
+    (every_way_to_step_trains_the_same_network, need_dataset),
+    (a_checkpoint_of_one_way_continues_in_another, need_dataset),
+    (layers_are_gathered_between_hosts, need_dataset),
     (synthetic_data_is_accepted, need_fashion),
     (plain_files_are_accepted, need_fashion),
     (bad_options_are_named, need_fashion),

@@ -162,8 +162,70 @@ def plots_of_efficiency_are_drawings():
     circles = root.findall(f"{SVG}circle")
     expect(len(root.findall(f"{SVG}polyline")) == 4 and len(circles) == 8 and not root.findall(f"{SVG}path"), path.read_text())
     expect(all(70 <= float(c.get("cx")) <= 730 and 90 <= float(c.get("cy")) <= 400 for c in circles), path.read_text())
+    sim("--profile", SMALL, "--backward", "20", "--hosts", "1,2", "--optimizer", "lion", "--shard", "host", "--plot", path)
+    expect("8 ranks per host, lion, shard: host" in path.read_text(), path.read_text())
     code, out, err = call(SHOAL, "sim", "step", "--profile", "gpt2", "--backward", "9", "--plot", ROOT / "none/plot.svg", timeout=20)
     expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
+
+
+def optimizers_are_predicted():
+    """Rates are those of the arithmetic: AdamW reads and writes 28 bytes for each element."""
+    words = ("--profile", "gpt2", "--backward", "250", "--hosts", "4", "--ranks-per-host", "2", "--rate", "10gbit")
+    elements = 124439808
+    (none,), (after,) = predicted(*words), predicted(*words, "--optimizer", "adamw", "--update", "7GB/s")
+    expect((none["optimizer"], none["optimizer_us"], none["optimizer_bytes"], none["shard"]) == ("none", 0, 0, "none"), none)
+    expect(abs(after["optimizer_us"] - 28 * elements / 7e3) < 1 and after["optimizer_bytes"] == 8 * elements, after)
+    expect(abs(after["step_us"] - none["step_us"] - after["optimizer_us"]) < 1 and after["limit"] == "optimizer", after, none)
+    expect(abs(after["optimizer_share"] - after["optimizer_us"] / after["step_us"]) < 1e-9 and after["update_gb_s"] == 7, after)
+    (buffers,) = predicted(*words, "--optimizer", "adamw", "--update", "7GB/s", "--when", "buffers")
+    expect(none["step_us"] < buffers["step_us"] < after["step_us"] and buffers["when"] == "buffers", buffers)
+    for shard, degree in (("all", 8), ("host", 2), ("2", 2), ("4", 4), ("1", 1), ("8", 8)):
+        (row,) = predicted(*words, "--optimizer", "adamw", "--update", "7GB/s", "--shard", shard)
+        expect(row["shard"] == shard and abs(row["optimizer_us"] - after["optimizer_us"] / degree) < 1, row)
+        expect(8 * elements <= degree * row["optimizer_bytes"] < 1.001 * 8 * elements, row)
+        expect(row["bound_us"] == none["bound_us"] < row["step_us"] < after["step_us"], row)
+    late, early = (predicted(*words, "--optimizer", "adamw", "--update", "7GB/s", "--shard", "all", "--clip", way)[0] for way in ("late", "early"))
+    (plain,) = predicted(*words, "--optimizer", "adamw", "--update", "7GB/s", "--shard", "all")
+    expect(plain["step_us"] < early["step_us"] < late["step_us"] and (plain["clip"], late["clip"], early["clip"]) == ("none", "late", "early"), late, early)
+    expect(2 * early["optimizer_bytes"] == 7 * late["optimizer_bytes"] == 7 * plain["optimizer_bytes"], late, early)
+    (lamb,), (adam,) = (predicted(*words, "--optimizer", rule, "--shard", "all") for rule in ("lamb", "adam"))
+    expect(lamb["step_us"] > adam["step_us"] and lamb["optimizer_us"] > 1.5 * adam["optimizer_us"], lamb, adam)
+
+
+def a_sharded_buffer_takes_what_its_operations_take():
+    """One buffer, so that nothing overlaps: a reduce-scatter, the step of a shard, an all-gather; over teams an all-reduce."""
+    one = ROOT / "one.json"
+    one.write_text('[{"name": "all", "elements": 1048576, "ready": 1}]')
+
+    def time_of(collective, size, *words):
+        code, out, err = call(SHOAL, "sim", collective, "--bytes", str(size), "--operands", "shared", "--format", "json", *words)
+        return json.loads(out)["time_us"]
+
+    network = ("--rate", "8gbit", "--latency", "20us")
+    words = ("--profile", one, "--backward", "50", "--views", "--hosts", "2", "--ranks-per-host", "4", *network,
+             "--optimizer", "momentum", "--update", "5GB/s")
+    size, update_us = 4 << 20, 20 * 1048576 / 5e3
+    (row,) = predicted(*words, "--shard", "all")
+    all_ranks = ("--hosts", "2", "--ranks-per-host", "4", *network)
+    wanted = time_of("reducescatter", size, *all_ranks) + update_us / 8 + time_of("allgather", size, *all_ranks)
+    expect(abs(row["exposed_us"] - wanted) < 1e-2, row, wanted)
+    (row,) = predicted(*words, "--shard", "host")
+    host = ("--hosts", "1", "--ranks-per-host", "4", *network)
+    across = ("--hosts", "2", "--ranks-per-host", "1", "--rate", "2gbit", "--latency", "20us")  # four share an adapter
+    wanted = time_of("reducescatter", size, *host) + time_of("allreduce", size // 4, *across) + update_us / 4 + \
+        time_of("allgather", size, *host)
+    expect(abs(row["exposed_us"] - wanted) < 1e-2, row, wanted)
+
+
+def types_of_16_bits_halve_the_bytes():
+    """Gradients and parameters have one type, so both directions of the wire carry half."""
+    words = ("--profile", "gpt2", "--backward", "250", "--hosts", "4", "--ranks-per-host", "1", "--rate", "1gbit",
+             "--optimizer", "adamw", "--shard", "all")
+    (whole,), (half,) = predicted(*words), predicted(*words, "--type", "bfloat16")
+    expect(whole["bytes"] == 2 * half["bytes"] and half["dtype"] == "bfloat16" and whole["dtype"] == "float32", whole, half)
+    expect(abs((half["bound_us"] - 250e3) / (whole["bound_us"] - 250e3) - 0.5) < 0.02, whole, half)
+    expect(0.49 < half["wire_us"] / whole["wire_us"] < 0.51 and half["step_us"] < 0.55 * whole["step_us"], whole, half)
+    expect(1.49 < half["optimizer_bytes"] / whole["optimizer_bytes"] < 1.51, whole, half)  # a master for each element, with the two states
 
 
 def predictions_that_make_no_sense_are_refused():
@@ -180,6 +242,16 @@ def predictions_that_make_no_sense_are_refused():
     refused("sim", "step", "--profile", "gpt2", "--backward", "9", "--buffer", "0", about="above 0")
     refused("sim", "step", "allreduce", about="'allreduce' is not an option")
     refused("sim", "step", "--profil", "gpt2", about="did you mean --profile?")
+    known = ("sim", "step", "--profile", "gpt2", "--backward", "9", "--hosts", "2", "--ranks-per-host", "3")
+    refused(*known, "--shard", "all", about="which optimizer?")
+    refused(*known, "--optimizer", "adamw", "--shard", "all", "--when", "after", about="leave it or --shard out")
+    refused(*known, "--optimizer", "adamw", "--shard", "4", about="--shard 4 does not divide the 6 ranks of 2 hosts")
+    refused(*known, "--optimizer", "adamw", "--shard", "2", about="takes parts of several hosts of 3 ranks")
+    refused(*known, "--optimizer", "adamw", "--pcie", "gen4", about="--optimizer runs on the CPU")
+    refused(*known, "--optimizer", "adamw", "--clip", "late", about="add --shard all")
+    refused(*known, "--optimizer", "lamb", "--shard", "all", "--clip", "early", about="use --clip late")
+    refused(*known, "--type", "int8", about="float32, bfloat16 or float16")
+    refused(*known, "--update", "0GB/s", about="above 0")
 
 
 # ---- Measured -------------------------------------------------------------------------------------------------------------------
@@ -255,7 +327,13 @@ def each_optimizer_steps_its_shard():
     for rule, states in (("sgd", 0), ("momentum", 1), ("adam", 2), ("adamw", 2), ("adagrad", 1), ("lion", 1)):
         rows, step = bench("--optimizer", rule, "--shard", "all", backward="5", ranks=3)
         expect((step["optimizer"], step["shard"]) == (rule, "all") and step["errors"] == 0, step)
+        most = {name: max(row[name] for row in rows) for name in ("optimizer_us", "optimizer_bytes")}
+        expect(most == {name: step[name] for name in most} and abs(step["optimizer_share"] * step["step_us"] - step["optimizer_us"]) < 10, step)
         expect(all(states * size / 3 <= row["optimizer_bytes"] <= 1.02 * states * size / 3 for row in rows), rule, rows)
+    for clip, values in (("late", 2), ("early", 7)):  # for each element of a shard, as in gradients.h
+        rows, step = bench("--optimizer", "adamw", "--shard", "all", "--clip", clip, backward="5", ranks=3)
+        expect(step["clip"] == clip and step["errors"] == 0, step)
+        expect(all(values * size / 3 <= row["optimizer_bytes"] <= 1.02 * values * size / 3 for row in rows), rows)
     for shard, sharers, words in (("2", 2, []), ("host", 4, ["--views"]), ("1", 1, ["--no-thread"])):
         rows, step = bench("--optimizer", "adamw", "--shard", shard, *words, backward="5", ranks=4)
         expect(step["shard"] == shard and all(2 * size / sharers <= row["optimizer_bytes"] <= 2.04 * size / sharers for row in rows), rows)
@@ -461,6 +539,7 @@ if __name__ == "__main__":
     run_cases([efficiency_is_of_as_many_single_workers, many_hosts_lose_little, gradients_on_gpus_pass_pcie, a_single_buffer_takes_what_its_all_reduce_takes,
                late_tensors_bound_the_step_and_are_named, forms_of_prediction_agree, longer_backward_passes_hide_more,
                names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
+               optimizers_are_predicted, a_sharded_buffer_takes_what_its_operations_take, types_of_16_bits_halve_the_bytes,
                predictions_that_make_no_sense_are_refused, gradients_on_a_device_are_averaged, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,
                each_optimizer_steps_its_shard, optimizers_are_measured_on_one_core,
                busy_ranks_compute, buffers_are_averaged_while_the_backward_pass_goes_on,

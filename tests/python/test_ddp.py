@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 BATCH = 24  # divisible by every number of ranks and of micro-batches
 warnings.filterwarnings("ignore")
+warnings.filterwarnings("error", message=".*is not the same on all ranks")  # only the cases below expect it
 
 
 def ours(module, **options):
@@ -1019,6 +1020,71 @@ def compares_parameters(world):
         several_steps(world, model, optimizer, range(2, 3))
 
 
+def warnings_in(function):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    return [str(each.message) for each in caught if "is not the same on all ranks" in str(each.message)]
+
+
+def part_from(world, model, name):
+    """The last rank's replica gets a value of its own."""
+    with torch.no_grad():
+        model.module.get_parameter(name).flatten()[0] += world.rank == world.size - 1
+
+
+def replicas_that_come_apart_are_named(world):
+    """A rank that differs is named in the first step or after compare_every steps, once; from then on it stays quiet."""
+    last, optimizing = f"rank {world.size - 1} differs", {}
+    for in_reduction in (False, True):
+        module = seeded(plain)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        if in_reduction:
+            optimizing = {"optimizer": optimizer}
+        model = ours(module, compare_every=3, **optimizing)
+        expect(warnings_in(lambda: several_steps(world, model, optimizer, range(7))) == [], "replicas are the same")
+        if in_reduction:
+            continue  # its parameters are gathered from their owners in each step
+        part_from(world, model, "2.weight")
+        (told,) = warnings_in(lambda: several_steps(world, model, optimizer, range(7, 20)))
+        expect(all(words in told for words in ("2.weight", "after step 8", last, "compare_every=0")), told)
+    model, expected = ours(seeded(plain), compare_every=2, compare_raises=True), ("0.bias", "before the first step", last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    part_from(world, model, "0.bias")
+    message_of(RuntimeError, lambda: several_steps(world, model, optimizer, range(1)), *expected)
+    message_of(RuntimeError, lambda: several_steps(world, model, optimizer, range(1, 2)), "0.bias", "after step 1")
+    several_steps(world, model, optimizer, range(2, 3))  # the module stays usable
+
+
+def comparisons_leave_alone_what_differs_by_design(world):
+    x, y = (share(world, tensor) for tensor in batch())
+    model = ours(seeded(plain), compare_every=0)
+    part_from(world, model, "2.weight")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expect(warnings_in(lambda: several_steps(world, model, optimizer, range(3))) == [], "compare_every=0")
+
+    model = ours(seeded(plain), compare_every=1)
+    kept = model.module.get_parameter("2.weight").detach().clone()
+    with model.no_sync():  # steps that average nothing
+        part_from(world, model, "2.weight")
+        expect(warnings_in(lambda: loss_of(model, x, y).backward()) == [], "no_sync()")
+    with torch.no_grad():
+        model.module.get_parameter("2.weight").copy_(kept)
+        model.module.get_parameter("2.bias").fill_(math.nan)  # equal by its bits
+    expect(warnings_in(lambda: loss_of(model, x, y).backward()) == [], "NaN")
+
+    model = ours(seeded(plain), compare_every=1)
+    part_from(world, model, "2.weight")
+
+    def uneven():
+        with model.join():  # a rank that has joined keeps older parameters until the end
+            for _ in range(1 + world.rank):
+                loss_of(model, x, y).backward()
+    expect(warnings_in(uneven) == [], "join()")
+    for wrong in (-1, 1.5, True, "often"):
+        message_of(ValueError, lambda: ours(seeded(plain), compare_every=wrong), "compare_every is", "a number of steps")
+
+
 def hooks_resumed(world):
     """Like resumed(), but with a hook. DDP makes no new buckets after the first step with find_unused_parameters."""
     from shoal.torch import hooks
@@ -1278,6 +1344,8 @@ CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host
 CASES += [Case(body.__name__, body, sizes=sizes, timeout_s=200) for body, sizes in ((compiled, (1, 2)), (hooks_compiled, (2, 3)))]
 CASES += [Case("copies", copies, sizes=(2,))]
 CASES += [Case("compares_parameters", compares_parameters, sizes=(3,))]
+CASES += [Case(body.__name__, body, sizes=(2, 3, 4)) for body in (replicas_that_come_apart_are_named,
+                                                                  comparisons_leave_alone_what_differs_by_design)]
 CASES += [Case("broken_backward", broken_backward, sizes=(2, 3))]
 CASES += [Case("compression", compression, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("averages_of_float16", averages_of_float16, sizes=(4,), init=False, fresh=True)]

@@ -4,6 +4,7 @@ whole batch."""
 import importlib.util
 import os
 import sys
+import warnings
 
 import ranks
 import torch.distributed as dist
@@ -95,6 +96,28 @@ def faults(world):
     expect(warm.multiplier(1.0) == 1.0, warm.multiplier(1.0))
 
 
+def variables_that_come_apart_are_named(world):
+    """The last rank's model gets a value of its own after its second batch; the ranks compare in the fourth."""
+    shoal, (x, y) = begun(), data()
+
+    def part(batch, logs):
+        if watch.model is model and world.rank == world.size - 1 and batch == 1:
+            model.trainable_variables[0].assign(model.trainable_variables[0] + 1)
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=part)
+    for wrap, names in ((shoal.DistributedOptimizer, ["kernel"]), (lambda optimizer: optimizer, [])):  # the latter averages nothing
+        model = model_of(5)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(model, wrap(keras.optimizers.SGD(0.01)), share(x, world), share(y, world), BATCH // world.size, [
+                shoal.callbacks.BroadcastGlobalVariablesCallback(0, compare_every=4), watch])
+        told = [str(each.message) for each in caught if "is not the same on all ranks" in str(each.message)]
+        expect(len(told) == len(names) and all(all(word in text for word in (name, "after batch 4", "differ")) for text, name in zip(told, names)), told)
+    model, optimizer = model_of(5), shoal.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    strict = shoal.callbacks.BroadcastGlobalVariablesCallback(0, compare_every=4, compare_raises=True)
+    raises(RuntimeError, lambda: fit(model, optimizer, share(x, world), share(y, world), BATCH // world.size, [strict, watch]),
+           "is not the same on all ranks", "compare_every=0")
+
+
 def the_learning_rate_warms_up(world):
     shoal, (x, y), rates = begun(), data(), []
     watch = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: rates.append(float(watch.model.optimizer.learning_rate)))
@@ -137,7 +160,8 @@ def dies_in_fit(world):
            "kernel and 3 more")
 
 
-CASES = [Case(body.__name__, body, sizes=(2,)) for body in (fit_equals_one_process, faults, the_learning_rate_warms_up, narrow_types_train)]
+CASES = [Case(body.__name__, body, sizes=(2,)) for body in (fit_equals_one_process, faults, the_learning_rate_warms_up, narrow_types_train,
+                                                             variables_that_come_apart_are_named)]
 CASES += [Case("dies_in_fit", dies_in_fit, sizes=(2,), fresh=True, ends=(1,))]
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import warnings
 
 import tensorflow as tf
 import warm
@@ -160,6 +161,39 @@ def embeddings_train_sparsely(rank):
     close(weights_of(ours), alone(model, keras.optimizers.SGD(0.5), x, y))
 
 
+def variables_that_come_apart_are_named(rank):
+    """The last rank's model gets a value of its own after its second batch; the ranks compare in the fourth."""
+    x, y = data()
+
+    def part(batch, logs):
+        if watch.model is model and rank == shoal.size() - 1 and batch == 1:
+            model.trainable_variables[0].assign(model.trainable_variables[0] + 1)
+    watch = keras.callbacks.LambdaCallback(on_train_batch_end=part)
+    for wrap, names in ((shoal.DistributedOptimizer, ["kernel"]), (lambda optimizer: optimizer, [])):  # the latter averages nothing
+        model = model_of(5)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(model, wrap(keras.optimizers.SGD(0.01)), share(x), share(y), BATCH // shoal.size(), [
+                shoal.callbacks.BroadcastGlobalVariablesCallback(0, compare_every=4), watch])
+        told = [str(each.message) for each in caught if "is not the same on all ranks" in str(each.message)]
+        expect(len(told) == len(names) and all(all(word in text for word in (name, "after batch 4", "differ")) for text, name in zip(told, names)), told)
+    plain_shoal.compare_variables(model_of(5).trainable_variables)
+    try:
+        plain_shoal.compare_variables([tf.Variable([1.0, float("nan")]), tf.Variable(float(rank), name="other")])
+    except tf.errors.FailedPreconditionError as error:
+        expect("other" in str(error) and "rank 1 differs from most" in str(error), error)
+    else:
+        raise AssertionError("no error")
+    model, optimizer = model_of(5), shoal.DistributedOptimizer(keras.optimizers.SGD(0.01))
+    strict = shoal.callbacks.BroadcastGlobalVariablesCallback(0, compare_every=4, compare_raises=True)
+    try:
+        fit(model, optimizer, share(x), share(y), BATCH // shoal.size(), [strict, watch])
+    except tf.errors.FailedPreconditionError as error:
+        expect("is not the same on all ranks" in str(error), error)
+    else:
+        raise AssertionError("no error")
+
+
 def wrong_optimizers_are_told(rank):
     for wrong, error, words in (("sgd", TypeError, "keras.optimizers.get()"),
                                 (shoal.DistributedOptimizer(keras.optimizers.SGD()), ValueError, "called on it twice")):
@@ -303,7 +337,7 @@ def a_script_as_the_vendor_writes_it_trains():
 
 
 CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal_and_save_plain_models, metrics_are_averaged,
-         the_learning_rate_warms_up, mixed_precision_scales_outside, embeddings_train_sparsely, wrong_optimizers_are_told,
+         the_learning_rate_warms_up, variables_that_come_apart_are_named, mixed_precision_scales_outside, embeddings_train_sparsely, wrong_optimizers_are_told,
          a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say, a_session_begins_with_the_variables_of_one_rank]
 run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named,
            the_manuals_loop_trains_under_shoal_run, a_script_as_the_vendor_writes_it_trains])

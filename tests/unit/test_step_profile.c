@@ -117,7 +117,7 @@ static void parameters_are_numbered_as_registered(void **state)
 /* ---- The bound ----------------------------------------------------------------------------------------------------------- */
 
 static struct step_tensor three[] = {{"a", 100, 2, 0.2}, {"b", 300, 1, 0.5}, {"c", 100, 0, 1.0}};
-static const struct step_profile small_profile = {"small", three, 3, 500};
+static const struct step_profile small_profile = {"small", three, 3, 500, STEP_ELEMENT_BYTES};
 
 static void expect_bound(double backward_us, double wire_us, double us, size_t tensor, double tail_bytes)
 {

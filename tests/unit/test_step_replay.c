@@ -15,7 +15,7 @@ enum { TENSORS = 4, BUFFERS = 3 };
 
 /* 100 us of backward pass; elements of 4 bytes. The second buffer holds two tensors. */
 static struct step_tensor tensors[TENSORS] = {{"a", 100, 3, 0.2}, {"b", 100, 2, 0.4}, {"c", 100, 1, 0.5}, {"d", 200, 0, 1.0}};
-static const struct step_profile profile = {"paper", tensors, TENSORS, 500};
+static const struct step_profile profile = {"paper", tensors, TENSORS, 500, STEP_ELEMENT_BYTES};
 static const size_t buffer_of[TENSORS] = {0, 1, 1, 2};
 
 struct paper {
@@ -36,7 +36,7 @@ static void paper_open(struct paper *paper, double alone_us, double apart_us)
                                          .buffers = paper->buffers,
                                          .buffer_count = BUFFERS,
                                          .buffer_of = buffer_of,
-                                         .costs = paper->costs,
+                                         .costs = {paper->costs},
                                          .backward_us = 100};
 }
 
@@ -100,7 +100,7 @@ static void copies_come_before_and_after(void **state)
     struct paper paper;
     (void)state;
     paper_open(&paper, 10, 10);
-    paper.replay.copy_us_per_byte = 0.05; /* 20 us for a, b and c each, 40 for d */
+    paper.replay.copy_us_per_byte = paper.replay.put_us_per_byte = 0.05; /* 20 us for a, b and c each, 40 for d */
     assert_true(step_replay_run(&paper.replay) == 190);
     expect_buffer(&paper, 0, (double[]){40, 40, 40, 50, 70});
     expect_buffer(&paper, 1, (double[]){80, 80, 80, 90, 130}); /* c waits for the copy of b */
@@ -120,6 +120,65 @@ static void buffers_go_in_the_order_of_their_numbers(void **state)
     expect_buffer(&paper, 2, (double[]){50, 100, 120, 130, 130});
 }
 
+static void parameters_are_stepped_buffer_by_buffer(void **state)
+{
+    struct paper paper;
+    (void)state;
+    paper_open(&paper, 10, 10);
+    paper.replay.put_us_per_byte = 0.05; /* 20 us for the first buffer, 40 for the others */
+    assert_true(step_replay_run(&paper.replay) == 150);
+    expect_buffer(&paper, 1, (double[]){50, 50, 50, 60, 100});
+    paper.replay.put_us_per_byte = 0;
+    paper.replay.after_us = 100;
+    assert_true(step_replay_run(&paper.replay) == 210);
+}
+
+static void gathers_follow_the_steps_and_take_turns_with_sums(void **state)
+{
+    struct step_cost gathers[BUFFERS] = {{30, 20}, {30, 20}, {30, 20}};
+    struct paper paper;
+    (void)state;
+    paper_open(&paper, 30, 20);
+    paper.replay.costs[STEP_WAY_GATHER] = gathers;
+    paper.replay.put_us_per_byte = 0.01; /* 4 us, then 8 */
+    assert_true(step_replay_run(&paper.replay) == 178);
+    expect_buffer(&paper, 0, (double[]){20, 20, 20, 50, 100});     /* stepped at 54; buffer 1 was ready at 50: from 70 on */
+    expect_buffer(&paper, 1, (double[]){50, 50, 50, 80, 120});     /* stepped at 88; the pipe is free at 90 */
+    expect_buffer(&paper, 2, (double[]){100, 100, 110, 140, 178}); /* the gather of buffer 1 lets it begin at 110 */
+}
+
+static void shards_are_summed_over_teams_on_another_pipe(void **state)
+{
+    struct step_cost across[BUFFERS] = {{60, 60}, {60, 60}, {60, 60}};
+    struct paper paper;
+    (void)state;
+    paper_open(&paper, 10, 10);
+    paper.replay.costs[STEP_WAY_ACROSS] = across;
+    paper.replay.pipe[STEP_WAY_ACROSS] = 1;
+    assert_true(step_replay_run(&paper.replay) == 210);
+    expect_buffer(&paper, 0, (double[]){20, 20, 20, 90, 90});
+    expect_buffer(&paper, 1, (double[]){50, 50, 50, 150, 150}); /* scattered at 60, over the teams from 90 on */
+    expect_buffer(&paper, 2, (double[]){100, 100, 100, 210, 210});
+    paper.replay.in_flight_bytes = 1200; /* a buffer is in flight until it is summed over the teams */
+    assert_true(step_replay_run(&paper.replay) == 220);
+    expect_buffer(&paper, 2, (double[]){100, 150, 150, 220, 220});
+}
+
+static void late_steps_wait_for_all_sums(void **state)
+{
+    struct step_cost gathers[BUFFERS] = {{30, 20}, {30, 20}, {30, 20}};
+    struct paper paper;
+    (void)state;
+    paper_open(&paper, 10, 10);
+    paper.replay.costs[STEP_WAY_GATHER] = gathers;
+    paper.replay.put_us_per_byte = 0.01;
+    paper.replay.is_late = true;
+    paper.replay.before_us = 7;
+    assert_true(step_replay_run(&paper.replay) == 110 + 7 + 4 + 20 + 20 + 30);
+    expect_buffer(&paper, 0, (double[]){20, 20, 20, 30, 151});
+    expect_buffer(&paper, 1, (double[]){50, 50, 50, 60, 171});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -129,6 +188,10 @@ int main(void)
         cmocka_unit_test(bytes_in_flight_are_limited),
         cmocka_unit_test(copies_come_before_and_after),
         cmocka_unit_test(buffers_go_in_the_order_of_their_numbers),
+        cmocka_unit_test(parameters_are_stepped_buffer_by_buffer),
+        cmocka_unit_test(gathers_follow_the_steps_and_take_turns_with_sums),
+        cmocka_unit_test(shards_are_summed_over_teams_on_another_pipe),
+        cmocka_unit_test(late_steps_wait_for_all_sums),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

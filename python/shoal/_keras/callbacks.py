@@ -4,33 +4,59 @@ from __future__ import annotations
 
 import keras
 
+from shoal import _replicas
+
+from .optimizer import is_averaged_by_all
+
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
     """Copies the state of root_rank's model and optimizer to all ranks: when training begins, for the variables that exist by
-    then, and after the first batch, which builds the rest."""
+    then, and after the first batch, which builds the rest.
+
+    If the model's optimizer averages over all ranks, they compare hashes of the trainable variables every `compare_every` batches
+    (0: never). If these differ, every rank warns once, with the name of the first such variable and the ranks that differ from the
+    majority; with compare_raises training ends with an error instead."""
 
     _job = None
 
-    def __init__(self, root_rank: int = 0):
+    def __init__(self, root_rank: int = 0, compare_every: int = _replicas.EVERY, compare_raises: bool = False):
         super().__init__()
         self.root_rank = root_rank
-        self._is_done = False
+        self._comparing = compare_every, compare_raises, self._job.mismatch if self._job else RuntimeError
+        self._begin()
+
+    def _begin(self):
+        """Ranks that have joined an elastic job count batches from 0, so all ranks do when training begins."""
+        self._is_done, self._batches, self._comparison = False, 0, _replicas.Comparison(*self._comparing)
 
     def _shared(self, variables):
         """Returns the variables that are the same on all ranks."""
         return list(variables)
 
     def on_train_begin(self, logs=None):
-        self._is_done = False
+        self._begin()
         if self.model.built and self.model.variables:
             self._job.broadcast_variables(self._shared(self.model.variables), self.root_rank)
 
     def on_train_batch_end(self, batch, logs=None):
+        self._batches += 1
         if self._is_done:
+            self._compare_if_due()
             return
         self._is_done = True
         optimizer = self.model.optimizer
         self._job.broadcast_variables(self._shared([*self.model.variables, *(optimizer.variables if optimizer else [])]), self.root_rank)
+
+
+    def _compare_if_due(self):
+        """Variables that no gradient changes may differ, and so may those that the program keeps for itself on each rank."""
+        if self._job.size() == 1 or not self._comparison.is_due(self._batches) or not is_averaged_by_all(self.model.optimizer):
+            return
+        variables = [each for each in self._shared(self.model.trainable_variables) if not getattr(each, "overwrite_with_gradient", False)]
+        different = _replicas.difference(self._job.allgather_object, [each.path for each in variables],
+                                         [keras.ops.convert_to_numpy(each) for each in variables], f"after batch {self._batches}")
+        if different:
+            self._comparison.report(different)
 
 
 class MetricAverageCallback(keras.callbacks.Callback):

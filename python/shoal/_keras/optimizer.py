@@ -21,6 +21,11 @@ class _Distributed:
         return super().apply(grads, trainable_variables)
 
 
+def is_averaged_by_all(optimizer):
+    """Returns true if the optimizer averages gradients over all ranks of the job."""
+    return isinstance(optimizer, _Distributed) and getattr(optimizer._shoal, "world", 0) == 0
+
+
 def wrap(optimizer, settings):
     """Makes the optimizer average gradients with settings.average(gradients, variables)."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):

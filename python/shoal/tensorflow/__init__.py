@@ -12,7 +12,7 @@ from ._world import (  # noqa: F401
     cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size)
 from .data import shard, sharded_indices  # noqa: F401
 from .tape import DistributedGradientTape  # noqa: F401
-from .variables import allgather_object, broadcast_object, broadcast_variables  # noqa: F401
+from .variables import allgather_object, broadcast_object, broadcast_variables, compare_variables  # noqa: F401
 
 
 def __getattr__(name):

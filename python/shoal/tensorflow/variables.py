@@ -1,10 +1,12 @@
-"""Copies the state of one rank to all ranks."""
+"""Copies the state of one rank to all ranks, and compares it."""
 from __future__ import annotations
 
 import functools
 import pickle
 
 import tensorflow as tf
+
+from shoal import _replicas
 
 from . import _collectives, _gradients, _operations, _world
 
@@ -30,6 +32,16 @@ def assign_broadcasts(variables, root_rank: int, name: str | None = "shoal_broad
         for i, value in zip(indices, received):
             assigned[i] = variables[i].assign(value)
     return assigned
+
+
+def compare_variables(variables) -> None:
+    """Checks that variables are the same on all ranks, by hashes. All ranks call it with the same variables, outside of
+    tf.function. FailedPreconditionError names the first that differs, and the ranks that differ from the majority."""
+    variables = list(variables)
+    different = _replicas.difference(allgather_object, [_gradients.name_of(each) for each in variables],
+                                     [each.numpy() for each in variables], "now")
+    if different:
+        raise tf.errors.FailedPreconditionError(None, None, different)
 
 
 def broadcast_object(value, root_rank: int = 0):

@@ -2,6 +2,7 @@
 import contextlib
 import ctypes
 import os
+import re
 
 import torch
 
@@ -242,10 +243,23 @@ class Reducer:
     def compare(self, parameters):
         """Compares the parameters of all ranks; all call it between steps. Raises an error if the values of a parameter
         differ."""
+        self.check(self._compare(parameters))
+
+    def difference(self, parameters, when):
+        """Like compare(), but returns the text of that error, or None. when: replaces the reducer's count of its own steps."""
+        status = self._compare(parameters)
+        if status == OK:
+            return None
+        text, is_of_comparison = re.subn(r"(is not the same on all ranks) after step \d+", rf"\1 {when}", self._text_of(status))
+        if not is_of_comparison:  # the reducer has failed
+            self.check(status)
+        return text
+
+    def _compare(self, parameters):
         tensors = [parameter.detach().to("cpu").contiguous() for parameter in parameters]
         hashes = (ctypes.c_uint64 * self.count)(*(self._library.bytes_hash(tensor.data_ptr(), tensor.numel() * tensor.element_size())
                                                   for tensor in tensors))
-        self.check(self._library.reducer_compare(self._address, hashes))
+        return self._library.reducer_compare(self._address, hashes)
 
     def fail(self, status, text):
         """Fails this reducer on every rank."""
@@ -268,9 +282,11 @@ class Reducer:
         self.check(self._library.reducer_import_residuals(self._address, state.data_ptr(), state.numel()))
 
     def check(self, status):
-        if status == OK:
-            return
+        if status != OK:
+            raise BackendError(self._text_of(status))
+
+    def _text_of(self, status):
         failure, error = _native.Failure(), None
         if self._address and self._library.reducer_failure(self._address, ctypes.byref(failure)) == OK and failure.text:
             error = failure.text.decode(errors="replace")
-        raise BackendError(f"shoal: {timed_out(status)}{error or _native.error_of(status, self._context)}")
+        return f"shoal: {timed_out(status)}{error or _native.error_of(status, self._context)}"

@@ -29,7 +29,7 @@ from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import distributed as torchs
 
-from .. import _native
+from .. import _native, _replicas
 from . import _communicator, _gradients, _optimizer, norm
 from ._parameters import Parameters
 
@@ -49,9 +49,10 @@ PAST = ("a forward pass through the wrapper goes before each backward pass: was 
 class _Steps:
     """The gradients that are ready in the current step. This class calls no method of a module."""
 
-    def __init__(self, communicator, watched, is_static, options, reduction=None):
+    def __init__(self, communicator, watched, is_static, options, reduction, comparison):
         self._communicator, self._watched, self._options = communicator, watched, options
         self._reduction = reduction  # steps the optimizer, if there is one
+        self._comparison = comparison
         self._names, self._parameters = watched.names, watched.tensors
         self.reducer = _gradients.Reducer(communicator, self._names, self._parameters, **options)
         self.is_renewed = reduction is not None  # the optimizer's states belong to the first layout
@@ -329,12 +330,26 @@ class _Steps:
         self._finished += 1
         if self._reduction:
             self._reduction.after_step(result)
-            return
+        else:
+            self._put_averages()
+        self._compare_if_due()  # last, because it may raise
+
+    def _put_averages(self):
         for index in range(len(self._parameters)):
             if not self._ready[index] and self.reducer.is_used(index):
                 self._let_go(index)
         if not self.is_renewed:
             self._renew()
+
+    def _compare_if_due(self):
+        """Runs on all ranks at the end of a step that averages, because all ranks take part in that. Parameters are as the forward
+        pass has used them, or as the optimizer in the reduction has left them. With join() a rank may hold older ones."""
+        if not self._comparison.is_due(self._finished) or self._options.get("is_uneven"):
+            return
+        steps = self._finished if self._reduction else self._finished - 1
+        different = self.reducer.difference(self._parameters, f"after step {steps}" if steps else "before the first step")
+        if different:
+            self._comparison.report(different)
 
     def _finish_static(self):
         if self._expected is None:
@@ -411,7 +426,12 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     `grad_scaler` is the torch.amp.GradScaler that scales the loss: a step with an infinite gradient is skipped on all ranks.
     `steps_early`: with one of these two, parameters are stepped during the backward pass, and again if they have to be clipped.
     `is_atomic`: a step that fails leaves parameters and states as they were. `degree`: the number of ranks that share one copy of
-    the states, or "host" for the ranks of a host; all ranks otherwise."""
+    the states, or "host" for the ranks of a host; all ranks otherwise.
+
+    In the first step and every `compare_every` steps the ranks compare hashes of their parameters. If these differ, every rank
+    warns once, with the name of the first such parameter and the ranks that differ from the majority. With `compare_raises` the
+    backward pass raises an error instead. The default is 100, or 0 (never) if the module is on a device, from which its parameters
+    would have to be copied. From the first join() on, ranks do not compare."""
 
     def __init__(self, module, device_ids=None, output_device=None, dim=0, broadcast_buffers=None, init_sync=True,
                  process_group=None, bucket_cap_mb=None, find_unused_parameters=False, check_reduction=False,
@@ -419,7 +439,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
                  param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None, skip_all_reduce_unused_params=False,
                  bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, lazy_bucket_allocation=False,
                  *, compression="none", optimizer=None, max_norm=None, grad_scaler=None,
-                 steps_early=False, is_atomic=False, degree=None):
+                 steps_early=False, is_atomic=False, degree=None, compare_every=None, compare_raises=False):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
@@ -436,6 +456,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
                        "degree": _native.DEGREE_HOST if degree == "host" else degree or 0}
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         self.device = _device_of(*_parameters_of(module, self.parameters_to_ignore))
+        every = first(compare_every, _replicas.EVERY if self.device.type == "cpu" else 0)
+        self._comparison = _replicas.Comparison(every, compare_raises, _gradients.BackendError)
         self.device_ids, self.output_device = _check_device_ids(self.device, device_ids, output_device)
         self.process_group = _group_of(process_group, device_mesh, self.device.type)
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
@@ -482,7 +504,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._reduction = self._reduction_of(watched)
         if self._reduction:
             options.update(self._reduction.options())
-        self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction)
+        self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction, self._comparison)
         if self._reduction:
             self._reduction.attach(self._steps.reducer)
         self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
