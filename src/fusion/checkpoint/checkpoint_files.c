@@ -174,7 +174,7 @@ enum shoal_status checkpoint_open_file(const char *folder, uint64_t step, const 
     FUSION_TRY(checkpoint_file_path(folder, step, name, &path, text));
     *fd_out = open(path.path, O_RDONLY | O_CLOEXEC);
     if (*fd_out < 0 && errno == ENOENT)
-        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "%.300s is missing", path.path);
+        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "%.300s is missing", name);
     if (*fd_out < 0 || fstat(*fd_out, &about) != 0) {
         const enum shoal_status status = say_errno(text, "open", path.path);
         if (*fd_out >= 0)

@@ -62,7 +62,7 @@ const char *checkpoint_summary_fault(const struct checkpoint_summary *summary)
 size_t checkpoint_summary_lists(const struct checkpoint_summary *summary)
 {
     if (summary->shards < 1 || summary->shards > CHECKPOINT_SHARDS_MAX || summary->parameters > SHOAL_PARAMETERS_MAX ||
-        summary->extra_bytes > SHOAL_CHECKPOINT_EXTRA_MAX || summary->rule < CHECKPOINT_NO_RULE || summary->rule > SHOAL_LAMB)
+        summary->extra_bytes > SHOAL_CHECKPOINT_EXTRA_MAX || !checkpoint_is_rule(summary->rule))
         return 0;
     return summary->shards * sizeof(struct checkpoint_file_record) +
            (size_t)summary->parameters * sizeof(struct checkpoint_parameter_record);

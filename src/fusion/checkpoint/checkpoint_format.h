@@ -93,6 +93,12 @@ const char *checkpoint_record_fault(const struct checkpoint_parameter_record *re
 /* Returns the bytes of one element of an entry. record is NULL for CHECKPOINT_EXTRA. */
 size_t checkpoint_element_bytes(const struct checkpoint_parameter_record *record);
 
+/* Returns true for a number of enum shoal_optimizer_rule, and for CHECKPOINT_NO_RULE. */
+static inline bool checkpoint_is_rule(int rule)
+{
+    return rule == CHECKPOINT_NO_RULE || (rule >= SHOAL_SGD && rule <= SHOAL_LAMB);
+}
+
 static inline uint64_t checkpoint_blocks(uint64_t bytes)
 {
     return bytes / CHECKPOINT_BLOCK + (bytes % CHECKPOINT_BLOCK != 0);

@@ -142,6 +142,13 @@ static enum shoal_status compare_parameters(struct loading *loading, struct know
     return SHOAL_OK;
 }
 
+static const char *rule_name(int rule)
+{
+    static const char *const names[] = {[SHOAL_SGD] = "SGD",         [SHOAL_ADAM] = "ADAM", [SHOAL_ADAMW] = "ADAMW",
+                                        [SHOAL_ADAGRAD] = "ADAGRAD", [SHOAL_LION] = "LION", [SHOAL_LAMB] = "LAMB"};
+    return names[rule];
+}
+
 /* Returns a number that is equal for rules whose states have the same meaning. */
 static int kind_of_states(int rule)
 {
@@ -158,9 +165,8 @@ static enum shoal_status compare_model(struct loading *loading)
                               summary->parameters, count);
     if (summary->rule != CHECKPOINT_NO_RULE && kind_of_states(summary->rule) != kind_of_states((int)loading->model->rule))
         return checkpoint_say(&loading->text, SHOAL_ERR_ARGUMENT,
-                              "the checkpoint is of another optimizer: its rule is %" PRId32
-                              ", this one's %d (enum shoal_optimizer_rule)",
-                              summary->rule, (int)loading->model->rule);
+                              "the checkpoint is of another optimizer: its rule is SHOAL_%s, this one's SHOAL_%s",
+                              rule_name(summary->rule), rule_name((int)loading->model->rule));
     struct known_name *names = calloc(count + 1, sizeof *names);
     if (!names)
         return checkpoint_say(&loading->text, SHOAL_ERR_MEMORY, "no memory for %zu names", count);

@@ -106,11 +106,11 @@ static enum shoal_status check_head(const struct shoal_checkpoint *checkpoint, u
     const char *fault = checkpoint_head_fault(head);
     if (fault)
         return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "%s: %s", name.name, fault);
+    if (head->model != summary->model)
+        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "%s is of another model", name.name);
     if (head->step != summary->step)
         return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "%s is of step %" PRIu64 ", and the checkpoint of step %" PRIu64,
                               name.name, head->step, summary->step);
-    if (head->model != summary->model)
-        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "%s is of another model", name.name);
     if (head->save != summary->save)
         return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "%s is of another checkpoint of the same step", name.name);
     if (head->shard != shard || head->shards != summary->shards)

@@ -128,6 +128,15 @@ static enum shoal_status check_written(struct saving *saving, int rank)
     return SHOAL_OK;
 }
 
+/* The new checkpoint is complete, so an error here is only reported. */
+static void remove_earlier(struct saving *saving)
+{
+    const enum shoal_status status =
+        checkpoint_remove_earlier(saving->folder, saving->mark.step, saving->options.keep, &saving->text);
+    if (status != SHOAL_OK)
+        (void)shoal_report(saving->model->context, status, "fusion", saving->text.line);
+}
+
 static enum shoal_status complete_saving(struct saving *saving)
 {
     const struct checkpoint_model *model = saving->model;
@@ -139,6 +148,7 @@ static enum shoal_status complete_saving(struct saving *saving)
         FUSION_TRY(check_written(saving, r));
     FUSION_TRY(checkpoint_write_complete(saving->folder, &saving->mark, &contents, &saving->text));
     saving->is_complete = true;
+    remove_earlier(saving);
     return SHOAL_OK;
 }
 
@@ -158,17 +168,6 @@ static void remove_failed(const struct saving *saving)
         (void)!checkpoint_remove_step(saving->folder, saving->mark.step, &ignored);
 }
 
-/* The new checkpoint is complete, so an error here is only reported. */
-static void remove_earlier(struct saving *saving)
-{
-    if (!is_first(saving))
-        return;
-    const enum shoal_status status =
-        checkpoint_remove_earlier(saving->folder, saving->mark.step, saving->options.keep, &saving->text);
-    if (status != SHOAL_OK)
-        (void)shoal_report(saving->model->context, status, "fusion", saving->text.line);
-}
-
 /* ---- All of it ----------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status run_saving(struct saving *saving, enum shoal_status status)
@@ -180,9 +179,7 @@ static enum shoal_status run_saving(struct saving *saving, enum shoal_status sta
     status = is_first(saving) ? checkpoint_make_step(saving->folder, saving->mark.step, &saving->text) : SHOAL_OK;
     FUSION_TRY(saving_agree(saving, status));
     status = write_all(saving);
-    if (status == SHOAL_OK)
-        remove_earlier(saving);
-    else
+    if (status != SHOAL_OK)
         remove_failed(saving);
     return status;
 }

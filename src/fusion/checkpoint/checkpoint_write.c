@@ -236,7 +236,7 @@ static enum shoal_status copy_parameters(struct whole *whole, const struct shoal
 static enum shoal_status gather_whole(struct whole *whole, int rule, const struct shoal_checkpoint_values *values, size_t count,
                                       struct checkpoint_text *text)
 {
-    if (rule < CHECKPOINT_NO_RULE || rule > SHOAL_LAMB)
+    if (!checkpoint_is_rule(rule))
         return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "rule is %d, which is neither -1 nor of enum shoal_optimizer_rule",
                               rule);
     if (count > SHOAL_PARAMETERS_MAX || (count && !shoal_struct_bytes(values)))
