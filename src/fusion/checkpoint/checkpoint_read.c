@@ -203,9 +203,11 @@ static enum shoal_status check_cover(const struct shoal_checkpoint *checkpoint, 
         end += entries[i].entry.count;
     if (end == wanted)
         return SHOAL_OK;
-    return checkpoint_say(text, SHOAL_ERR_ARGUMENT,
-                          "element %" PRIu64 " of state %" PRIu32 " of parameter %" PRIu32 " is in no file, or in two", end,
-                          state, parameter);
+    if (parameter == CHECKPOINT_EXTRA)
+        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "byte %" PRIu64 " of the program's own is in no file, or in two", end);
+    return checkpoint_say(
+        text, SHOAL_ERR_ARGUMENT, "element %" PRIu64 " of state %" PRIu32 " of %.160s is in no file, or in two", end, state,
+        *checkpoint->records[parameter].name ? checkpoint->records[parameter].name : "a parameter without a name");
 }
 
 /* Each element of each state must be in one file. */
