@@ -29,8 +29,8 @@ extern "C" {
 
 /* ---- 1. Saving ----------------------------------------------------------------------------------------------------------- */
 
-#define SHOAL_CHECKPOINT_EXTRA_MAX ((size_t)64 << 20) /* most bytes of the program's own in a checkpoint */
-#define SHOAL_CHECKPOINT_LATEST 0xffffffffffffffffu   /* as a step: the complete checkpoint with the highest step */
+#define SHOAL_CHECKPOINT_EXTRA_MAX 67108864         /* most bytes of the program's own in a checkpoint */
+#define SHOAL_CHECKPOINT_LATEST 0xffffffffffffffffu /* as a step: the complete checkpoint with the highest step */
 
 /* Begins as SHOAL_SAVE_OPTIONS_INIT. */
 struct shoal_save_options {

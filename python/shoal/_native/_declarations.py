@@ -11,13 +11,14 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW", "ADAGRAD", "LION", "LAMB",
            "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP",
            "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
-           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet",
-           "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation",
-           "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched",
-           "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer",
-           "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult",
-           "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter",
-           "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals", "FUNCTIONS"]
+           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "LogFn",
+           "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
+           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
+           "Simulation", "Simulated", "Watched", "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn",
+           "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange",
+           "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout",
+           "CheckpointParameter", "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals",
+           "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -28,6 +29,8 @@ EAGER_BYTES = 8192
 PARAMETERS_MAX = 1048576
 OPTIMIZER_GROUPS_MAX = 65536
 DEGREE_HOST = -1
+CHECKPOINT_EXTRA_MAX = 67108864
+CHECKPOINT_LATEST = 18446744073709551615
 OUTER_FRAGMENTS_MAX = 64
 
 # enum shoal_status

@@ -156,7 +156,7 @@ enum shoal_status checkpoint_check_save(const struct shoal_save_options *options
     if (options->step == SHOAL_CHECKPOINT_LATEST)
         return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "the step is SHOAL_CHECKPOINT_LATEST: save a number");
     if (options->extra_bytes > SHOAL_CHECKPOINT_EXTRA_MAX || (options->extra_bytes && !options->extra))
-        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "extra has %zu bytes (at most %zu), or is NULL", options->extra_bytes,
+        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "extra has %zu bytes (at most %d), or is NULL", options->extra_bytes,
                               SHOAL_CHECKPOINT_EXTRA_MAX);
     return SHOAL_OK;
 }
