@@ -342,7 +342,7 @@ static size_t own_bytes(const struct trainer *trainer)
     return bytes;
 }
 
-/* Of the bytes of all values a rank reads its share; unequal by what one buffer is padded with. */
+/* Each rank reads its share of the bytes of all values, and all shares together are the values once. */
 static void check_read_bytes(struct trainer *trainer)
 {
     const int degree = trainer->plan->kind.degree ? trainer->plan->kind.degree : trainer->world->size;

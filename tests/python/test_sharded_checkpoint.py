@@ -377,7 +377,7 @@ def command_errors(world):
         says(["shard", f"{folder}/torn.pt", folder], 1, "is not a file of torch.save")
         says(["whole", folder, f"{folder}/none/model.safetensors"], 1, "No such file")
         expect(not list(pathlib.Path(folder).glob("*.partial")), "a temporary file is left")
-        flip(path, 3000)  # in a value
+        flip(path, 1800)  # in a value of first.weight
         says(["list", folder], 0, "step 1")
         says(["show", folder, "--verify"], 1, "was changed")
         says(["whole", folder, f"{folder}/model.safetensors"], 1, "was changed")

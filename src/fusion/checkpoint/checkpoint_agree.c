@@ -1,4 +1,4 @@
-/* What the ranks of a checkpoint tell each other. */
+/* Exchanges between the ranks that save or load a checkpoint. */
 #include <stdio.h>
 #include <string.h>
 

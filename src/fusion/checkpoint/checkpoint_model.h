@@ -32,7 +32,7 @@ struct checkpoint_model {
     struct checkpoint_piece *pieces; /* this rank's shard */
     size_t piece_count;
     uint32_t shard, shards; /* this rank's among all */
-    bool is_writer;         /* of the ranks with the same shard, one writes it */
+    bool is_writer;         /* one of the ranks with the same shard writes it */
 };
 
 /* Collective calls. `status` and `text` are what this rank has found wrong before; the call is then refused on all ranks.

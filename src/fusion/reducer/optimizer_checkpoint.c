@@ -35,7 +35,7 @@ static void describe_parameter(const struct shoal_reducer *reducer, size_t i, ui
                                       .initial = optimizer->rule == SHOAL_ADAGRAD ? group->initial : 0};
 }
 
-/* Of the ranks with the same shard, the first one writes it. */
+/* The first of the ranks with the same shard writes it. */
 static bool is_writer(const struct fusion_optimizer *optimizer)
 {
     return !optimizer->comms[FUSION_ACROSS] || shoal_comm_rank(optimizer->comms[FUSION_ACROSS]) == 0;
