@@ -54,9 +54,11 @@ struct shoal_save_options {
  *
  * Errors are the same on every rank, and the message names the rank and its file. Earlier checkpoints are as before, and the
  * files of this one are removed. ERR_ARGUMENT: no folder, or options out of range. ERR_STATE: the folder has a complete
- * checkpoint of this step, which is never overwritten; or the call is inside a step. ERR_MISMATCH: ranks save different steps,
- * or after a failed step their parameters have made different numbers of steps. ERR_SYSTEM: the operating system refused a
- * call, as on a full disk. Otherwise ERR_MEMORY, or the errors of an operation such as ERR_PEER_LOST. */
+ * checkpoint of this step, which is never overwritten. ERR_MISMATCH: ranks save different steps, or after a failed step their
+ * parameters have made different numbers of steps. ERR_SYSTEM: the operating system refused a call, as on a full disk.
+ * Otherwise ERR_MEMORY, or the errors of an operation such as ERR_PEER_LOST; if a rank was lost at the very end, the checkpoint
+ * may be complete. A rank that calls inside a step, or whose reducer has no optimizer, gets ERR_STATE at once, without the
+ * others. */
 SHOAL_CALL shoal_reducer_save(struct shoal_reducer *reducer, const char *folder, const struct shoal_save_options *options);
 SHOAL_CALL shoal_shards_save(struct shoal_shards *shards, const char *folder, const struct shoal_save_options *options);
 
@@ -89,7 +91,8 @@ struct shoal_load_result {
 
 /* Load a checkpoint; a collective call between steps. Each rank reads its own shard into temporary memory. When all ranks have
  * read theirs, values, states and numbers of steps replace the present ones; a reducer then gathers its parameters. So after
- * an error in reading or checking, nothing has changed on any rank. result_out may be NULL.
+ * an error in reading or checking, nothing has changed on any rank. options may be NULL for the latest checkpoint, and so may
+ * result_out.
  *
  * The parameters must be those of the checkpoint, in any order: the same names, counts and types. Parameters without a name
  * are compared by number. The optimizer must keep states of the same kind: a momentum (SGD), moments (ADAM, ADAMW, LAMB), sums
@@ -99,7 +102,7 @@ struct shoal_load_result {
  * Errors are the same on every rank, and the message names the rank and the file or parameter. ERR_ARGUMENT: there is no
  * checkpoint, or none of that step; it is of another model, or has other states; a file is missing, was cut short or changed,
  * or belongs to another step or checkpoint; extra_room is too small. ERR_MISMATCH: ranks load different steps, or see different
- * checkpoints. ERR_STATE: the call is inside a step. Otherwise ERR_SYSTEM, ERR_MEMORY, or the errors of an operation. */
+ * checkpoints. Otherwise ERR_STATE as above, ERR_SYSTEM, ERR_MEMORY, or the errors of an operation. */
 SHOAL_CALL shoal_reducer_load(struct shoal_reducer *reducer, const char *folder, const struct shoal_load_options *options,
                               struct shoal_load_result *result_out);
 SHOAL_CALL shoal_shards_load(struct shoal_shards *shards, const char *folder, const struct shoal_load_options *options,
@@ -187,7 +190,8 @@ struct shoal_checkpoint_values {
 
 /* Writes a checkpoint of one file from whole parameters, which any number of ranks can load; a local call. `rule` is the
  * optimizer's, or -1 for values only. `options` is as for shoal_reducer_save. All parameters must have exactly the states that
- * the rule keeps; with SHOAL_SGD each has a momentum or none. Errors as for shoal_reducer_save. */
+ * the rule keeps; with SHOAL_SGD each has a momentum or none. Errors as for shoal_reducer_save. With OK, `error` is empty, or
+ * names an earlier checkpoint that could not be removed. */
 SHOAL_CALL shoal_checkpoint_write(const char *folder, const struct shoal_save_options *options, int rule,
                                   const struct shoal_checkpoint_values *values, size_t count, char *error, size_t error_bytes);
 

@@ -74,8 +74,12 @@ class Checkpoint:
         _check(self._library.checkpoint_describe(self._address, ctypes.byref(about)))
         self.step, self.saved_at, self.optimizer = about.step, about.saved_at, RULES.get(about.rule)
         self.shards, self.file_bytes, self._extra_bytes = about.shards, about.file_bytes, about.extra_bytes
-        self.header = unpack(self.extra())[0]
-        self.parameters = [self._parameter(number) for number in range(about.parameters)]
+        try:
+            self.header = unpack(self.extra())[0]
+            self.parameters = [self._parameter(number) for number in range(about.parameters)]
+        except BaseException:
+            self.close()
+            raise
 
     def _parameter(self, number):
         entry = _native.CheckpointParameter()

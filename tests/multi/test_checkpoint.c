@@ -345,7 +345,8 @@ static size_t own_bytes(const struct trainer *trainer)
 /* Each rank reads its share of the bytes of all values, and all shares together are the values once. */
 static void check_read_bytes(struct trainer *trainer)
 {
-    const int degree = trainer->plan->kind.degree ? trainer->plan->kind.degree : trainer->world->size;
+    const int given = trainer->plan->kind.degree;
+    const int degree = given == SHOAL_DEGREE_HOST ? 2 : given ? given : trainer->world->size;
     struct shoal_load_result result = SHOAL_LOAD_RESULT_INIT;
     int64_t all = 0;
     OK(trainer->world, trainer_load(trainer, trainer->plan->folder, NULL, &result));
@@ -382,6 +383,7 @@ static const struct kind kinds[] = {
     {"shards of 2", 2, 1, 0, 0, 0, 0, 0},
     {"shards of 3, small ones whole", 3, 1, 0, 0, 0, 0, 300},
 };
+static const struct kind host_teams = {"reducer of 4, teams of a host", 4, 0, SHOAL_DEGREE_HOST, 0, 0, 16 << 10, 0};
 
 static struct plan plan_of(const struct kind *kind, enum shoal_optimizer_rule rule, struct expected *expected,
                            const char *folder)
@@ -434,6 +436,19 @@ static void run_pairs(const char *top, enum shoal_optimizer_rule rule, const cha
             run_plan(name, &plan, loads_body);
         }
     }
+}
+
+/* Each host has all states; one writes them. */
+static void run_on_hosts(const char *top, struct expected *expected)
+{
+    struct plan plan = plan_of(&host_teams, SHOAL_ADAM, expected, new_folder(top, "hosts"));
+    world_divide(2);
+    run_plan("checkpoint_of_teams_of_a_host", &plan, saves_body);
+    run_plan("checkpoint_of_teams_of_a_host, loaded by them", &plan, loads_body);
+    plan.kind = kinds[4];
+    plan.kind.ranks = 4;
+    run_plan("checkpoint_of_teams_of_a_host, loaded by shards", &plan, loads_body);
+    world_divide(0);
 }
 
 /* ---- Crashes ------------------------------------------------------------------------------------------------------------- */
@@ -799,6 +814,8 @@ static void calls_body(struct world *world)
     REFUSED(world, save_step(&trainer, 0, 0), SHOAL_ERR_STATE, "is a complete checkpoint already");
     REFUSED(world, save_step(&trainer, SHOAL_CHECKPOINT_LATEST, 0), SHOAL_ERR_ARGUMENT, "save a number");
     REFUSED(world, save_step(&trainer, rank, 0), SHOAL_ERR_MISMATCH, "rank 0 saves step 0, rank 1 step 1");
+    REFUSED(world, trainer_save(&trainer, folder, rank ? NULL : &options), SHOAL_ERR_ARGUMENT, "rank 1: options is NULL");
+    REFUSED(world, trainer_load(&trainer, folder, &(struct shoal_load_options){0}, NULL), SHOAL_ERR_ARGUMENT, "struct_bytes");
     REFUSED(world, trainer_save(&trainer, rank ? NULL : folder, &options), SHOAL_ERR_ARGUMENT, "rank 1: the folder is NULL");
     options.extra_bytes = SHOAL_CHECKPOINT_EXTRA_MAX + 1;
     REFUSED(world, trainer_save(&trainer, folder, &options), SHOAL_ERR_ARGUMENT, "extra has 67108865 bytes");
@@ -813,7 +830,8 @@ static void calls_body(struct world *world)
         OK(world, trainer.shards ? shoal_shards_ready(trainer.shards, i, trainer.memory, count)
                                  : shoal_reducer_ready(trainer.reducer, i, trainer.memory, count));
         if (i == 3)
-            REFUSED(world, save_step(&trainer, 5, 0), SHOAL_ERR_STATE, "inside a step");
+            REFUSED(world, save_step(&trainer, 5, 0), SHOAL_ERR_STATE,
+                    trainer.shards ? "gradients are ready" : "was not finished");
     }
     OK(world, trainer.shards ? shoal_shards_step(trainer.shards, NULL) : shoal_reducer_finish(trainer.reducer, NULL));
     OK(world, save_step(&trainer, 5, 0));
@@ -975,6 +993,7 @@ int main(int argc, char **argv)
     run_pairs(top, SHOAL_ADAGRAD, "ADAGRAD", expected, 1, 4);
     run_pairs(top, SHOAL_LION, "LION", expected, 2, 4);
     run_pairs(top, SHOAL_LAMB, "LAMB", expected, 4, 4);
+    run_on_hosts(top, expected);
     struct plan plan = plan_of(&kinds[0], SHOAL_ADAMW, expected, new_folder(top, "first"));
     run_plan("checkpoint_expected", &plan, saves_body); /* the hashes for what follows */
     run_damages(top, expected);

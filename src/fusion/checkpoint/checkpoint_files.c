@@ -101,7 +101,9 @@ static enum shoal_status sync_folder(const char *path, struct checkpoint_text *t
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return say_errno(text, "open the folder", path);
-    const enum shoal_status status = fsync(fd) == 0 ? SHOAL_OK : say_errno(text, "synchronize the folder", path);
+    enum shoal_status status = SHOAL_OK;
+    if (fsync(fd) != 0 && errno != EINVAL) /* some file systems of networks cannot, and need not */
+        status = say_errno(text, "synchronize the folder", path);
     close(fd);
     return status;
 }

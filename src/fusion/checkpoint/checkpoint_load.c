@@ -252,8 +252,9 @@ static void put_in_place(const struct loading *loading)
         memcpy(model->pieces[i].values, from, bytes);
         from += fusion_round_up(bytes, CHECKPOINT_ALIGNMENT);
     }
+    const bool has_states = checkpoint_summary_of(loading->checkpoint)->rule != CHECKPOINT_NO_RULE;
     for (size_t i = 0; i < model->parameters->count; i++)
-        model->steps[i] = records[loading->numbers[i]].steps;
+        model->steps[i] = has_states ? records[loading->numbers[i]].steps : 0;
 }
 
 /* ---- All of it ----------------------------------------------------------------------------------------------------------- */
@@ -282,7 +283,7 @@ static void put_result(const struct loading *loading, struct shoal_load_result *
 }
 
 enum shoal_status checkpoint_load(const struct checkpoint_model *model, const char *folder,
-                                  const struct shoal_load_options *options, enum shoal_status status, const char *text,
+                                  const struct shoal_load_options *options, enum shoal_status status,
                                   struct shoal_load_result *result_out)
 {
     struct loading loading = {.model = model, .folder = folder, .options = SHOAL_LOAD_OPTIONS_INIT};
@@ -290,7 +291,10 @@ enum shoal_status checkpoint_load(const struct checkpoint_model *model, const ch
     if (!loading.options.timeout_ms)
         loading.options.timeout_ms = TIMEOUT_MS;
     if (status != SHOAL_OK)
-        (void)checkpoint_say(&loading.text, status, "%s", text);
+        (void)checkpoint_say(&loading.text, status, "no memory to describe the shards");
+    else if (options && !shoal_struct_bytes(options))
+        status =
+            checkpoint_say(&loading.text, SHOAL_ERR_ARGUMENT, "options->struct_bytes is not set: use SHOAL_LOAD_OPTIONS_INIT");
     status = run_loading(&loading, status);
     if (status == SHOAL_OK)
         put_result(&loading, result_out);

@@ -35,14 +35,13 @@ struct checkpoint_model {
     bool is_writer;         /* one of the ranks with the same shard writes it */
 };
 
-/* Collective calls. `status` and `text` are what this rank has found wrong before; the call is then refused on all ranks.
+/* Collective calls. `status` is ERR_MEMORY if this rank could not describe itself; the call is then refused on all ranks.
  * checkpoint_load writes to pieces and steps only if it returns OK. */
 SHOAL_MUST_USE enum shoal_status checkpoint_save(const struct checkpoint_model *model, const char *folder,
-                                                 const struct shoal_save_options *options, enum shoal_status status,
-                                                 const char *text);
+                                                 const struct shoal_save_options *options, enum shoal_status status);
 SHOAL_MUST_USE enum shoal_status checkpoint_load(const struct checkpoint_model *model, const char *folder,
                                                  const struct shoal_load_options *options, enum shoal_status status,
-                                                 const char *text, struct shoal_load_result *result_out);
+                                                 struct shoal_load_result *result_out);
 
 /* ---- checkpoint_agree.c ---- */
 
@@ -87,6 +86,9 @@ struct checkpoint_contents {
 SHOAL_MUST_USE enum shoal_status checkpoint_write_complete(const char *folder, const struct checkpoint_mark *mark,
                                                            const struct checkpoint_contents *contents,
                                                            struct checkpoint_text *text);
+
+/* Returns ERR_ARGUMENT if the program has not set struct_bytes. options may be NULL. */
+SHOAL_MUST_USE enum shoal_status checkpoint_check_set(const struct shoal_save_options *options, struct checkpoint_text *text);
 
 /* Checks options of a save; ERR_ARGUMENT. */
 SHOAL_MUST_USE enum shoal_status checkpoint_check_save(const struct shoal_save_options *options, struct checkpoint_text *text);

@@ -185,14 +185,16 @@ static enum shoal_status run_saving(struct saving *saving, enum shoal_status sta
 }
 
 enum shoal_status checkpoint_save(const struct checkpoint_model *model, const char *folder,
-                                  const struct shoal_save_options *options, enum shoal_status status, const char *text)
+                                  const struct shoal_save_options *options, enum shoal_status status)
 {
     struct saving saving = {.model = model, .folder = folder, .options = SHOAL_SAVE_OPTIONS_INIT};
     shoal_struct_copy_in(&saving.options, options, sizeof saving.options);
     if (!saving.options.timeout_ms)
         saving.options.timeout_ms = TIMEOUT_MS;
     if (status != SHOAL_OK)
-        (void)checkpoint_say(&saving.text, status, "%s", text);
+        (void)checkpoint_say(&saving.text, status, "no memory to describe the shards");
+    else
+        status = checkpoint_check_set(options, &saving.text);
     status = run_saving(&saving, status);
     free(saving.intents);
     free(saving.written);

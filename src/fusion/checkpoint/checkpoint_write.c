@@ -151,6 +151,14 @@ enum shoal_status checkpoint_write_complete(const char *folder, const struct che
 
 /* ---- Options ------------------------------------------------------------------------------------------------------------- */
 
+enum shoal_status checkpoint_check_set(const struct shoal_save_options *options, struct checkpoint_text *text)
+{
+    if (shoal_struct_bytes(options))
+        return SHOAL_OK;
+    return checkpoint_say(text, SHOAL_ERR_ARGUMENT,
+                          "options is NULL, or its struct_bytes is not set: use SHOAL_SAVE_OPTIONS_INIT");
+}
+
 enum shoal_status checkpoint_check_save(const struct shoal_save_options *options, struct checkpoint_text *text)
 {
     if (options->step == SHOAL_CHECKPOINT_LATEST)
@@ -280,7 +288,9 @@ enum shoal_status shoal_checkpoint_write(const char *folder, const struct shoal_
     struct checkpoint_text text = {""};
     struct whole whole = {0};
     shoal_struct_copy_in(&own, options, sizeof own);
-    enum shoal_status status = checkpoint_check_save(&own, &text);
+    enum shoal_status status = checkpoint_check_set(options, &text);
+    if (status == SHOAL_OK)
+        status = checkpoint_check_save(&own, &text);
     if (status == SHOAL_OK)
         status = gather_whole(&whole, rule, values, count, &text);
     if (status == SHOAL_OK)

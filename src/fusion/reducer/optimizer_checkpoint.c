@@ -72,7 +72,7 @@ static void forget_model(struct checkpoint_model *model)
     free((void *)(uintptr_t)model->states);
 }
 
-/* Faults that all ranks have alike. */
+/* Faults that all ranks have alike. Inside a step, an exchange would meet the sums of buffers on the same communicator. */
 static enum shoal_status check_checkpoint_call(struct shoal_reducer *reducer, const char *call)
 {
     if (!reducer)
@@ -81,18 +81,7 @@ static enum shoal_status check_checkpoint_call(struct shoal_reducer *reducer, co
         return fusion_failure_status(reducer);
     if (!reducer->optimizer)
         return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: the reducer has no optimizer (options.optimizer)", call);
-    return SHOAL_OK;
-}
-
-/* Describes the reducer, and finds faults of this rank alone, which the other ranks learn in the call. */
-static const char *open_model(struct shoal_reducer *reducer, const char *call, struct checkpoint_model *model,
-                              enum shoal_status *status_out)
-{
-    *status_out = describe_shards(reducer, call, model);
-    if (*status_out != SHOAL_OK)
-        return "no memory to describe the shards";
-    *status_out = fusion_marks_check_none(reducer, call);
-    return "the call is inside a step: make it after shoal_reducer_finish";
+    return fusion_marks_check_none(reducer, call);
 }
 
 /* An exchange that fails has the same status on all ranks; so has the reducer from then on. */
@@ -112,10 +101,9 @@ enum shoal_status shoal_reducer_save(struct shoal_reducer *reducer, const char *
 {
     static const char call[] = "shoal_reducer_save";
     struct checkpoint_model model;
-    enum shoal_status status;
     FUSION_TRY(check_checkpoint_call(reducer, call));
-    const char *fault = open_model(reducer, call, &model, &status);
-    status = checkpoint_save(&model, folder, options, status, fault);
+    enum shoal_status status = describe_shards(reducer, call, &model);
+    status = checkpoint_save(&model, folder, options, status);
     forget_model(&model);
     return checkpoint_settle(reducer, status);
 }
@@ -172,10 +160,9 @@ enum shoal_status shoal_reducer_load(struct shoal_reducer *reducer, const char *
 {
     static const char call[] = "shoal_reducer_load";
     struct checkpoint_model model;
-    enum shoal_status status;
     FUSION_TRY(check_checkpoint_call(reducer, call));
-    const char *fault = open_model(reducer, call, &model, &status);
-    status = checkpoint_load(&model, folder, options, status, fault, result_out);
+    enum shoal_status status = describe_shards(reducer, call, &model);
+    status = checkpoint_load(&model, folder, options, status, result_out);
     forget_model(&model);
     FUSION_TRY(checkpoint_settle(reducer, status));
     return gather_parameters(reducer);

@@ -54,25 +54,13 @@ static void close_values(struct checkpoint_model *model)
     free((void *)(uintptr_t)model->states);
 }
 
-/* Describes the shards, and finds faults of this rank alone, which the other ranks learn in the call. */
-static const char *prepare_values(struct shoal_shards *shards, const char *call, bool is_saving, struct checkpoint_model *model,
-                                  enum shoal_status *status_out)
-{
-    *status_out = open_values(shards, call, is_saving, model);
-    if (*status_out != SHOAL_OK)
-        return "no memory to describe the shards";
-    *status_out = shards_check_between(shards, call);
-    return "the call is inside a step: make it after shoal_shards_step";
-}
-
 enum shoal_status shoal_shards_save(struct shoal_shards *shards, const char *folder, const struct shoal_save_options *options)
 {
     static const char call[] = "shoal_shards_save";
     struct checkpoint_model model;
-    enum shoal_status status;
-    FUSION_TRY(shards_check(shards));
-    const char *fault = prepare_values(shards, call, true, &model, &status);
-    status = checkpoint_save(&model, folder, options, status, fault);
+    FUSION_TRY(shards_check_between(shards, call));
+    enum shoal_status status = open_values(shards, call, true, &model);
+    status = checkpoint_save(&model, folder, options, status);
     close_values(&model);
     return status;
 }
@@ -82,11 +70,10 @@ enum shoal_status shoal_shards_load(struct shoal_shards *shards, const char *fol
 {
     static const char call[] = "shoal_shards_load";
     struct checkpoint_model model;
-    enum shoal_status status;
-    FUSION_TRY(shards_check(shards));
+    FUSION_TRY(shards_check_between(shards, call));
     FUSION_TRY(shards_forget_slots(shards)); /* no gather may read values while they are replaced */
-    const char *fault = prepare_values(shards, call, false, &model, &status);
-    status = checkpoint_load(&model, folder, options, status, fault, result_out);
+    enum shoal_status status = open_values(shards, call, false, &model);
+    status = checkpoint_load(&model, folder, options, status, result_out);
     close_values(&model);
     FUSION_TRY(status);
     for (size_t i = 0; i < shards->parameters.count; i++) {
