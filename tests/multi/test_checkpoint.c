@@ -31,39 +31,39 @@ static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLO
 
 /* ---- A crash between two files ------------------------------------------------------------------------------------------- */
 
-/* The library's calls of these functions come here. A process that ends in one of them has written what it wrote before. */
-static int ends_at, file_calls; /* the call in which this process ends; 0: none */
+/* The library's calls of these functions come here. A process that ends in one of them leaves what it has written before, as
+ * one that is killed does. */
+static int ends_at, fails_at, file_calls; /* the call in which this process ends, or that fails; 0: none */
 
 #define IN_PLACE_OF_LIBC __attribute__((visibility("default")))
 
-static void count_call(void)
+/* Returns true if this call fails. */
+static bool count_call(void)
 {
     if (++file_calls == ends_at)
         _exit(0);
+    errno = EIO;
+    return file_calls == fails_at;
 }
 
 IN_PLACE_OF_LIBC int rename(const char *from, const char *to)
 {
-    count_call();
-    return (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
+    return count_call() ? -1 : (int)syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0);
 }
 
 IN_PLACE_OF_LIBC int fsync(int fd)
 {
-    count_call();
-    return (int)syscall(SYS_fsync, fd);
+    return count_call() ? -1 : (int)syscall(SYS_fsync, fd);
 }
 
 IN_PLACE_OF_LIBC int unlink(const char *path)
 {
-    count_call();
-    return unlinkat(AT_FDCWD, path, 0);
+    return count_call() ? -1 : unlinkat(AT_FDCWD, path, 0);
 }
 
 IN_PLACE_OF_LIBC int mkdir(const char *path, mode_t mode)
 {
-    count_call();
-    return mkdirat(AT_FDCWD, path, mode);
+    return count_call() ? -1 : mkdirat(AT_FDCWD, path, mode);
 }
 
 /* ---- What is saved ------------------------------------------------------------------------------------------------------- */
@@ -453,6 +453,14 @@ static void run_on_hosts(const char *top, struct expected *expected)
 
 /* ---- Crashes ------------------------------------------------------------------------------------------------------------- */
 
+static bool exists(const char *folder, const char *name)
+{
+    char path[FOLDER_MAX + 64];
+    struct stat about;
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return stat(path, &about) == 0;
+}
+
 /* Saves step 1, trains, and saves step 2, in which one rank ends at one of its calls. The board counts its calls. */
 static void crashes_body(struct world *world)
 {
@@ -516,14 +524,6 @@ static void recovers_body(struct world *world)
     trainer_close(&trainer);
 }
 
-static bool exists(const char *folder, const char *name)
-{
-    char path[FOLDER_MAX + 64];
-    struct stat about;
-    snprintf(path, sizeof path, "%s/%s", folder, name);
-    return stat(path, &about) == 0;
-}
-
 /* A rank ends at each of its calls in turn. */
 static void run_crashes(const char *top, struct expected *expected, int rank)
 {
@@ -535,8 +535,8 @@ static void run_crashes(const char *top, struct expected *expected, int rank)
         new_folder(top, "crashes");
         world_board()[0] = 0;
         snprintf(name, sizeof name, "checkpoint_rank_%d_ends_at_call_%d", rank, plan.ends_at);
-        if (!run_plan(name, &plan, crashes_body))
-            return;
+        if (!run_plan(name, &plan, crashes_body) || !exists(plan.folder, ""))
+            return; /* or the words of the command line leave it out */
         const uint64_t step = check_newest(&plan, error, sizeof error);
         if (step != 1 && step != 2) {
             snprintf(name, sizeof name, "checkpoint_rank_%d_ended_at_call_%d: neither is there: %.60s", rank, plan.ends_at,
@@ -589,6 +589,42 @@ static void full_disk_body(struct world *world)
     CHECK(world, trainer.step == 1, "step %d was loaded", trainer.step);
     trainer_compare(&trainer, false);
     OK(world, save_step(&trainer, 2, 1));
+    trainer_close(&trainer);
+}
+
+/* Each call of one rank fails in turn: then all ranks return an error that names it, and the newest checkpoint is whole; or the
+ * new one is, if only what is left of earlier ones could not be removed. */
+static void failing_calls_body(struct world *world)
+{
+    const struct plan *plan = world->arg;
+    struct trainer trainer;
+    char name[32];
+    uint64_t refused = 0, saved = 0;
+    trainer_open(&trainer, world);
+    trainer_begin(&trainer);
+    OK(world, save_step(&trainer, 1, 0));
+    const uint64_t wanted = hash_of(&trainer, 5, SHOAL_STATE_MASTER);
+    snprintf(name, sizeof name, "rank %d: cannot", plan->ends_on);
+    for (int call = 1;; call++) {
+        OK(world, shoal_barrier(world->comm, NULL));
+        file_calls = 0;
+        fails_at = world->rank == plan->ends_on ? call : 0;
+        const enum shoal_status status = save_step(&trainer, 1 + (uint64_t)call, 1);
+        fails_at = 0;
+        int64_t calls = file_calls, most = 0;
+        OK(world, shoal_allreduce(world->comm, &calls, &most, 1, SHOAL_INT64, SHOAL_MAX, NULL));
+        if (status != SHOAL_OK)
+            REFUSED(world, status, SHOAL_ERR_SYSTEM, name);
+        refused += status != SHOAL_OK;
+        saved += status == SHOAL_OK;
+        load_step(&trainer, SHOAL_CHECKPOINT_LATEST);
+        CHECK(world, hash_of(&trainer, 5, SHOAL_STATE_MASTER) == wanted, "call %d: a value differs", call);
+        CHECK(world, (trainer.step == 1 + call) == (status == SHOAL_OK), "call %d gave %s, the latest step is %d", call,
+              shoal_status_name(status), trainer.step);
+        if (call > most)
+            break;
+    }
+    CHECK(world, refused >= 3 && saved >= 1, "%d saves were refused, %d not", (int)refused, (int)saved);
     trainer_close(&trainer);
 }
 
@@ -999,6 +1035,11 @@ int main(int argc, char **argv)
     run_damages(top, expected);
     plan = plan_of(&kinds[0], SHOAL_ADAMW, expected, new_folder(top, "full"));
     run_plan("checkpoint_on_a_full_disk", &plan, full_disk_body);
+    for (plan.ends_on = 0; plan.ends_on < 3; plan.ends_on += 2) {
+        snprintf(plan.folder, sizeof plan.folder, "%s", new_folder(top, "failing"));
+        run_plan(plan.ends_on ? "checkpoint_calls_of_rank_2_fail" : "checkpoint_calls_of_rank_0_fail", &plan,
+                 failing_calls_body);
+    }
     run_crashes(top, expected, 0);
     run_crashes(top, expected, 2);
     run_other_models(top, expected);

@@ -89,7 +89,7 @@ def _from_first(group, function):
     if group.rank() == 0:
         try:
             answer[0] = function()
-        except (ValueError, TypeError, OSError, _native.ShoalError) as error:
+        except Exception as error:  # whatever it is, the other ranks wait for it
             answer[1] = (type(error) if isinstance(error, (ValueError, TypeError)) else RuntimeError, str(error))
     dist.broadcast_object_list(answer, dist.get_global_rank(group, 0), group=group)
     if answer[1]:

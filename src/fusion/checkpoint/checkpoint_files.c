@@ -241,11 +241,12 @@ static enum shoal_status remove_files(const char *folder, uint64_t step, struct 
     return status;
 }
 
+/* An earlier attempt may have made the folder, and ended before the one above was synchronized. */
 static enum shoal_status make_checkpoint_folder(const char *path, struct checkpoint_text *text)
 {
     struct checkpoint_path above;
-    if (mkdir(path, 0777) != 0)
-        return errno == EEXIST ? SHOAL_OK : say_errno(text, "make the folder", path);
+    if (mkdir(path, 0777) != 0 && errno != EEXIST)
+        return say_errno(text, "make the folder", path);
     if (snprintf(above.path, sizeof above.path, "%s/..", path) >= (int)sizeof above.path)
         return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "the folder's path has %zu bytes: too many", strlen(path));
     return sync_folder(above.path, text);
