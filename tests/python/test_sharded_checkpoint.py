@@ -325,8 +325,9 @@ def flip(path, at):
 # ---- The command ---------------------------------------------------------------------------------------------------------
 
 
-def shoal_checkpoint(*words):
-    result = subprocess.run([sys.executable, "-m", "shoal", "checkpoint", *map(str, words)], capture_output=True, text=True, timeout=120)
+def shoal_checkpoint(*words, options=()):
+    command = [sys.executable, *options, "-m", "shoal", "checkpoint", *map(str, words)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     return result.returncode, result.stdout, result.stderr
 
 
@@ -352,6 +353,18 @@ def command(world):
         expect(shoal_checkpoint("shard", plain, back, "--step", 8) == (0, f"{back}: step 8\n", ""), "shard")
         expect(shoal_checkpoint("shard", both, back) == (0, f"{back}: step 1\n", ""), "shard")
         expect(model.load_checkpoint(back, 8).step == 8 and model.load_checkpoint(back, 1).step == 1, "loads")
+
+
+def command_without_packages(world):
+    """Listing and reading need neither NumPy nor PyTorch."""
+    with folder_of(world) as folder:
+        model, _ = trainer()
+        model.save_checkpoint(folder, 1)
+        for words, wanted, part in ((["list", folder], 0, "step 1"), (["show", folder, "--verify"], 0, "all checksums are right"),
+                                    (["whole", folder, f"{folder}/one.safetensors"], 1, "pip install numpy"),
+                                    (["whole", folder, f"{folder}/one.pt"], 1, "No module named 'torch'")):
+            code, out, err = shoal_checkpoint(*words, options=["-S"])
+            expect(code == wanted and part in out + err and "Traceback" not in err, words, code, out, err)
 
 
 def command_errors(world):
@@ -390,7 +403,7 @@ CASES = [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (same_bits,)]
 CASES += [Case("other_numbers", other_numbers, sizes=(3,), fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,)) for body in (before_the_first_step, keeps_few, whole_for_torch, whole_of_torch, safetensors,
                                                              refuses)]
-CASES += [Case(body.__name__, body, sizes=(1,)) for body in (command, command_errors)]
+CASES += [Case(body.__name__, body, sizes=(1,)) for body in (command, command_without_packages, command_errors)]
 
 if __name__ == "__main__":
     ranks.run(CASES)
