@@ -294,8 +294,8 @@ def read(folder):
         else:
             declarations.read(statement)
     for name, value in macros:
-        if re.fullmatch(r"\(?-?(0x[0-9a-f]+u|\d+)\)?", value):
-            declarations.constants[name] = int(value.strip("()").rstrip("u"), 0)
+        if re.fullmatch(r"\(?-?\d+\)?", value):
+            declarations.constants[name] = int(value.strip("()"))
     return declarations
 
 

@@ -30,12 +30,12 @@ extern "C" {
 /* ---- 1. Saving ----------------------------------------------------------------------------------------------------------- */
 
 #define SHOAL_CHECKPOINT_EXTRA_MAX 67108864         /* most bytes of the program's own in a checkpoint */
-#define SHOAL_CHECKPOINT_LATEST 0xffffffffffffffffu /* as a step: the complete checkpoint with the highest step */
+#define SHOAL_CHECKPOINT_LATEST 9223372036854775807 /* as a step: the complete checkpoint with the highest step */
 
 /* Begins as SHOAL_SAVE_OPTIONS_INIT. */
 struct shoal_save_options {
     size_t struct_bytes;
-    uint64_t step;       /* the number of the checkpoint; the same on all ranks */
+    uint64_t step;       /* the number of the checkpoint, below SHOAL_CHECKPOINT_LATEST; the same on all ranks */
     const void *extra;   /* read on rank 0: bytes of the program's own, such as its random state; loading returns them */
     size_t extra_bytes;  /* at most SHOAL_CHECKPOINT_EXTRA_MAX */
     uint32_t keep;       /* read on rank 0: how many complete checkpoints stay, this one and those before it; 0: all */

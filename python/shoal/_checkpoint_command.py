@@ -109,7 +109,7 @@ def _suffix(path):
 
 
 def _number(text):
-    if not text.isdecimal():
+    if not text.isdecimal() or int(text) >= _native.CHECKPOINT_LATEST:
         raise argparse.ArgumentTypeError(f"{text} is not a step: steps are numbers from 0")
     return int(text)
 

@@ -848,7 +848,7 @@ static void calls_body(struct world *world)
     REFUSED(world, load_with(&trainer, SHOAL_CHECKPOINT_LATEST, 64), SHOAL_ERR_SYSTEM, "cannot read the folder");
     OK(world, save_step(&trainer, 0, 0));
     REFUSED(world, save_step(&trainer, 0, 0), SHOAL_ERR_STATE, "is a complete checkpoint already");
-    REFUSED(world, save_step(&trainer, SHOAL_CHECKPOINT_LATEST, 0), SHOAL_ERR_ARGUMENT, "save a number");
+    REFUSED(world, save_step(&trainer, SHOAL_CHECKPOINT_LATEST, 0), SHOAL_ERR_ARGUMENT, "save another number");
     REFUSED(world, save_step(&trainer, rank, 0), SHOAL_ERR_MISMATCH, "rank 0 saves step 0, rank 1 step 1");
     REFUSED(world, trainer_save(&trainer, folder, rank ? NULL : &options), SHOAL_ERR_ARGUMENT, "rank 1: options is NULL");
     REFUSED(world, trainer_load(&trainer, folder, &(struct shoal_load_options){0}, NULL), SHOAL_ERR_ARGUMENT, "struct_bytes");

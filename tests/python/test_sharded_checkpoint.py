@@ -379,6 +379,7 @@ def command_errors(world):
         says(["list", f"{folder}/none"], 1, "cannot read the folder")
         says(["show", folder, "--step", "9"], 1, "step 9: complete is missing")
         says(["show", folder, "--step", "-1"], 2, "steps are numbers from 0")
+        says(["show", folder, "--step", str(1 << 70)], 2, "steps are numbers from 0")
         says(["whole", folder, "model.bin.gz"], 2, "must end with .safetensors")
         says(["frobnicate"], 2, "invalid choice")
         says([], 2, "usage")

@@ -30,7 +30,7 @@ PARAMETERS_MAX = 1048576
 OPTIMIZER_GROUPS_MAX = 65536
 DEGREE_HOST = -1
 CHECKPOINT_EXTRA_MAX = 67108864
-CHECKPOINT_LATEST = 18446744073709551615
+CHECKPOINT_LATEST = 9223372036854775807
 OUTER_FRAGMENTS_MAX = 64
 
 # enum shoal_status
@@ -319,7 +319,7 @@ class SaveOptions(Sized):
                 ("keep", c_uint32), ("timeout_ms", c_uint32)]
 
 
-@begins(step=18446744073709551615)
+@begins(step=9223372036854775807)
 class LoadOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("extra", c_void_p), ("extra_room", c_size_t),
                 ("timeout_ms", c_uint32)]

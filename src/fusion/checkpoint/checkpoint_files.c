@@ -91,7 +91,7 @@ static bool is_step_name(const char *name, uint64_t *step_out)
     if (sscanf(name, "step-%20" SCNu64, step_out) != 1)
         return false;
     snprintf(again, sizeof again, STEP_NAME, *step_out);
-    return strcmp(name, again) == 0;
+    return strcmp(name, again) == 0 && *step_out < SHOAL_CHECKPOINT_LATEST;
 }
 
 /* ---- Writing ------------------------------------------------------------------------------------------------------------- */

@@ -161,8 +161,8 @@ enum shoal_status checkpoint_check_set(const struct shoal_save_options *options,
 
 enum shoal_status checkpoint_check_save(const struct shoal_save_options *options, struct checkpoint_text *text)
 {
-    if (options->step == SHOAL_CHECKPOINT_LATEST)
-        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "the step is SHOAL_CHECKPOINT_LATEST: save a number");
+    if (options->step >= SHOAL_CHECKPOINT_LATEST)
+        return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "the step is not below SHOAL_CHECKPOINT_LATEST: save another number");
     if (options->extra_bytes > SHOAL_CHECKPOINT_EXTRA_MAX || (options->extra_bytes && !options->extra))
         return checkpoint_say(text, SHOAL_ERR_ARGUMENT, "extra has %zu bytes (at most %d), or is NULL", options->extra_bytes,
                               SHOAL_CHECKPOINT_EXTRA_MAX);
