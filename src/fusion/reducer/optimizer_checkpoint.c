@@ -161,6 +161,11 @@ enum shoal_status shoal_reducer_load(struct shoal_reducer *reducer, const char *
     static const char call[] = "shoal_reducer_load";
     struct checkpoint_model model;
     FUSION_TRY(check_checkpoint_call(reducer, call));
+    if (reducer->device)
+        return fusion_refuse(reducer, SHOAL_ERR_UNSUPPORTED,
+                             "%s: the parameters are on a device, to which loaded values are not copied: read them with "
+                             "shoal_checkpoint_read, and write them with shoal_reducer_write_state",
+                             call);
     enum shoal_status status = describe_shards(reducer, call, &model);
     status = checkpoint_load(&model, folder, options, status, result_out);
     forget_model(&model);
