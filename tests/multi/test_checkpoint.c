@@ -874,6 +874,27 @@ static void calls_body(struct world *world)
     trainer_close(&trainer);
 }
 
+/* The last rank writes to a folder that rank 0 does not see, as on the disk of another host. */
+static void apart_body(struct world *world)
+{
+    char other[FOLDER_MAX];
+    struct shoal_save_options options = SHOAL_SAVE_OPTIONS_INIT;
+    struct trainer trainer;
+    const bool is_apart = world->rank == world->size - 1;
+    trainer_open(&trainer, world);
+    trainer_begin(&trainer);
+    snprintf(other, sizeof other, "%.200s-apart", trainer.plan->folder);
+    const char *folder = is_apart ? other : trainer.plan->folder;
+    REFUSED(world, trainer_save(&trainer, folder, &options), SHOAL_ERR_SYSTEM, "all hosts must share it");
+    if (is_apart) {
+        char step[FOLDER_MAX + 32];
+        snprintf(step, sizeof step, "%s/step-000000000000", other);
+        CHECK(world, mkdir(other, 0777) == 0 && mkdir(step, 0777) == 0, "no folder %s", step);
+    }
+    REFUSED(world, trainer_save(&trainer, folder, &options), SHOAL_ERR_SYSTEM, "all hosts must share the folder");
+    trainer_close(&trainer);
+}
+
 /* Ranks whose parameters have made different numbers of steps do not save. */
 static void uneven_steps_body(struct world *world)
 {
@@ -910,6 +931,7 @@ static void run_calls(const char *top, struct expected *expected)
     run_plan("checkpoint_calls_are_checked, shards", &plan, calls_body);
     plan = plan_of(&kinds[0], SHOAL_ADAMW, expected, new_folder(top, "calls"));
     run_plan("checkpoint_of_uneven_steps_is_refused", &plan, uneven_steps_body);
+    run_plan("checkpoint_in_a_folder_that_is_not_shared_is_refused", &plan, apart_body);
     plan = plan_of(&kinds[4], SHOAL_LION, expected, new_folder(top, "calls"));
     run_plan("checkpoint_keeps_the_last_ones", &plan, keeps_body);
 }

@@ -141,8 +141,12 @@ static enum shoal_status write_temporary(const char *path, const struct checkpoi
                                          struct checkpoint_text *text)
 {
     const int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0 && errno == ENOENT)
+        return checkpoint_say(text, SHOAL_ERR_SYSTEM,
+                              "cannot create %.300s: the folder that rank 0 has made is not here: all hosts must share it",
+                              path);
     if (fd < 0)
-        return say_errno(text, errno == ENOENT ? "find the folder, which all hosts must share, of" : "create", path);
+        return say_errno(text, "create", path);
     enum shoal_status status = write_ranges(fd, path, ranges, count, text);
     if (close(fd) != 0 && status == SHOAL_OK) /* NFS reports a full disk here */
         status = say_errno(text, "close", path);

@@ -107,20 +107,27 @@ static enum shoal_status write_own(struct saving *saving, struct written *own)
                                   &own->record, &saving->text);
 }
 
+/* Returns true if rank 0 sees this file. Another job that saves the same step may have replaced it. */
+static bool sees_file(struct saving *saving, const struct checkpoint_name *name, const struct checkpoint_file_record *record)
+{
+    struct checkpoint_head head = {.hash = 0};
+    uint64_t bytes;
+    int fd;
+    if (checkpoint_open_file(saving->folder, saving->mark.step, name->name, &fd, &bytes, &saving->text) != SHOAL_OK)
+        return false;
+    const enum shoal_status status = checkpoint_read_bytes(fd, name->name, &head, sizeof head, 0, &saving->text);
+    close(fd);
+    return status == SHOAL_OK && bytes == record->bytes && head.hash == record->head_hash;
+}
+
 /* Rank 0 must see the file that each rank has written. */
 static enum shoal_status check_written(struct saving *saving, int rank)
 {
     const struct written *written = &saving->written[rank];
     const struct checkpoint_name name = checkpoint_shard_name(written->shard, saving->mark.shards);
-    uint64_t bytes;
-    int fd;
     if (!written->has_file)
         return SHOAL_OK;
-    const enum shoal_status status =
-        checkpoint_open_file(saving->folder, saving->mark.step, name.name, &fd, &bytes, &saving->text);
-    if (status == SHOAL_OK)
-        close(fd);
-    if (status != SHOAL_OK || bytes != written->record.bytes)
+    if (!sees_file(saving, &name, &written->record))
         return checkpoint_say(&saving->text, SHOAL_ERR_SYSTEM,
                               "%s, which rank %d has written, is not in %.200s here: all hosts must share the folder",
                               name.name, rank, saving->folder);
