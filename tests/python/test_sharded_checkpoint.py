@@ -155,6 +155,28 @@ def before_the_first_step(world):
         step_of(again, again_own, 0, torch.bfloat16)
 
 
+def after_changes(world):
+    """Values that the program has written, and parameters that it has replaced, are saved; loading replaces them."""
+    for dtype in (torch.float32, torch.bfloat16):
+        def make():
+            return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
+        with folder_of(world) as folder:
+            model, own = trainer(make=make)
+            step_of(model, own, 0, dtype)
+            values = {name: torch.full_like(value, 0.25) for name, value in model.module.state_dict().items()}
+            model.module.load_state_dict(values, assign=True)
+            model.save_checkpoint(folder, 1)
+            again, again_own = trainer(seed=2, make=make)
+            step_of(again, again_own, 1, dtype)
+            again.module.load_state_dict({name: torch.full_like(value, 0.5) for name, value in values.items()}, assign=True)
+            again.load_checkpoint(folder)
+            close(state_of(again), values, 0, f"{dtype}: loaded")
+            for step in range(1, 3):
+                step_of(model, own, step, dtype)
+                step_of(again, again_own, step, dtype)
+            close(state_of(again), state_of(model), 0, f"{dtype}: continued")
+
+
 def keeps_few(world):
     import shoal.checkpoint
     with folder_of(world) as folder:
@@ -402,7 +424,7 @@ def command_errors(world):
 
 CASES = [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (same_bits,)]
 CASES += [Case("other_numbers", other_numbers, sizes=(3,), fresh=True)]
-CASES += [Case(body.__name__, body, sizes=(2,)) for body in (before_the_first_step, keeps_few, whole_for_torch, whole_of_torch, safetensors,
+CASES += [Case(body.__name__, body, sizes=(2,)) for body in (before_the_first_step, after_changes, keeps_few, whole_for_torch, whole_of_torch, safetensors,
                                                              refuses)]
 CASES += [Case(body.__name__, body, sizes=(1,)) for body in (command, command_without_packages, command_errors)]
 

@@ -104,6 +104,7 @@ def _from_first(group, function):
 def save(ddp, reduction, folder, step, extra, keep):
     group = ddp.process_group
     packed = b""
+    ddp._steps.follow()  # the program may have replaced parameters
 
     def prepare():
         nonlocal packed
@@ -120,6 +121,7 @@ def _read_header(folder, step):
 
 
 def load(ddp, reduction, folder, step):
+    ddp._steps.follow()
     step, packed = _from_first(ddp.process_group, lambda: _read_header(folder, step))
     header, data = checkpoint.unpack(packed)
     buffers = checkpoint.buffers_of(header, data)
