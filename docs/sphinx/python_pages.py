@@ -16,7 +16,7 @@ PAGES = {
     "job": ("shoal.job", ["shoal.job"]),
     "smdistributed": ("smdistributed", ["smdistributed.dataparallel.torch.distributed", "smdistributed.dataparallel.torch.parallel.distributed",
                                         "smdistributed.dataparallel.tensorflow"]),
-    "shoal": ("shoal", ["shoal"]),
+    "shoal": ("shoal", ["shoal", "shoal.checkpoint"]),
 }
 
 

@@ -7,16 +7,18 @@ from ._structures import Sized, begins
 __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNSUPPORTED", "ERR_TIMEOUT", "ERR_PEER_LOST",
            "ERR_MISMATCH", "ERR_ABORTED", "ERR_AUTH", "ERR_STATE", "ERR_INTERNAL", "FLOAT32", "FLOAT64", "BFLOAT16", "INT64",
            "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
-           "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "TAIL_PAD", "TAIL_DROP",
-           "TAIL_KEEP", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW",
-           "ADAGRAD", "LION", "LAMB", "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND",
+           "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "COMPRESS_NONE",
+           "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW", "ADAGRAD", "LION", "LAMB",
+           "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP",
            "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
-           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet",
-           "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation",
-           "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched",
-           "WatchFn", "Sampling", "Batch", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup",
-           "Optimizer", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "OuterOptions",
-           "OuterResult", "OuterTotals", "ShardsOptions", "ShardsResult", "ShardsBytes", "FUNCTIONS"]
+           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "LogFn",
+           "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
+           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
+           "Simulation", "Simulated", "Watched", "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn",
+           "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange",
+           "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout",
+           "CheckpointParameter", "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals",
+           "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -27,6 +29,8 @@ EAGER_BYTES = 8192
 PARAMETERS_MAX = 1048576
 OPTIMIZER_GROUPS_MAX = 65536
 DEGREE_HOST = -1
+CHECKPOINT_EXTRA_MAX = 67108864
+CHECKPOINT_LATEST = 9223372036854775807
 OUTER_FRAGMENTS_MAX = 64
 
 # enum shoal_status
@@ -194,22 +198,6 @@ class Watched(Structure):
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
 
-# enum shoal_tail
-TAIL_PAD = 0
-TAIL_DROP = 1
-TAIL_KEEP = 2
-
-
-@begins(ranks=1, shuffles=1)
-class Sampling(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("samples", c_uint64), ("used", c_uint64), ("seed", c_uint64), ("epoch", c_uint64),
-                ("rank", c_int), ("ranks", c_int), ("shuffles", c_int), ("tail", c_int)]
-
-
-@begins()
-class Batch(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("per_rank", c_uint64), ("all_ranks", c_uint64), ("left", c_uint64)]
-
 
 class Parameter(Structure):
     _fields_ = [("count", c_size_t), ("type", c_int), ("name", c_char_p)]
@@ -306,25 +294,6 @@ class OptimizerRange(Sized):
                 ("parameter", c_void_p), ("master", c_void_p), ("first", c_void_p), ("second", c_void_p)]
 
 
-@begins(fragments=1, lr=1, nesterov=1)
-class OuterOptions(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("every", c_uint32), ("fragments", c_uint32),
-                ("delay", c_uint32), ("fragment_of", POINTER(c_uint32)), ("lr", c_double), ("momentum", c_double),
-                ("nesterov", c_int), ("mixing", c_double), ("compression", c_int), ("forgets_error", c_int),
-                ("shares_start", c_int), ("timeout_ms", c_uint32)]
-
-
-@begins(begun=-1, applied=-1)
-class OuterResult(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("begun", c_int64), ("applied", c_int64)]
-
-
-@begins()
-class OuterTotals(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("steps", c_uint64), ("exchanges", c_uint64), ("sent_bytes", c_uint64),
-                ("network_bytes", c_uint64), ("waited_us", c_double), ("computed_us", c_double)]
-
-
 @begins(op=1)
 class ShardsOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("unit_of", POINTER(c_uint32)),
@@ -342,6 +311,76 @@ class ShardsResult(Sized):
 class ShardsBytes(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("shard_bytes", c_size_t), ("live_bytes", c_size_t), ("gradient_bytes", c_size_t),
                 ("whole_bytes", c_size_t)]
+
+
+@begins()
+class SaveOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("extra", c_void_p), ("extra_bytes", c_size_t),
+                ("keep", c_uint32), ("timeout_ms", c_uint32)]
+
+
+@begins(step=9223372036854775807)
+class LoadOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("extra", c_void_p), ("extra_room", c_size_t),
+                ("timeout_ms", c_uint32)]
+
+
+@begins()
+class LoadResult(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("extra_bytes", c_size_t), ("read_bytes", c_size_t)]
+
+
+@begins(rule=-1)
+class CheckpointAbout(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("saved_at", c_uint64), ("rule", c_int), ("shards", c_uint32),
+                ("parameters", c_size_t), ("file_bytes", c_uint64), ("extra_bytes", c_size_t)]
+
+
+@begins()
+class CheckpointParameter(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("type", c_int), ("count", c_size_t), ("steps", c_uint64),
+                ("states", c_uint32)]
+
+
+@begins()
+class CheckpointValues(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("parameter", Parameter), ("steps", c_uint64), ("states", c_void_p * 3)]
+
+
+# enum shoal_tail
+TAIL_PAD = 0
+TAIL_DROP = 1
+TAIL_KEEP = 2
+
+
+@begins(ranks=1, shuffles=1)
+class Sampling(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("samples", c_uint64), ("used", c_uint64), ("seed", c_uint64), ("epoch", c_uint64),
+                ("rank", c_int), ("ranks", c_int), ("shuffles", c_int), ("tail", c_int)]
+
+
+@begins()
+class Batch(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("per_rank", c_uint64), ("all_ranks", c_uint64), ("left", c_uint64)]
+
+
+@begins(fragments=1, lr=1, nesterov=1)
+class OuterOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("every", c_uint32), ("fragments", c_uint32),
+                ("delay", c_uint32), ("fragment_of", POINTER(c_uint32)), ("lr", c_double), ("momentum", c_double),
+                ("nesterov", c_int), ("mixing", c_double), ("compression", c_int), ("forgets_error", c_int),
+                ("shares_start", c_int), ("timeout_ms", c_uint32)]
+
+
+@begins(begun=-1, applied=-1)
+class OuterResult(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("begun", c_int64), ("applied", c_int64)]
+
+
+@begins()
+class OuterTotals(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("steps", c_uint64), ("exchanges", c_uint64), ("sent_bytes", c_uint64),
+                ("network_bytes", c_uint64), ("waited_us", c_double), ("computed_us", c_double)]
 
 
 # The return type and the arguments of each function.
@@ -437,9 +476,6 @@ FUNCTIONS = {
     "shoal_simulate": (c_int, [POINTER(Simulation), c_void_p, POINTER(Simulated)]),
     "shoal_watch": (c_int, [c_int, WatchFn, c_void_p, c_char_p, c_size_t]),
     "shoal_watch_print": (c_int, [c_int, c_void_p, c_char_p, c_size_t]),
-    "shoal_sampling_count": (c_int, [POINTER(Sampling), POINTER(c_uint64), c_char_p, c_size_t]),
-    "shoal_sampling_indices": (c_int, [POINTER(Sampling), c_uint64, c_size_t, POINTER(c_uint64), c_char_p, c_size_t]),
-    "shoal_batch_divide": (c_int, [c_uint64, c_int, c_int, POINTER(Batch), c_char_p, c_size_t]),
     "shoal_gradient_layout_create": (c_int, [POINTER(Parameter), c_size_t, POINTER(GradientLayoutOptions), POINTER(c_void_p),
                                              c_char_p, c_size_t]),
     "shoal_gradient_layout_free": (None, [c_void_p]),
@@ -489,17 +525,6 @@ FUNCTIONS = {
     "shoal_reducer_parameter_steps": (c_uint64, [c_void_p, c_size_t]),
     "shoal_reducer_set_parameter_steps": (c_int, [c_void_p, c_size_t, c_uint64]),
     "shoal_optimizer_update": (c_int, [c_int, POINTER(OptimizerGroup), c_uint64, c_double, POINTER(OptimizerRange)]),
-    "shoal_outer_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(c_void_p), POINTER(OuterOptions),
-                                   POINTER(c_void_p)]),
-    "shoal_outer_free": (None, [c_void_p]),
-    "shoal_outer_step": (c_int, [c_void_p, POINTER(c_void_p), POINTER(OuterResult)]),
-    "shoal_outer_is_due": (c_int, [c_void_p]),
-    "shoal_outer_finish": (c_int, [c_void_p, POINTER(c_void_p)]),
-    "shoal_outer_failure": (c_int, [c_void_p, POINTER(Failure)]),
-    "shoal_outer_stats": (c_int, [c_void_p, POINTER(OuterTotals)]),
-    "shoal_outer_state_bytes": (c_size_t, [c_void_p]),
-    "shoal_outer_export": (c_int, [c_void_p, c_void_p, c_size_t]),
-    "shoal_outer_import": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_shards_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(ShardsOptions),
                                     POINTER(c_void_p)]),
     "shoal_shards_free": (None, [c_void_p]),
@@ -516,4 +541,31 @@ FUNCTIONS = {
     "shoal_shards_parameter_steps": (c_uint64, [c_void_p, c_size_t]),
     "shoal_shards_set_parameter_steps": (c_int, [c_void_p, c_size_t, c_uint64]),
     "shoal_shards_memory": (c_int, [c_void_p, POINTER(ShardsBytes)]),
+    "shoal_reducer_save": (c_int, [c_void_p, c_char_p, POINTER(SaveOptions)]),
+    "shoal_shards_save": (c_int, [c_void_p, c_char_p, POINTER(SaveOptions)]),
+    "shoal_reducer_load": (c_int, [c_void_p, c_char_p, POINTER(LoadOptions), POINTER(LoadResult)]),
+    "shoal_shards_load": (c_int, [c_void_p, c_char_p, POINTER(LoadOptions), POINTER(LoadResult)]),
+    "shoal_checkpoint_open": (c_int, [c_char_p, c_uint64, POINTER(c_void_p), c_char_p, c_size_t]),
+    "shoal_checkpoint_close": (None, [c_void_p]),
+    "shoal_checkpoint_steps": (c_int, [c_char_p, POINTER(c_uint64), c_size_t, POINTER(c_size_t), c_char_p, c_size_t]),
+    "shoal_checkpoint_describe": (c_int, [c_void_p, POINTER(CheckpointAbout)]),
+    "shoal_checkpoint_entry": (c_int, [c_void_p, c_size_t, POINTER(CheckpointParameter)]),
+    "shoal_checkpoint_read": (c_int, [c_void_p, c_size_t, c_int, c_size_t, c_size_t, c_void_p, c_char_p, c_size_t]),
+    "shoal_checkpoint_extra": (c_int, [c_void_p, c_void_p, c_char_p, c_size_t]),
+    "shoal_checkpoint_write": (c_int, [c_char_p, POINTER(SaveOptions), c_int, POINTER(CheckpointValues), c_size_t, c_char_p,
+                                       c_size_t]),
+    "shoal_sampling_count": (c_int, [POINTER(Sampling), POINTER(c_uint64), c_char_p, c_size_t]),
+    "shoal_sampling_indices": (c_int, [POINTER(Sampling), c_uint64, c_size_t, POINTER(c_uint64), c_char_p, c_size_t]),
+    "shoal_batch_divide": (c_int, [c_uint64, c_int, c_int, POINTER(Batch), c_char_p, c_size_t]),
+    "shoal_outer_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(c_void_p), POINTER(OuterOptions),
+                                   POINTER(c_void_p)]),
+    "shoal_outer_free": (None, [c_void_p]),
+    "shoal_outer_step": (c_int, [c_void_p, POINTER(c_void_p), POINTER(OuterResult)]),
+    "shoal_outer_is_due": (c_int, [c_void_p]),
+    "shoal_outer_finish": (c_int, [c_void_p, POINTER(c_void_p)]),
+    "shoal_outer_failure": (c_int, [c_void_p, POINTER(Failure)]),
+    "shoal_outer_stats": (c_int, [c_void_p, POINTER(OuterTotals)]),
+    "shoal_outer_state_bytes": (c_size_t, [c_void_p]),
+    "shoal_outer_export": (c_int, [c_void_p, c_void_p, c_size_t]),
+    "shoal_outer_import": (c_int, [c_void_p, c_void_p, c_size_t]),
 }

@@ -240,6 +240,38 @@ class Reduction:
 
     # ---- Checkpoints ----
 
+    @property
+    def names(self):
+        return self._names
+
+    @property
+    def parameters(self):
+        return self._parameters
+
+    @property
+    def numbers(self):
+        """Each parameter's number in the optimizer."""
+        return self._numbers
+
+    @property
+    def address(self):
+        return self._address
+
+    def check(self, status):
+        self._reducer.check(status)
+
+    def settle(self):
+        """Takes over values that the program has written, before a sharded checkpoint."""
+        if self._take_back() or self._versions_now() != self._versions:
+            self._load_parameters()
+
+    def loaded(self):
+        """The engine has written parameters and states."""
+        for parameter in self._parameters:
+            torch.autograd.graph.increment_version(parameter)
+        self._versions = self._versions_now()
+        self._collected = None
+
     def _states_of(self, index):
         """Pairs of a state's name in torch's form, and its number."""
         group = self._settings[self._group_of[index]]
@@ -313,6 +345,11 @@ class Reduction:
         """Numbers that change when the program changes a parameter of which the reducer keeps a copy."""
         keeps_all = self._modes["steps_early"] or self._modes["is_atomic"] or self._is_offloaded
         return [parameter._version for parameter in self._parameters if keeps_all or parameter.dtype in HALVES]
+
+
+def base_of(optimizer):
+    """The name of torch's class of an optimizer that runs in the reduction."""
+    return type(optimizer).__name__
 
 
 def _counted_step(optimizer):

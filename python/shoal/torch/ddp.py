@@ -30,7 +30,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import distributed as torchs
 
 from .. import _native, _replicas
-from . import _communicator, _gradients, _optimizer, norm
+from . import _checkpoint, _communicator, _gradients, _optimizer, norm
 from ._parameters import Parameters
 
 MIB = 1 << 20
@@ -574,6 +574,25 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     def grad_norm(self):
         """With optimizer= and max_norm=: the norm of the last step's averages, before they were clipped; None before a step."""
         return self._reduction.norm() if self._reduction else None
+
+    def save_checkpoint(self, folder, step, extra=None, keep=0):
+        """With optimizer=: saves a sharded checkpoint of the module and its optimizer at `folder`, in which each rank writes
+        its share. All ranks call it between steps; it returns when the checkpoint is on the disk. `extra` of rank 0 is saved
+        with it: tensors, numbers, strings, and lists and dicts of these. keep: how many checkpoints stay; 0 for all. Frozen
+        parameters are not saved."""
+        _checkpoint.save(self, self._reduction_for("save_checkpoint", "torch.save"), folder, step, extra, keep)
+
+    def load_checkpoint(self, folder, step=None):
+        """With optimizer=: loads a checkpoint that any number of ranks has saved; None for the latest. All ranks call it
+        between steps. It replaces parameters, buffers, states and the settings of groups. After an error nothing has
+        changed. Returns (step, extra)."""
+        return _checkpoint.load(self, self._reduction_for("load_checkpoint", "torch.load"), folder, step)
+
+    def _reduction_for(self, name, other):
+        if not self._reduction:
+            raise RuntimeError(f"shoal: {name}() is for modules with optimizer=, whose states are divided: without it, every rank has "
+                               f"all of them: use {other} with the state_dict() of module and optimizer")
+        return self._reduction
 
     def compare_parameters(self):
         """Checks that parameters are equal on all ranks. All call it between steps, for example every 100 steps. The error

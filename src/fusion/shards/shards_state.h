@@ -103,6 +103,12 @@ struct shards_range shards_range_of(const struct shoal_shards *shards, size_t pa
 /* Returns the offset of an element in this rank's shard, in elements. The shard must have it. */
 size_t shards_offset(const struct shoal_shards *shards, size_t parameter, size_t element);
 
+/* Returns the address of an element of this rank's shard: of a state, or of the parameter if it has no master. */
+char *shards_value_at(const struct shoal_shards *shards, size_t parameter, enum shoal_optimizer_state state, size_t element);
+
+/* Sets a range of a parameter to its master, rounded. Does nothing if it has no master. */
+void shards_round_master(const struct shoal_shards *shards, size_t parameter, const struct shards_range *range);
+
 /* Logs a refusal that changes nothing. Returns status. */
 enum shoal_status shards_refuse(const struct shoal_shards *shards, enum shoal_status status, const char *format, ...)
     FUSION_PRINTF(3, 4);

@@ -68,16 +68,14 @@ static enum shoal_status check_value(const struct shoal_shards *shards, const ch
                          fusion_parameter_text(&shards->parameters, parameter, name, sizeof name), (int)state);
 }
 
-/* Returns the address of an element of this rank's shard: of a state, or of the parameter if it has no master. */
-static char *value_at(const struct shoal_shards *shards, size_t parameter, enum shoal_optimizer_state state, size_t element)
+char *shards_value_at(const struct shoal_shards *shards, size_t parameter, enum shoal_optimizer_state state, size_t element)
 {
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
     char *array = unit->states[state] ? unit->states[state] : unit->own;
     return array + shards_offset(shards, parameter, element) * shards_real_bytes(unit->type);
 }
 
-/* The parameter is the master, rounded. */
-static void round_master(const struct shoal_shards *shards, size_t parameter, const struct shards_range *range)
+void shards_round_master(const struct shoal_shards *shards, size_t parameter, const struct shards_range *range)
 {
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
     const size_t offset = shards_offset(shards, parameter, range->begin);
@@ -97,9 +95,10 @@ enum shoal_status shoal_shards_write(struct shoal_shards *shards, size_t paramet
     FUSION_TRY(shards_forget_slots(shards));
     if (range.count == 0)
         return SHOAL_OK;
-    memcpy(value_at(shards, parameter, state, range.begin), (const char *)values + range.begin * real, range.count * real);
+    memcpy(shards_value_at(shards, parameter, state, range.begin), (const char *)values + range.begin * real,
+           range.count * real);
     if (state == SHOAL_STATE_MASTER)
-        round_master(shards, parameter, &range);
+        shards_round_master(shards, parameter, &range);
     return SHOAL_OK;
 }
 
@@ -111,7 +110,7 @@ enum shoal_status shoal_shards_read(struct shoal_shards *shards, size_t paramete
     const enum shoal_type real = type == SHOAL_FLOAT64 ? SHOAL_FLOAT64 : SHOAL_FLOAT32;
     const struct shards_range own = shards_range_of(shards, parameter, shards->rank);
     const struct shoal_options options = fusion_deadline(shards->options.timeout_ms);
-    const char *from = own.count ? value_at(shards, parameter, state, own.begin) : NULL;
+    const char *from = own.count ? shards_value_at(shards, parameter, state, own.begin) : NULL;
     if (shards_unit_of(shards, parameter)->is_whole) {
         if (own.count)
             memcpy(values_out, from, own.count * shoal_type_bytes(real));
