@@ -102,7 +102,7 @@ struct shoal_load_result {
  * Errors are the same on every rank, and the message names the rank and the file or parameter. ERR_ARGUMENT: there is no
  * checkpoint, or none of that step; it is of another model, or has other states; a file is missing, was cut short or changed,
  * or belongs to another step or checkpoint; extra_room is too small. ERR_MISMATCH: ranks load different steps, or see different
- * checkpoints. ERR_UNSUPPORTED: the reducer's parameters are on a device. Otherwise ERR_STATE as above, ERR_SYSTEM, ERR_MEMORY,
+ * checkpoints. Otherwise ERR_STATE as above, ERR_SYSTEM, ERR_MEMORY,
  * or the errors of an operation. */
 SHOAL_CALL shoal_reducer_load(struct shoal_reducer *reducer, const char *folder, const struct shoal_load_options *options,
                               struct shoal_load_result *result_out);

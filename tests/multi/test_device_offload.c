@@ -8,7 +8,7 @@
 #include "device_bench.h"
 #include "gradient_values.h"
 #include "reference.h"
-#include "shoal/gradients.h"
+#include "shoal/checkpoints.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define PARAMETERS 13
@@ -316,6 +316,40 @@ static void states_body(struct world *world)
     close_job(&job);
 }
 
+/* A checkpoint of the reducer on the device is loaded by both: values go up to the device at once. */
+static void checkpoint_body(struct world *world)
+{
+    char folder[64];
+    struct shoal_save_options options = SHOAL_SAVE_OPTIONS_INIT;
+    struct job job;
+    snprintf(folder, sizeof folder, "/tmp/shoal-offload-%d", (int)getppid());
+    open_job(&job, world, "late=30,torn=2,seed=9", 9);
+    create_both(&job);
+    run_step(&job, false);
+    OK(world, shoal_reducer_save(job.device, folder, &options));
+    run_step(&job, false);
+    OK(world, shoal_reducer_load(job.device, folder, NULL, NULL));
+    OK(world, shoal_reducer_load(job.host, folder, NULL, NULL));
+    expect_alike(&job);
+    run_step(&job, false);
+    OK(world, shoal_barrier(world->comm, NULL));
+    options.step = 1;
+    options.keep = 1;
+    OK(world, shoal_reducer_save(job.host, folder, &options)); /* removes the other */
+    if (world->rank == 0) {
+        char path[160];
+        for (int shard = 0; shard < world->size; shard++) {
+            snprintf(path, sizeof path, "%s/step-000000000001/shard-%05d-of-%05d.shoal", folder, shard, world->size);
+            CHECK(world, unlink(path) == 0, "no %s", path);
+        }
+        snprintf(path, sizeof path, "%s/step-000000000001/complete", folder);
+        CHECK(world, unlink(path) == 0, "no %s", path);
+        snprintf(path, sizeof path, "%s/step-000000000001", folder);
+        CHECK(world, rmdir(path) == 0 && rmdir(folder) == 0, "other files in %s", folder);
+    }
+    close_job(&job);
+}
+
 #define THREADS 3
 
 struct thread {
@@ -543,6 +577,7 @@ int main(int argument_count, char **arguments)
     run_steps(4, 2, "late=20,seed=5");
     run("uneven steps", 3, uneven_body, "late=30,torn=2,seed=6");
     run("states", 2, states_body, NULL);
+    run("a checkpoint", 2, checkpoint_body, NULL);
     run("several threads", 2, threads_body, NULL);
     run("calls", 2, calls_body, NULL);
     run("options", 2, options_body, NULL);

@@ -106,31 +106,46 @@ enum shoal_status fusion_offload_check(const struct shoal_reducer *reducer, enum
     return SHOAL_OK;
 }
 
-static enum shoal_status fetch_parameters(const struct shoal_reducer *reducer)
+static enum shoal_status offload_copy_all(const struct shoal_reducer *reducer, bool is_up)
 {
     struct shoal_gpu_packer *packer = packer_of(reducer);
     FUSION_TRY(shoal_gpu_packer_begin(packer, 0));
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         const size_t bytes = fusion_parameter_bytes(fusion_parameter(reducer, i));
+        char *host = fusion_parameter_at(reducer, i);
+        void *memory = reducer->offload->memory[i];
         if (bytes > 0)
-            FUSION_TRY(shoal_gpu_packer_fetch(packer, 0, fusion_parameter_at(reducer, i), reducer->offload->memory[i], bytes));
+            FUSION_TRY(is_up ? shoal_gpu_packer_store(packer, 0, memory, host, bytes)
+                             : shoal_gpu_packer_fetch(packer, 0, host, memory, bytes));
     }
     return SHOAL_OK;
 }
 
-enum shoal_status fusion_offload_load(struct shoal_reducer *reducer)
+/* Copies all parameters, and waits for the device. */
+static enum shoal_status exchange_parameters(struct shoal_reducer *reducer, bool is_up)
 {
     char why[FUSION_TEXT_MAX];
     if (!reducer->offload)
         return SHOAL_OK;
     FUSION_TRY(fusion_offload_check(reducer, SHOAL_STEP_REDUCE));
-    const enum shoal_status status = fetch_parameters(reducer);
+    const enum shoal_status status = offload_copy_all(reducer, is_up);
     const enum shoal_status settled = shoal_gpu_packer_settle(packer_of(reducer)); /* also what was put there before an error */
     const enum shoal_status first = status == SHOAL_OK ? settled : status;
     if (first == SHOAL_OK)
         return SHOAL_OK;
     fusion_tell_why(reducer, first, why, sizeof why);
-    return fusion_fail(reducer, first, -1, "parameters could not be read from the device: %.360s", why);
+    return fusion_fail(reducer, first, -1, "parameters could not be %s the device: %.360s", is_up ? "written to" : "read from",
+                       why);
+}
+
+enum shoal_status fusion_offload_load(struct shoal_reducer *reducer)
+{
+    return exchange_parameters(reducer, false);
+}
+
+enum shoal_status fusion_offload_store(struct shoal_reducer *reducer)
+{
+    return exchange_parameters(reducer, true);
 }
 
 /* ---- A buffer ------------------------------------------------------------------------------------------------------------ */

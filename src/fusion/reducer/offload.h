@@ -25,6 +25,9 @@ SHOAL_MUST_USE enum shoal_status fusion_offload_check(const struct shoal_reducer
 /* Copies the caller's parameters to the host. Waits for the device. */
 SHOAL_MUST_USE enum shoal_status fusion_offload_load(struct shoal_reducer *reducer);
 
+/* Copies the parameters to the caller's memory. Waits for the device. */
+SHOAL_MUST_USE enum shoal_status fusion_offload_store(struct shoal_reducer *reducer);
+
 /* Call with the lock held when a step begins. */
 void fusion_offload_reset(struct shoal_reducer *reducer);
 

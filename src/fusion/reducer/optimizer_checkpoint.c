@@ -5,6 +5,7 @@
 
 #include "fusion/checkpoint/checkpoint_model.h"
 #include "fusion/reducer/marks.h"
+#include "fusion/reducer/offload.h"
 #include "fusion/reducer/optimizer_shards.h"
 #include "fusion/reducer/reducer_failure.h"
 
@@ -161,14 +162,11 @@ enum shoal_status shoal_reducer_load(struct shoal_reducer *reducer, const char *
     static const char call[] = "shoal_reducer_load";
     struct checkpoint_model model;
     FUSION_TRY(check_checkpoint_call(reducer, call));
-    if (reducer->device)
-        return fusion_refuse(reducer, SHOAL_ERR_UNSUPPORTED,
-                             "%s: the parameters are on a device, to which loaded values are not copied: read them with "
-                             "shoal_checkpoint_read, and write them with shoal_reducer_write_state",
-                             call);
+    FUSION_TRY(fusion_offload_check(reducer, SHOAL_STEP_REDUCE));
     enum shoal_status status = describe_shards(reducer, call, &model);
     status = checkpoint_load(&model, folder, options, status, result_out);
     forget_model(&model);
     FUSION_TRY(checkpoint_settle(reducer, status));
-    return gather_parameters(reducer);
+    FUSION_TRY(gather_parameters(reducer));
+    return fusion_offload_store(reducer);
 }
