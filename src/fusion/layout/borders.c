@@ -1,0 +1,232 @@
+#include "fusion/layout/borders.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/assert.h"
+#include "base/floats.h"
+#include "fusion/layout/hash.h"
+
+#define WHOLE_MAX (UINT64_C(1) << 32) /* so that products of two numbers up to it fit into 64 bits */
+
+/* ---- Weights ------------------------------------------------------------------------------------------------------------- */
+
+const char *fusion_weights_fault(const double *weights, int shards, char *text, size_t text_bytes)
+{
+    SHOAL_DEFAULT_FLOATS;
+    double sum = 0;
+    for (int i = 0; weights && i < shards; i++) {
+        sum += weights[i];
+        if (weights[i] >= 0 && weights[i] - weights[i] == 0)
+            continue;
+        snprintf(text, text_bytes, "optimizer->weights: weight %d is %g: it must be a number from 0", i, weights[i]);
+        return text;
+    }
+    if (!weights || (sum > 0 && sum - sum == 0))
+        return NULL;
+    snprintf(text, text_bytes, "optimizer->weights: the sum of the %d weights is %g: it must be above 0, and finite", shards,
+             sum);
+    return text;
+}
+
+uint64_t fusion_weights_hash(const double *weights, int shards)
+{
+    uint64_t hash = fusion_hash_word(FUSION_HASH_BEGIN, (uint64_t)shards);
+    for (int i = 0; i < shards; i++) {
+        const double weight = weights ? weights[i] : 1;
+        uint64_t word;
+        memcpy(&word, &weight, sizeof word);
+        hash = fusion_hash_word(hash, word);
+    }
+    return hash;
+}
+
+/* ---- The divider --------------------------------------------------------------------------------------------------------- */
+
+struct fusion_divider {
+    int shards;
+    uint64_t whole;    /* at most WHOLE_MAX */
+    uint64_t *shares;  /* [shards + 1]: shard i is to have (shares[i + 1] - shares[i]) / whole of everything */
+    uint64_t elements; /* of the buffers so far */
+    uint64_t *owned;   /* [shards]: elements of each shard so far */
+    uint64_t *wanted;  /* [shards + 1]: for the buffer that is being cut: of all shards before */
+};
+
+static bool are_equal(const double *weights, int shards)
+{
+    for (int i = 1; weights && i < shards; i++)
+        if (weights[i] != weights[0])
+            return false;
+    return true;
+}
+
+/* Equal shares are exact, others have 32 bits: whole numbers, so that all machines compute the same. */
+static void set_shares(struct fusion_divider *divider, const double *weights)
+{
+    const int shards = divider->shards;
+    SHOAL_DEFAULT_FLOATS;
+    double sum = 0, before = 0;
+    divider->whole = are_equal(weights, shards) ? (uint64_t)(unsigned)shards : WHOLE_MAX;
+    for (int i = 0; divider->whole == WHOLE_MAX && i < shards; i++)
+        sum += weights[i];
+    for (int i = 0; i < shards; i++) {
+        before += divider->whole == WHOLE_MAX ? weights[i] : 0;
+        divider->shares[i + 1] =
+            divider->whole == WHOLE_MAX ? (uint64_t)(before / sum * (double)WHOLE_MAX) : (uint64_t)(unsigned)i + 1;
+    }
+}
+
+struct fusion_divider *fusion_divider_create(const double *weights, int shards)
+{
+    struct fusion_divider *divider = calloc(1, sizeof *divider);
+    if (!divider)
+        return NULL;
+    divider->shards = shards;
+    divider->shares = calloc((size_t)shards + 1, sizeof *divider->shares);
+    divider->owned = calloc((size_t)shards, sizeof *divider->owned);
+    divider->wanted = calloc((size_t)shards + 1, sizeof *divider->wanted);
+    if (!divider->shares || !divider->owned || !divider->wanted) {
+        fusion_divider_free(divider);
+        return NULL;
+    }
+    set_shares(divider, weights);
+    return divider;
+}
+
+void fusion_divider_free(struct fusion_divider *divider)
+{
+    if (!divider)
+        return;
+    free(divider->shares);
+    free(divider->owned);
+    free(divider->wanted);
+    free(divider);
+}
+
+/* ---- What each shard wants of a buffer ----------------------------------------------------------------------------------- */
+
+/* Returns n * part / whole, rounded down. part is at most whole, whole at most WHOLE_MAX. */
+static uint64_t share_of(uint64_t n, uint64_t part, uint64_t whole)
+{
+    return n / whole * part + n % whole * part / whole;
+}
+
+/* Each shard wants what it lacks of its share of all buffers so far and of this one. Together they want at least this buffer;
+ * more if earlier granules gave some shards more than their shares. */
+static void add_up_wanted(struct fusion_divider *divider, uint64_t elements)
+{
+    const uint64_t all = divider->elements + elements;
+    for (int i = 0; i < divider->shards; i++) {
+        const uint64_t share =
+            share_of(all, divider->shares[i + 1], divider->whole) - share_of(all, divider->shares[i], divider->whole);
+        divider->wanted[i + 1] = divider->wanted[i] + (share > divider->owned[i] ? share - divider->owned[i] : 0);
+    }
+}
+
+/* Returns where border `number` of a buffer should be, in elements. */
+static uint64_t find_target(const struct fusion_divider *divider, int number, uint64_t elements)
+{
+    uint64_t part = divider->wanted[number], whole = divider->wanted[divider->shards];
+    if (whole == elements)
+        return part;
+    while (whole > WHOLE_MAX) {
+        part >>= 1;
+        whole >>= 1;
+    }
+    return share_of(elements, part, whole);
+}
+
+/* ---- Borders ------------------------------------------------------------------------------------------------------------- */
+
+/* A run of elements with one granule: a parameter and the padding after it, or the padding at the end of the buffer. */
+struct run {
+    uint64_t begin, end, granule;
+};
+
+static struct run run_of(const struct fusion_span *spans, size_t span_count, size_t index, size_t bytes, size_t element_bytes)
+{
+    const uint64_t line = FUSION_ALIGNMENT / element_bytes;
+    struct run run = {0, bytes / element_bytes, line};
+    if (index > 0) {
+        const struct fusion_span *before = &spans[index - 1];
+        run.begin = fusion_round_up(before->offset + before->count * element_bytes, FUSION_ALIGNMENT) / element_bytes;
+    }
+    if (index < span_count) {
+        const struct fusion_span *span = &spans[index];
+        SHOAL_ASSERT(span->offset == run.begin * element_bytes);
+        run.end = fusion_round_up(span->offset + span->count * element_bytes, FUSION_ALIGNMENT) / element_bytes;
+        run.granule = span->granule > 1 ? fusion_min(span->granule, fusion_max(span->count, 1)) : line;
+    }
+    return run;
+}
+
+/* Returns the possible border that is nearest to the target, the lower one of two. After the last granule is the run's end. */
+static uint64_t find_nearest(const struct run *run, size_t count, uint64_t target)
+{
+    const uint64_t lower = run->begin + (target - run->begin) / run->granule * run->granule;
+    const uint64_t next = lower + run->granule;
+    const uint64_t upper = next - run->begin >= count ? run->end : next;
+    if (lower - run->begin >= count && lower != run->begin) /* in the padding after a parameter */
+        return run->end;
+    return target - lower <= upper - target ? lower : upper;
+}
+
+static void find_borders(struct fusion_divider *divider, const struct fusion_span *spans, size_t span_count, size_t bytes,
+                         size_t element_bytes, size_t *begins)
+{
+    const uint64_t elements = bytes / element_bytes;
+    size_t index = 0;
+    struct run run = run_of(spans, span_count, 0, bytes, element_bytes);
+    add_up_wanted(divider, elements);
+    for (int i = 1; i < divider->shards; i++) {
+        const uint64_t target = find_target(divider, i, elements);
+        while (target >= run.end && index < span_count)
+            run = run_of(spans, span_count, ++index, bytes, element_bytes);
+        const bool is_by_lines = index == span_count || spans[index].granule <= 1;
+        const uint64_t border =
+            target >= run.end ? run.end : find_nearest(&run, is_by_lines ? run.end - run.begin : spans[index].count, target);
+        begins[i] = border * element_bytes;
+        SHOAL_ASSERT(begins[i] >= begins[i - 1] && begins[i] <= bytes);
+    }
+    begins[divider->shards] = bytes;
+}
+
+static bool is_even(const size_t *begins, int shards)
+{
+    for (int i = 1; i <= shards; i++)
+        if (begins[i] != begins[1] * (size_t)i)
+            return false;
+    return true;
+}
+
+enum shoal_status fusion_divider_cut(struct fusion_divider *divider, const struct fusion_span *spans, size_t span_count,
+                                     size_t bytes, size_t element_bytes, struct fusion_borders *borders_out)
+{
+    const size_t shards = (size_t)divider->shards;
+    *borders_out = (struct fusion_borders){0, NULL, NULL};
+    size_t *begins = calloc(2 * shards + 1, sizeof *begins);
+    if (!begins)
+        return SHOAL_ERR_MEMORY;
+    find_borders(divider, spans, span_count, bytes, element_bytes, begins);
+    size_t *counts = begins + shards + 1;
+    for (size_t i = 0; i < shards; i++) {
+        counts[i] = (begins[i + 1] - begins[i]) / element_bytes;
+        divider->owned[i] += counts[i];
+    }
+    divider->elements += bytes / element_bytes;
+    borders_out->each = bytes / shards;
+    if (is_even(begins, divider->shards)) {
+        free(begins);
+        return SHOAL_OK;
+    }
+    borders_out->begins = begins;
+    borders_out->counts = counts;
+    return SHOAL_OK;
+}
+
+void fusion_borders_free(struct fusion_borders *borders)
+{
+    free(borders->begins); /* counts are in the same memory */
+    *borders = (struct fusion_borders){0, NULL, NULL};
+}
