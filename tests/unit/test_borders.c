@@ -1,5 +1,5 @@
-/* Borders between shards: over random models, weights and granules, each element has one owner, borders are where granules
- * allow them, and each shard is about as long as its weight's share. Equal weights cut buffers into equal bytes. */
+/* Borders between shards: over random models, weights and granules, each element has one owner, no border cuts a granule,
+ * and each shard is about as long as its weight's share. Equal weights cut buffers into equal bytes. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

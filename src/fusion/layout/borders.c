@@ -107,7 +107,7 @@ void fusion_divider_free(struct fusion_divider *divider)
 /* ---- What each shard wants of a buffer ----------------------------------------------------------------------------------- */
 
 /* Returns n * part / whole, rounded down. part is at most whole, whole at most WHOLE_MAX. */
-static uint64_t share_of(uint64_t n, uint64_t part, uint64_t whole)
+static uint64_t border_share(uint64_t n, uint64_t part, uint64_t whole)
 {
     return n / whole * part + n % whole * part / whole;
 }
@@ -119,7 +119,7 @@ static void add_up_wanted(struct fusion_divider *divider, uint64_t elements)
     const uint64_t all = divider->elements + elements;
     for (int i = 0; i < divider->shards; i++) {
         const uint64_t share =
-            share_of(all, divider->shares[i + 1], divider->whole) - share_of(all, divider->shares[i], divider->whole);
+            border_share(all, divider->shares[i + 1], divider->whole) - border_share(all, divider->shares[i], divider->whole);
         divider->wanted[i + 1] = divider->wanted[i] + (share > divider->owned[i] ? share - divider->owned[i] : 0);
     }
 }
@@ -134,7 +134,7 @@ static uint64_t find_target(const struct fusion_divider *divider, int number, ui
         part >>= 1;
         whole >>= 1;
     }
-    return share_of(elements, part, whole);
+    return border_share(elements, part, whole);
 }
 
 /* ---- Borders ------------------------------------------------------------------------------------------------------------- */
@@ -162,7 +162,7 @@ static struct run run_of(const struct fusion_span *spans, size_t span_count, siz
 }
 
 /* Returns the possible border that is nearest to the target, the lower one of two. After the last granule is the run's end. */
-static uint64_t find_nearest(const struct run *run, size_t count, uint64_t target)
+static uint64_t border_near(const struct run *run, size_t count, uint64_t target)
 {
     const uint64_t lower = run->begin + (target - run->begin) / run->granule * run->granule;
     const uint64_t next = lower + run->granule;
@@ -185,7 +185,7 @@ static void find_borders(struct fusion_divider *divider, const struct fusion_spa
             run = run_of(spans, span_count, ++index, bytes, element_bytes);
         const bool is_by_lines = index == span_count || spans[index].granule <= 1;
         const uint64_t border =
-            target >= run.end ? run.end : find_nearest(&run, is_by_lines ? run.end - run.begin : spans[index].count, target);
+            target >= run.end ? run.end : border_near(&run, is_by_lines ? run.end - run.begin : spans[index].count, target);
         begins[i] = border * element_bytes;
         SHOAL_ASSERT(begins[i] >= begins[i - 1] && begins[i] <= bytes);
     }

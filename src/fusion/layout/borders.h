@@ -1,13 +1,13 @@
-/* Where buffers are cut into shards. A divider cuts one buffer after the other, for the reducer and for sharded parameters
+/* Computes the borders between shards. A divider cuts one buffer after the other, for the reducer and for sharded parameters
  * alike; all ranks compute the same borders. Pure arithmetic: it knows no rank and moves no data.
  *
- *     buffer    | p0    | p1            | padding |       granules: a border is at a multiple of p1's granule, or in padding
+ *     buffer    | p0    | p1            | padding |       a border is at a multiple of its parameter's granule, or in padding
  *     borders   0          ^         ^            ^
- *     shard     |    0     |    1    |     2      |       about as long as its weight's share; may be empty
+ *     shard     |    0     |    1    |     2      |       as long as its weight's share, if granules allow it; may be empty
  *
- * Rounding to granules makes shards longer or shorter than their shares. The divider adds up what each shard number has had so
- * far and gives it so much less or more of the next buffers. So no shard number has more than its share of all buffers by more
- * than one granule. */
+ * Rounding to granules makes shards longer or shorter than their shares. The divider adds up the elements of each shard number
+ * over all buffers so far, and the next buffers make up for the difference. So no shard number owns more than its share of all
+ * buffers by more than one granule. */
 #ifndef SHOAL_FUSION_BORDERS_H
 #define SHOAL_FUSION_BORDERS_H
 
@@ -34,8 +34,8 @@ static inline size_t fusion_shard_length(const struct fusion_borders *borders, i
 struct fusion_span {
     size_t offset;  /* bytes */
     size_t count;   /* elements */
-    size_t granule; /* elements that a border may not separate. 0 and 1: borders are at multiples of FUSION_ALIGNMENT bytes.
-                       count or more: the parameter stays whole */
+    size_t granule; /* elements between possible borders. With 0 and 1 borders are at multiples of FUSION_ALIGNMENT bytes; with
+                       count or more the parameter stays whole */
 };
 
 /* Returns NULL if the weights are possible, otherwise what is wrong, in text. weights has an entry for each shard, or is NULL:
