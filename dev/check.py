@@ -98,7 +98,7 @@ OPAQUE = {
     "fusion_flow": ["fusion/reducer/flow.c"],
     "fusion_compressor": ["fusion/reducer/compress.c"],
     "fusion_optimizer": ["fusion/reducer/optimizer_shards.h", "fusion/reducer/optimizer.c", "fusion/reducer/optimizer_calls.c",
-                         "fusion/reducer/optimizer_teams.c"],
+                         "fusion/reducer/optimizer_borders.c", "fusion/reducer/optimizer_teams.c"],
     "fusion_tally": ["fusion/reducer/tally.c"],
     "fusion_out": ["fusion/reducer/out.c"],
     "fusion_stats": ["fusion/reducer/stats.c"],

@@ -187,11 +187,16 @@ struct shoal_optimizer {
     int is_atomic;   /* 1: parameters change only when the whole step has succeeded */
     int degree; /* ranks that share one copy of the states; 0: all. Divides their number. SHOAL_DEGREE_HOST: those of a host,
                    equally many on each */
+    const double *weights;  /* for each rank of a team, in the order of ranks, its share relative to the others', from 0. NULL:
+                               equal shares. Copied */
+    const size_t *granules; /* for each parameter: shards begin at multiples of that many of its elements (the length of a row
+                               or a block, for example). 0, 1: anywhere. Its count or more: one rank owns all of it. NULL:
+                               anywhere. Copied */
 };
 #define SHOAL_DEGREE_HOST (-1)
-#define SHOAL_OPTIMIZER_INIT                                          \
-    {                                                                 \
-        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_OPTIMIZER_INIT                                                \
+    {                                                                       \
+        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* All fields must be the same on all ranks, except struct_bytes, stream, and the functions and their arguments. */
@@ -504,9 +509,10 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
 
 /* ---- 10. An optimizer in the reduction ----------------------------------------------------------------------------------- */
 
-/* With options.optimizer each rank owns one *shard* of every buffer: 1 / ranks of it. The owner receives the sum of its shard,
- * steps the parameters there, and sends the new parameters to the other ranks. So the same bytes travel as for an all-reduce,
- * but each rank computes only its share of the optimizer's step and keeps only its share of the states.
+/* With options.optimizer each rank owns one *shard* of every buffer: 1 / ranks of it, unless `weights` are given. The owner
+ * receives the sum of its shard, steps the parameters there, and sends the new parameters to the other ranks. So the same bytes
+ * travel as for an all-reduce, but each rank computes only its share of the optimizer's step and keeps only its share of the
+ * states.
  *
  *     buffer   gradients --reduce-scatter--> shard --one pass: states, masters--> new parameters --all-gather--> parameters
  *
@@ -531,6 +537,18 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * copy of the states each. A shard is summed in the team and then over the teams; new parameters are sent in the team only. So
  * with SHOAL_DEGREE_HOST fewer bytes cross the network, and with degree 1 each rank steps all parameters.
  *
+ * With `weights`, rank i of each team owns about weights[i] / (sum of all weights) of every buffer. Choose a small weight for
+ * a rank that is slow or has little memory; a rank with the weight 0 owns nothing. With `granules`, each border between two
+ * shards is at a multiple of the parameter's granule, counted from its first element. So the elements that an update needs
+ * together have one owner: those of a row, of a block with a common scale, or of a whole matrix. If this makes a shard longer
+ * than its share, the same rank's shards of the next buffers are shorter. Over all buffers no rank owns more elements than its
+ * share by more than one granule, of at least 64 bytes. A rank may own nothing of a buffer. Without weights and granules, all
+ * shards of a buffer have equally many bytes.
+ *
+ * Each element is stepped by itself, so most results do not depend on borders. Those that do differ only by rounding: a norm
+ * (max_norm, LAMB) is the sum of the squares of all shards, and over several hosts a gradient's summands may be added in
+ * another order.
+ *
  * With is_atomic new parameters arrive in the gradients' buffers, and finish copies them to the parameters when all have
  * arrived: one pass over all parameters, and a second copy of masters and states. If a step fails, masters, states and
  * parameters of every rank are then as the last step left them that returned OK there (ranks may differ by one step).
@@ -541,8 +559,9 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * LAMB steps in finish: it needs the norms of whole parameters, which ranks exchange between two passes over their shards.
  *
  * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
- * on_buffer callback, or impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the
- * message names the group, the setting and both values. After an error in a step, parameters are undefined without is_atomic:
+ * on_buffer callback, or impossible settings (the message names the group, or the weight: negative, not finite, all 0).
+ * ERR_MISMATCH: ranks have different settings; the message names the group, the setting and both values, or the weights or
+ * granules. After an error in a step, parameters are undefined without is_atomic:
  * some buffers may have been stepped. States can no longer be read, parameters can. Restore a checkpoint. */
 
 /* Returns the address of a parameter: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc. It never changes,

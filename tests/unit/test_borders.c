@@ -29,7 +29,8 @@ struct model {
         size_t count, bytes, element;
     } buffers[BUFFERS];
     struct fusion_borders borders[BUFFERS];
-    size_t granule_max, elements; /* the largest granule, a line at least; of all buffers */
+    size_t granule_max; /* the largest granule, in elements; 64 bytes at least */
+    size_t elements;    /* of all buffers */
     size_t owned[SHARDS_MAX];
 };
 
@@ -207,7 +208,7 @@ static void whole_parameters_are_dealt_out(void **state)
         assert_int_equal(owned[i], 2);
 }
 
-/* Rounding favours no shard: of a thousand small buffers each shard has its share. */
+/* Rounding favors no shard: each one has its share after a thousand small buffers. */
 static void rounding_is_made_up_for(void **state)
 {
     (void)state;

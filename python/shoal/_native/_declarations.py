@@ -254,7 +254,8 @@ class OptimizerGroup(Sized):
 @begins(rule=3)
 class Optimizer(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("rule", c_int), ("groups", POINTER(OptimizerGroup)), ("group_count", c_size_t),
-                ("group_of", POINTER(c_uint32)), ("steps_early", c_int), ("is_atomic", c_int), ("degree", c_int)]
+                ("group_of", POINTER(c_uint32)), ("steps_early", c_int), ("is_atomic", c_int), ("degree", c_int),
+                ("weights", POINTER(c_double)), ("granules", POINTER(c_size_t))]
 
 
 @begins(op=1)

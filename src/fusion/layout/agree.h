@@ -12,7 +12,7 @@ struct fusion_option {
     uint64_t word;
 };
 
-#define FUSION_OPTIONS_MAX 32
+#define FUSION_OPTIONS_MAX 40
 
 static inline struct fusion_option fusion_number(const char *name, uint64_t value)
 {

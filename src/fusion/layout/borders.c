@@ -42,6 +42,14 @@ uint64_t fusion_weights_hash(const double *weights, int shards)
     return hash;
 }
 
+uint64_t fusion_granules_hash(const size_t *granules, const struct fusion_parameters *parameters)
+{
+    uint64_t hash = FUSION_HASH_BEGIN;
+    for (size_t i = 0; i < parameters->count; i++)
+        hash = fusion_hash_word(hash, fusion_min(fusion_granule(granules, i), fusion_max(parameters->items[i].count, 1)));
+    return hash;
+}
+
 /* ---- The divider --------------------------------------------------------------------------------------------------------- */
 
 struct fusion_divider {
@@ -50,7 +58,7 @@ struct fusion_divider {
     uint64_t *shares;  /* [shards + 1]: shard i is to have (shares[i + 1] - shares[i]) / whole of everything */
     uint64_t elements; /* of the buffers so far */
     uint64_t *owned;   /* [shards]: elements of each shard so far */
-    uint64_t *wanted;  /* [shards + 1]: for the buffer that is being cut: of all shards before */
+    uint64_t *wanted;  /* [shards + 1]: elements that shards 0 to i - 1 want of the buffer that is being cut */
 };
 
 static bool are_equal(const double *weights, int shards)
@@ -124,7 +132,7 @@ static void add_up_wanted(struct fusion_divider *divider, uint64_t elements)
     }
 }
 
-/* Returns where border `number` of a buffer should be, in elements. */
+/* Returns the element at which border `number` of a buffer should be. */
 static uint64_t find_target(const struct fusion_divider *divider, int number, uint64_t elements)
 {
     uint64_t part = divider->wanted[number], whole = divider->wanted[divider->shards];

@@ -11,7 +11,7 @@
 #ifndef SHOAL_FUSION_BORDERS_H
 #define SHOAL_FUSION_BORDERS_H
 
-#include "fusion/fusion.h"
+#include "fusion/layout/parameters.h"
 
 /* The borders of one buffer. Shard i is the bytes from border i to border i + 1. */
 struct fusion_borders {
@@ -45,6 +45,10 @@ const char *fusion_weights_fault(const double *weights, int shards, char *text, 
 /* Returns a hash of the weights. NULL has the hash of weights that are all 1. */
 uint64_t fusion_weights_hash(const double *weights, int shards);
 
+/* Returns a hash of the granules. NULL has the hash of granules that are all 0 or 1. All granules that keep a parameter whole
+ * count as equal. */
+uint64_t fusion_granules_hash(const size_t *granules, const struct fusion_parameters *parameters);
+
 /* Returns a granule of a parameter as a number from 1. granules may be NULL. */
 static inline size_t fusion_granule(const size_t *granules, size_t parameter)
 {
@@ -53,7 +57,7 @@ static inline size_t fusion_granule(const size_t *granules, size_t parameter)
 
 struct fusion_divider;
 
-/* Returns NULL if there is no memory. The weights are possible; they are read during the call only. */
+/* Returns NULL if memory is missing. fusion_weights_fault() has accepted the weights; they are read during the call only. */
 struct fusion_divider *fusion_divider_create(const double *weights, int shards);
 void fusion_divider_free(struct fusion_divider *divider);
 

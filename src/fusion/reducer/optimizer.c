@@ -36,7 +36,7 @@ static const char *check_groups(const struct shoal_optimizer *optimizer, char *t
 static const char *check_optimizer(const struct shoal_optimizer *optimizer, size_t parameter_count, char *text,
                                    size_t text_bytes)
 {
-    if (optimizer->struct_bytes < sizeof *optimizer)
+    if (!fusion_settings_are_set(optimizer))
         return "optimizer->struct_bytes is not set: use SHOAL_OPTIMIZER_INIT";
     if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LAMB)
         return "optimizer->rule is none of enum shoal_optimizer_rule";
@@ -164,11 +164,11 @@ static size_t states_of(const struct shoal_reducer *reducer, size_t buffer)
     return states;
 }
 
-/* Hands out memory, or only counts it if there is none yet. Lengths are multiples of 64, because those of shards are. */
+/* Hands out memory, or only counts it if there is none yet. */
 static char *take_memory(char *memory, size_t bytes, size_t *used)
 {
     char *at = memory ? memory + *used : NULL;
-    *used += bytes;
+    *used += fusion_round_up(bytes, FUSION_ALIGNMENT);
     return at;
 }
 
@@ -246,6 +246,7 @@ enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer)
     }
     for (size_t b = 0; b < layout->buffer_count; b++)
         optimizer->shards[b].reducer = reducer;
+    FUSION_TRY(fusion_optimizer_cut(reducer));
     return allocate_memory(reducer);
 }
 
@@ -254,8 +255,10 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
     struct fusion_optimizer *optimizer = reducer->optimizer;
     if (!optimizer)
         return;
-    if (optimizer->shards)
+    if (optimizer->shards) {
         fusion_optimizer_reset(reducer);
+        fusion_optimizer_forget_borders(reducer);
+    }
     fusion_free_memory(reducer, optimizer->parameters);
     free(optimizer->memory);
     free(optimizer->shards);
@@ -463,9 +466,7 @@ static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffe
     struct fusion_optimizer *optimizer = reducer->optimizer;
     struct fusion_shard *shard = &optimizer->shards[buffer];
     const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
-    const struct shoal_options options = fusion_options(reducer);
     char *parameters = optimizer->is_atomic ? fusion_buffer_memory(reducer, buffer) : optimizer->parameters + found->begin;
-    const size_t bytes = fusion_shard_bytes(reducer, buffer);
     struct shoal_request *request;
     fusion_lock(reducer);
     optimizer->posted++;
@@ -473,9 +474,7 @@ static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffe
     shard->gather = NULL;
     shard->is_gathered = false;
     fusion_unlock(reducer);
-    const enum shoal_status status =
-        shoal_allgather_post(optimizer->comms[FUSION_GATHER], parameters + bytes * (size_t)reducer->optimizer->place,
-                             parameters, bytes / shoal_type_bytes(found->type), found->type, &options, &request);
+    const enum shoal_status status = fusion_shard_gather(reducer, buffer, parameters, &request);
     if (status != SHOAL_OK) {
         fusion_operation_not_posted(reducer, status, (long)buffer);
         return status;
@@ -502,9 +501,8 @@ enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t bu
 
 void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer)
 {
-    const size_t bytes = fusion_shard_bytes(reducer, buffer);
-    const char *own = fusion_buffer_memory(reducer, buffer) + bytes * (size_t)reducer->optimizer->place;
-    memcpy(reducer->optimizer->shards[buffer].kept, own, bytes);
+    const char *own = fusion_buffer_memory(reducer, buffer) + fusion_shard_begin(reducer, buffer);
+    memcpy(reducer->optimizer->shards[buffer].kept, own, fusion_shard_bytes(reducer, buffer));
 }
 
 /* The parameter's own part as before the step, from its master. */

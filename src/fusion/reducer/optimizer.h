@@ -30,6 +30,13 @@ SHOAL_MUST_USE enum shoal_status fusion_optimizer_create(struct shoal_reducer *r
 /* Returns NULL, or why teams of that many ranks are impossible. text is room for the answer. */
 const char *fusion_degree_fault(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
 
+/* Returns NULL, or what is wrong with the weights. The degree is possible. text is room for the answer. */
+const char *fusion_borders_fault(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
+
+/* Return hashes of the weights and the granules that the options have. */
+uint64_t fusion_weights_hash_of(const struct shoal_reducer *reducer);
+uint64_t fusion_granules_hash_of(const struct shoal_reducer *reducer);
+
 /* Return the number of ranks of a team, and this rank's number in its team. */
 int fusion_optimizer_degree(const struct shoal_reducer *reducer);
 int fusion_optimizer_place(const struct shoal_reducer *reducer);
@@ -95,6 +102,10 @@ bool fusion_optimizer_is_done(const struct shoal_reducer *reducer);
 
 /* Returns the first gather that is under way, or NULL. Call with the lock held. */
 struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reducer);
+
+/* Writes the bytes of this rank's shard of a buffer, and those of the longest one. Returns false without an optimizer, or if
+ * there are several teams. */
+bool fusion_optimizer_owned(const struct shoal_reducer *reducer, size_t buffer, uint64_t *own_out, uint64_t *longest_out);
 
 /* ---- The communicators, for failures and statistics; nothing happens without an optimizer ---- */
 
