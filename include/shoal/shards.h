@@ -1,8 +1,9 @@
 /* Sharded parameters: trains a model whose parameters, gradients and optimizer states together fit on no rank. This header is
  * its manual; it builds on shoal.h and gradients.h. It is new and may still change.
  *
- * Every parameter belongs to a *unit*, usually a layer. Each rank owns one shard of every unit: 1 / ranks of its parameters, of
- * their gradients, and of the optimizer's states. A unit is *live* on a rank while all of its parameters are there.
+ * Every parameter belongs to a *unit*, usually a layer. Each rank owns one shard of every unit: its parameters, their
+ * gradients and the optimizer's states. Shards are equally long, unless the optimizer has weights or granules (gradients.h,
+ * section 10). A unit is *live* on a rank while all of its parameters are there.
  *
  *     forward     for each unit u:   gather(u, next: u + 1)   compute with parameter(...)                   release(u)
  *     backward    for each unit u:   gather(u, next: u - 1)   compute gradients, ready(...) for each        release(u)
@@ -39,7 +40,8 @@ struct shoal_shards_options {
     const char *name; /* for messages; NULL: "shards". At most 23 bytes are kept */
     const uint32_t
         *unit_of; /* for each parameter, its unit; parameters of a unit have one type. NULL: each is a unit of its own */
-    const struct shoal_optimizer *optimizer; /* copied; not NULL. steps_early, is_atomic and degree must be 0 */
+    const struct shoal_optimizer *optimizer; /* copied; not NULL. steps_early, is_atomic and degree must be 0. weights: for
+                                                each rank */
     enum shoal_op op;                        /* SHOAL_AVG or SHOAL_SUM */
     uint32_t live_units; /* most units that are live or being gathered at a time; 0: 3. Limits the memory for parameters */
     size_t whole_bytes;  /* units of fewer bytes stay whole and live on every rank: their gradients are all-reduced, and each

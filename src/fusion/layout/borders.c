@@ -56,7 +56,7 @@ struct fusion_divider {
     int shards;
     uint64_t whole;    /* at most WHOLE_MAX */
     uint64_t *shares;  /* [shards + 1]: shard i is to have (shares[i + 1] - shares[i]) / whole of everything */
-    uint64_t elements; /* of the buffers so far */
+    uint64_t elements; /* in the buffers so far */
     uint64_t *owned;   /* [shards]: elements of each shard so far */
     uint64_t *wanted;  /* [shards + 1]: elements that shards 0 to i - 1 want of the buffer that is being cut */
 };

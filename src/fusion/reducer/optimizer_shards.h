@@ -11,7 +11,7 @@
 /* A buffer: the states of this rank's shard, one value for each element, and the gather of its parameters. */
 struct fusion_shard {
     struct shoal_reducer *reducer; /* for the callback */
-    struct fusion_borders borders; /* of the shards of all ranks of a team */
+    struct fusion_borders borders; /* between the shards of a team's ranks */
     char *states[FUSION_STATES];   /* of the last step that succeeded; NULL if the buffer has no such state */
     char *next[FUSION_STATES];     /* a step writes here and, if it succeeds, exchanges both; NULL: it writes to `states` */
     char *kept;                    /* with steps_early: the gradient of the shard, for a second attempt */
