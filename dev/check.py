@@ -60,7 +60,7 @@ ALLOWED = {
     "fusion": set(),
     "fusion/layout": {"fusion"},
     "fusion/codec": {"fusion"},
-    "fusion/optimizer": {"fusion/codec"},
+    "fusion/optimizer": {"fusion", "fusion/codec"},
     "fusion/reducer": {"fusion/layout", "fusion/codec", "fusion/optimizer"},
     "fusion/shards": {"fusion/layout", "fusion/codec", "fusion/optimizer"},
     "fusion/outer": {"fusion/layout", "fusion/codec", "fusion/reducer"},

@@ -192,11 +192,16 @@ struct shoal_optimizer {
     const size_t *granules; /* for each parameter: shards begin at multiples of that many of its elements (the length of a row
                                or a block, for example). 0, 1: anywhere. Its count or more: one rank owns all of it. NULL:
                                anywhere. Copied */
+    double loss_scale;      /* above 0: the program multiplies its loss by a scale, which begins with this (65536, for example)
+                               and changes as PyTorch's GradScaler changes it. Needs checks_finite. 0: no loss scale */
+    double scale_growth;    /* the scale is multiplied by this after scale_interval finite steps in a row; above 1 */
+    double scale_backoff;   /* and by this after a step that was not finite; between 0 and 1 */
+    uint32_t scale_interval;
 };
 #define SHOAL_DEGREE_HOST (-1)
-#define SHOAL_OPTIMIZER_INIT                                                \
-    {                                                                       \
-        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_OPTIMIZER_INIT                                                                 \
+    {                                                                                        \
+        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0.5, 2000 \
     }
 
 /* All fields must be the same on all ranks, except struct_bytes, stream, and the functions and their arguments. */
@@ -303,12 +308,13 @@ struct shoal_step_result {
     double local_squared;        /* with has_norms: the mean over active ranks of the squared norm of their own gradients */
     double squared;              /* with has_norms or max_norm: the squared norm of the averages, before they were clipped */
     double clip;                 /* factor by which the averages were multiplied; 1 without max_norm */
-    int is_skipped; /* with an optimizer and checks_finite: 1 if parameters are as before, because a gradient was not
+    int is_skipped;    /* with an optimizer and checks_finite: 1 if parameters are as before, because a gradient was not
                                     finite: of a rank (nonfinite_parameter) or, as the squares show, the sum of all ranks */
+    double loss_scale; /* with optimizer->loss_scale: the scale of the next step's loss. 0 otherwise */
 };
-#define SHOAL_STEP_RESULT_INIT                                     \
-    {                                                              \
-        sizeof(struct shoal_step_result), 0, 0, -1, -1, 0, 0, 1, 0 \
+#define SHOAL_STEP_RESULT_INIT                                        \
+    {                                                                 \
+        sizeof(struct shoal_step_result), 0, 0, -1, -1, 0, 0, 1, 0, 0 \
     }
 
 /* Ends a step: posts the remaining buffers, waits for all, puts the averages into place, calls on_buffer. result_out may be
@@ -582,8 +588,28 @@ SHOAL_CALL shoal_reducer_load_parameters(struct shoal_reducer *reducer);
 SHOAL_CALL shoal_reducer_set_group(struct shoal_reducer *reducer, size_t group, const struct shoal_optimizer_group *settings);
 
 /* Gradients are multiplied by `scale` before norms are taken and parameters stepped: 1 / loss scale, for example. 1 at first.
- * A local call between steps, the same on all ranks. ERR_ARGUMENT: not positive, or not finite. ERR_STATE as above. */
+ * A local call between steps, the same on all ranks. ERR_ARGUMENT: not positive, or not finite. ERR_STATE as above, or if the
+ * optimizer has a loss scale: the reducer then divides by that. */
 SHOAL_CALL shoal_reducer_set_gradient_scale(struct shoal_reducer *reducer, double scale);
+
+/* With optimizer->loss_scale the reducer divides gradients by the loss scale before norms are taken and parameters stepped, and
+ * skips a step that is not finite, on all ranks alike. The program multiplies its loss by the scale that the step before has
+ * returned (struct shoal_step_result), so that small gradients do not become 0 in 16 bits:
+ *
+ *     double scale = shoal_reducer_loss_scale(reducer, NULL);
+ *     each step: begin, backward pass of scale * loss, marks, finish(reducer, &result); scale = result.loss_scale
+ *
+ * After a step that was not finite the scale is multiplied by scale_backoff. After scale_interval finite steps since its last
+ * change it is multiplied by scale_growth, unless float32 cannot hold the product. LOCAL steps do not change it. If it would
+ * become 0, the step returns ERR_STATE and the reducer fails on all ranks: gradients are not finite with any scale.
+ *
+ * Returns the scale for the next step; 0 without a loss scale. Writes the number of finite steps since its last change to
+ * *finite_steps_out, which may be NULL. A checkpoint holds both numbers. */
+SHOAL_API double shoal_reducer_loss_scale(const struct shoal_reducer *reducer, uint32_t *finite_steps_out);
+
+/* Sets both numbers. A local call between steps, the same on all ranks. ERR_ARGUMENT: the scale is not positive, or float32
+ * cannot hold it; finite_steps is not below scale_interval. ERR_STATE: the optimizer has no loss scale, and as above. */
+SHOAL_CALL shoal_reducer_set_loss_scale(struct shoal_reducer *reducer, double scale, uint32_t finite_steps);
 
 /* Returns the bytes of masters and states on this rank. 0 without an optimizer. */
 SHOAL_API size_t shoal_reducer_optimizer_bytes(const struct shoal_reducer *reducer);

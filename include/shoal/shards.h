@@ -98,14 +98,15 @@ SHOAL_CALL shoal_shards_ready(struct shoal_shards *shards, size_t parameter, con
 /* The result of a step; the same on all ranks. Begins as SHOAL_SHARDS_RESULT_INIT. */
 struct shoal_shards_result {
     size_t struct_bytes;
-    uint64_t step;  /* steps so far, including skipped ones */
-    double squared; /* the squared norm of all gradients, before they were clipped */
-    double clip;    /* factor by which they were multiplied */
-    int is_skipped; /* 1: gradients were not finite, and parameters are as before */
+    uint64_t step;     /* steps so far, including skipped ones */
+    double squared;    /* the squared norm of all gradients, before they were clipped */
+    double clip;       /* factor by which they were multiplied */
+    int is_skipped;    /* 1: gradients were not finite, and parameters are as before */
+    double loss_scale; /* with optimizer->loss_scale: the scale of the next step's loss. 0 otherwise */
 };
-#define SHOAL_SHARDS_RESULT_INIT                       \
-    {                                                  \
-        sizeof(struct shoal_shards_result), 0, 0, 1, 0 \
+#define SHOAL_SHARDS_RESULT_INIT                          \
+    {                                                     \
+        sizeof(struct shoal_shards_result), 0, 0, 1, 0, 0 \
     }
 
 /* Waits for all sums and steps this rank's shards. Then no unit is live. A unit of which no gradient was ready on this rank is
@@ -119,6 +120,10 @@ SHOAL_CALL shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_re
 /* Like shoal_reducer_set_group and shoal_reducer_set_gradient_scale, between two steps. */
 SHOAL_CALL shoal_shards_set_group(struct shoal_shards *shards, size_t group, const struct shoal_optimizer_group *settings);
 SHOAL_CALL shoal_shards_set_gradient_scale(struct shoal_shards *shards, double scale);
+
+/* Like shoal_reducer_loss_scale and shoal_reducer_set_loss_scale (gradients.h, section 10). */
+SHOAL_API double shoal_shards_loss_scale(const struct shoal_shards *shards, uint32_t *finite_steps_out);
+SHOAL_CALL shoal_shards_set_loss_scale(struct shoal_shards *shards, double scale, uint32_t finite_steps);
 
 /* Sets a parameter (SHOAL_STATE_MASTER) or a state of it from all of its count elements, of which this rank keeps its shard:
  * any number of ranks may have saved them. values are float64 if the parameter's type is, otherwise float32. A local call

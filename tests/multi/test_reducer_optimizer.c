@@ -731,6 +731,147 @@ static void older_body(struct world *world)
     close_job(&job);
 }
 
+/* ---- A loss scale -------------------------------------------------------------------------------------------------------- */
+
+#define SCALED_STEPS 11
+
+/* A scale that grows after two finite steps. Gradients times it stay exact in all types. */
+static void set_loss_scale(struct job *job, double scale)
+{
+    job->options.checks_finite = 1;
+    job->optimizer.loss_scale = scale;
+    job->optimizer.scale_growth = 4;
+    job->optimizer.scale_backoff = 0.5;
+    job->optimizer.scale_interval = 2;
+}
+
+/* Steps with gradients times scale. In steps 2, 3 and 7 those of one rank overflow. Returns true if the step is skipped. */
+static bool run_scaled_step(struct job *job, double scale, struct shoal_step_result *result)
+{
+    const bool overflows = job->step == 2 || job->step == 3 || job->step == 7;
+    OK(job->world, shoal_reducer_begin(job->reducer, SHOAL_STEP_REDUCE));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const enum shoal_type type = job->parameters[i].type;
+        for (size_t k = 0; k < job->parameters[i].count; k++)
+            gradient_put(type, job->memory[i], k, scale * gradient_value(job->step, job->world->rank, i, k));
+        if (overflows && i == 8 && job->world->rank == job->step % job->world->size)
+            gradient_put(SHOAL_FLOAT64, job->memory[i], 0, (double)INFINITY);
+        OK(job->world, shoal_reducer_ready(job->reducer, i, job->memory[i], job->parameters[i].count));
+    }
+    OK(job->world, shoal_reducer_finish(job->reducer, result));
+    CHECK(job->world, result->is_skipped == overflows, "step %d: skipped %d", job->step, result->is_skipped);
+    return overflows;
+}
+
+/* The rule of PyTorch's GradScaler. */
+static void plain_scale(const struct job *job, bool is_skipped, double *scale, uint32_t *finite_steps)
+{
+    *finite_steps = is_skipped ? 0 : *finite_steps + 1;
+    if (is_skipped)
+        *scale *= job->optimizer.scale_backoff;
+    if (*finite_steps < job->optimizer.scale_interval)
+        return;
+    *scale *= job->optimizer.scale_growth;
+    *finite_steps = 0;
+}
+
+static void check_scale(const struct job *job, const struct shoal_step_result *result, double scale, uint32_t finite_steps)
+{
+    uint32_t counted;
+    const double own = shoal_reducer_loss_scale(job->reducer, &counted);
+    CHECK(job->world, own == scale && counted == finite_steps && result->loss_scale == scale,
+          "step %d: scale %g and %u steps instead of %g and %u; the result has %g", job->step, own, counted, scale,
+          finite_steps, result->loss_scale);
+}
+
+static void scaled_body(struct world *world)
+{
+    struct job job;
+    double scale = 2;
+    uint32_t finite_steps = 0;
+    open_job(&job, world, 24, SHOAL_ADAMW);
+    job.parameters[8] = (struct shoal_parameter){300, SHOAL_FLOAT64, NULL};
+    job.options.has_thread = 1;
+    job.options.op = world->size == 3 ? SHOAL_SUM : SHOAL_AVG; /* both exact */
+    set_loss_scale(&job, scale);
+    OK(world, create(&job));
+    load(&job);
+    for (; job.step < SCALED_STEPS; job.step++) {
+        struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+        const bool is_skipped = run_scaled_step(&job, scale, &result);
+        if (!is_skipped)
+            plain_steps(&job, ALL, 1);
+        CHECK(world, is_skipped || fabs(result.squared - squared(&job, 1)) <= 1e-9 * result.squared, "squared %g instead of %g",
+              result.squared, squared(&job, 1));
+        plain_scale(&job, is_skipped, &scale, &finite_steps);
+        check_scale(&job, &result, scale, finite_steps);
+        check_parameters(&job);
+    }
+    check_states(&job);
+    close_job(&job);
+}
+
+static void open_scaled_job(struct job *job, struct world *world, double scale)
+{
+    open_job(job, world, 25, SHOAL_SGD);
+    job->parameters[8] = (struct shoal_parameter){300, SHOAL_FLOAT64, NULL};
+    set_loss_scale(job, scale);
+    OK(world, create(job));
+    load(job);
+}
+
+/* A reducer with another first scale continues with the first one's, and reaches the same bits. */
+static void scale_moves_body(struct world *world)
+{
+    struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+    struct job one, two;
+    uint32_t finite_steps;
+    open_scaled_job(&one, world, 8);
+    open_scaled_job(&two, world, 1);
+    double scale = 8;
+    for (; one.step < 5; one.step++) {
+        run_scaled_step(&one, scale, &result);
+        scale = result.loss_scale;
+    }
+    move_states(&one, &two);
+    CHECK(world, shoal_reducer_loss_scale(one.reducer, &finite_steps) == scale && finite_steps == 1, "%u steps", finite_steps);
+    OK(world, shoal_reducer_set_loss_scale(two.reducer, scale, finite_steps));
+    for (two.step = one.step; one.step < SCALED_STEPS; one.step++, two.step++) {
+        run_scaled_step(&one, shoal_reducer_loss_scale(one.reducer, NULL), &result);
+        run_scaled_step(&two, shoal_reducer_loss_scale(two.reducer, NULL), &result);
+    }
+    CHECK(world, shoal_reducer_loss_scale(one.reducer, NULL) == shoal_reducer_loss_scale(two.reducer, NULL), "scales differ");
+    for (size_t i = 0; i < PARAMETERS; i++)
+        CHECK(world,
+              memcmp(shoal_reducer_parameter(one.reducer, i), shoal_reducer_parameter(two.reducer, i), bytes_of(&one, i)) == 0,
+              "parameter %zu differs", i);
+    close_job(&one);
+    close_job(&two);
+}
+
+/* The smallest scales: the reducer fails on all ranks before the scale is 0. */
+static void scale_vanishes_body(struct world *world)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    struct job job;
+    enum shoal_status status = SHOAL_OK;
+    open_scaled_job(&job, world, 0x1p-147);
+    for (int s = 0; s < 3; s++) {
+        CHECK(world, shoal_reducer_loss_scale(job.reducer, NULL) == ldexp(1, -147 - s), "step %d", s);
+        OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            gradient_put(SHOAL_FLOAT64, job.memory[i], 0, i == 8 && world->rank == 1 ? (double)NAN : 0);
+            OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], job.parameters[i].count));
+        }
+        status = shoal_reducer_finish(job.reducer, NULL);
+        CHECK(world, status == (s < 2 ? SHOAL_OK : SHOAL_ERR_STATE), "step %d gave %s", s, shoal_status_name(status));
+    }
+    OK(world, shoal_reducer_failure(job.reducer, &failure));
+    CHECK(world, strstr(failure.text, "the loss scale would become 0"), "%s", failure.text);
+    check_values(&job);
+    close_job(&job);
+}
+
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status on_buffer(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count)
@@ -777,6 +918,9 @@ static void break_options(struct job *job, int kind)
         job->weights[1] = kind == 12 ? -1 : job->weights[1];
         job->weights[0] = kind == 13 ? (double)NAN : job->weights[0];
         memset(job->weights, 0, kind == 14 ? sizeof job->weights : 0);
+        job->optimizer.loss_scale = kind >= 15 ? 8 : 0;
+        job->options.checks_finite = kind >= 16;
+        job->optimizer.scale_growth = kind == 16 ? 1 : 2;
         break;
     }
 }
@@ -803,6 +947,8 @@ static void refused_body(struct world *world)
         {SHOAL_ERR_ARGUMENT, "rank 2: optimizer->weights: weight 1 is -1"},
         {SHOAL_ERR_ARGUMENT, "rank 2: optimizer->weights: weight 0 is"},
         {SHOAL_ERR_ARGUMENT, "rank 2: optimizer->weights: the sum of the 3 weights is 0"},
+        {SHOAL_ERR_ARGUMENT, "loss_scale needs to know whether a step is finite: set checks_finite"},
+        {SHOAL_ERR_ARGUMENT, "scale_growth is not above 1"},
     };
     for (int kind = 0; kind < (int)COUNT_OF(wanted); kind++) {
         struct shoal_failure failure = SHOAL_FAILURE_INIT;
@@ -863,6 +1009,13 @@ static void differing_body(struct world *world)
     OK(world, shoal_last_failure(world->context, NULL, &failure));
     CHECK(world, status == SHOAL_ERR_MISMATCH && strstr(failure.text, "the optimizer's weights"), "%s: %s",
           shoal_status_name(status), failure.text);
+    set_loss_scale(&job, world->rank == 1 ? 2 : 4);
+    job.weights[2] = 1;
+    status = create(&job);
+    OK(world, shoal_last_failure(world->context, NULL, &failure));
+    CHECK(world, status == SHOAL_ERR_MISMATCH && strstr(failure.text, "the optimizer's loss_scale is 4 on rank 0, 2 on rank 1"),
+          "%s: %s", shoal_status_name(status), failure.text);
+    set_loss_scale(&job, 1);
     job.optimizer.weights = NULL;
     job.granules[4] = world->rank == 1 ? 5 : 7;
     status = create(&job);
@@ -899,6 +1052,7 @@ static void calls_body(struct world *world)
     REFUSED(world, shoal_reducer_read_state(reducer, 0, SHOAL_STATE_SECOND, values), SHOAL_ERR_ARGUMENT);
     REFUSED(world, shoal_reducer_write_state(reducer, 0, SHOAL_STATE_FIRST, NULL), SHOAL_ERR_ARGUMENT);
     REFUSED(world, shoal_reducer_set_parameter_steps(reducer, PARAMETERS, 1), SHOAL_ERR_ARGUMENT);
+    REFUSED(world, shoal_reducer_set_loss_scale(reducer, 1, 0), SHOAL_ERR_STATE);
     CHECK(world, !shoal_reducer_parameter(reducer, PARAMETERS) && !shoal_reducer_parameter(NULL, 0),
           "a parameter out of range");
     OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
@@ -917,6 +1071,18 @@ static void calls_body(struct world *world)
     close_job(&job);
 }
 
+static void scale_calls_body(struct world *world)
+{
+    struct job job;
+    open_scaled_job(&job, world, 4);
+    REFUSED(world, shoal_reducer_set_gradient_scale(job.reducer, 0.5), SHOAL_ERR_STATE);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 0, 0), SHOAL_ERR_ARGUMENT);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 1e-60, 0), SHOAL_ERR_ARGUMENT);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 2, 2), SHOAL_ERR_ARGUMENT);
+    CHECK(world, shoal_reducer_loss_scale(job.reducer, NULL) == 4, "a refused call has changed the scale");
+    close_job(&job);
+}
+
 static void without_body(struct world *world)
 {
     double values[ELEMENTS_MAX] = {0};
@@ -926,6 +1092,8 @@ static void without_body(struct world *world)
     OK(world, create(&job));
     REFUSED(world, shoal_reducer_load_parameters(job.reducer), SHOAL_ERR_STATE);
     REFUSED(world, shoal_reducer_set_gradient_scale(job.reducer, 1), SHOAL_ERR_STATE);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 1, 0), SHOAL_ERR_STATE);
+    CHECK(world, shoal_reducer_loss_scale(job.reducer, NULL) == 0 && shoal_reducer_loss_scale(NULL, NULL) == 0, "has a scale");
     REFUSED(world, shoal_reducer_read_state(job.reducer, 0, SHOAL_STATE_FIRST, values), SHOAL_ERR_STATE);
     CHECK(world, !shoal_reducer_parameter(job.reducer, 0) && shoal_reducer_optimizer_bytes(job.reducer) == 0, "has parameters");
     close_job(&job);
@@ -1009,6 +1177,13 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"optimizer_states_move_to_other_shards", 4, NULL, states_body, NULL});
     world_run(&(struct world_options){"optimizer_states_move_to_other_shards, atomic", 4, NULL, states_body, &modes[2]});
     world_run(&(struct world_options){"optimizer_keeps_its_share", 4, NULL, bytes_body, NULL});
+    run_in_each_mode("optimizer_scales_losses", scaled_body);
+    world_run(&(struct world_options){"optimizer_scales_losses, 1 rank", 1, NULL, scaled_body, NULL});
+    world_run(&(struct world_options){"optimizer_scales_losses, 2 ranks", 2, NULL, scaled_body, NULL});
+    world_run(&(struct world_options){"optimizer_scales_losses, 3 ranks", 3, NULL, scaled_body, &modes[5]});
+    world_run(&(struct world_options){"optimizer_scale_moves_to_another_reducer", 2, NULL, scale_moves_body, NULL});
+    world_run(&(struct world_options){"optimizer_scale_never_vanishes", 4, NULL, scale_vanishes_body, NULL});
+    world_run(&(struct world_options){"optimizer_refuses_scales", 2, NULL, scale_calls_body, NULL});
     world_run(&(struct world_options){"optimizer_keeps_its_weight", 4, NULL, weights_body, NULL});
     world_run(&(struct world_options){"optimizer_counts_unequal_shards", 4, NULL, counted_body, NULL});
     world_run(&(struct world_options){"optimizer_of_an_older_program", 2, NULL, older_body, NULL});
@@ -1030,6 +1205,7 @@ static void run_on_two_hosts(void)
     world_run(&(struct world_options){"optimizer_clips, 2 hosts, early", 4, NULL, clipping_body, &modes[1]});
     world_run(
         &(struct world_options){"optimizer_clips, 2 hosts, unequal, early and atomic", 4, NULL, clipping_body, &modes[5]});
+    world_run(&(struct world_options){"optimizer_scales_losses, 2 hosts", 4, NULL, scaled_body, &modes[1]});
     world_run(&(struct world_options){"optimizer_keeps_its_weight, 2 hosts", 4, NULL, weights_body, NULL});
     world_run(&(struct world_options){"optimizer_states_move_to_other_shards, 2 hosts", 4, NULL, states_body, NULL});
     world_expect_kill(3);

@@ -164,6 +164,15 @@ static void check_near(const struct job *job, size_t i, size_t k, double value, 
           (int)job->parameters[i].type, k, job->parameters[i].count, value, wanted);
 }
 
+#define REFUSED(world, call, wanted, word)                                                                     \
+    do {                                                                                                       \
+        struct shoal_failure refused_failure_ = SHOAL_FAILURE_INIT;                                            \
+        const enum shoal_status refused_ = (call);                                                             \
+        OK((world), shoal_last_failure((world)->context, NULL, &refused_failure_));                            \
+        CHECK((world), refused_ == (wanted) && strstr(refused_failure_.text, (word)), "%s gave %s: %s", #call, \
+              shoal_status_name(refused_), refused_failure_.text);                                             \
+    } while (0)
+
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
 static void check_unit(const struct job *job, uint32_t unit)
@@ -283,6 +292,76 @@ static void skips_body(struct world *world)
     OK(world, shoal_shards_step(job.shards, &result));
     CHECK(world, result.is_skipped && shoal_shards_parameter_steps(job.shards, 0) == 0, "the step was not skipped");
     check_values(&job);
+    close_job(&job);
+}
+
+/* Gradients times scale; those of one rank are infinite in steps 1 and 4. The scale follows the rule of PyTorch's GradScaler. */
+static void scales_body(struct world *world)
+{
+    double values[ELEMENTS_MAX], scale = 8;
+    uint32_t finite_steps = 0, counted;
+    struct job job;
+    open_job(&job, world, 29, SHOAL_ADAMW);
+    draw_borders(&job);
+    job.parameters[EACH].count = 100;
+    job.options.checks_finite = 1;
+    job.options.whole_bytes = 2000;
+    job.optimizer.loss_scale = scale;
+    job.optimizer.scale_interval = 2;
+    OK(world, create(&job));
+    load(&job);
+    for (; job.step < 8; job.step++) {
+        struct shoal_shards_result result = SHOAL_SHARDS_RESULT_INIT;
+        const bool overflows = job.step == 1 || job.step == 4;
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            for (size_t k = 0; k < job.parameters[i].count; k++)
+                gradient_put(job.parameters[i].type, values, k, scale * gradient_value(job.step, world->rank, i, k));
+            if (overflows && i == EACH && world->rank == job.step % world->size)
+                gradient_put(SHOAL_FLOAT64, values, 99, (double)INFINITY);
+            OK(world, shoal_shards_ready(job.shards, i, values, job.parameters[i].count));
+        }
+        OK(world, shoal_shards_step(job.shards, &result));
+        if (!overflows)
+            plain_step(&job, 1);
+        finite_steps = overflows ? 0 : finite_steps + 1;
+        scale *= overflows ? 0.5 : finite_steps == 2 ? 2 : 1;
+        finite_steps %= 2;
+        CHECK(world,
+              result.is_skipped == overflows && result.loss_scale == scale &&
+                  shoal_shards_loss_scale(job.shards, &counted) == scale && counted == finite_steps,
+              "step %d: skipped %d, scale %g instead of %g, %u steps", job.step, result.is_skipped, result.loss_scale, scale,
+              counted);
+        check_values(&job);
+    }
+    close_job(&job);
+}
+
+static void scale_calls_body(struct world *world)
+{
+    struct job job;
+    enum shoal_status status = SHOAL_OK;
+    double values[ELEMENTS_MAX];
+    open_job(&job, world, 30, SHOAL_SGD);
+    job.options.checks_finite = 1;
+    job.optimizer.loss_scale = 0x1p-148;
+    OK(world, create(&job));
+    load(&job);
+    REFUSED(world, shoal_shards_set_gradient_scale(job.shards, 1), SHOAL_ERR_STATE, "loss scale");
+    REFUSED(world, shoal_shards_set_loss_scale(job.shards, -1, 0), SHOAL_ERR_ARGUMENT, "positive");
+    REFUSED(world, shoal_shards_set_loss_scale(job.shards, 2, 2000), SHOAL_ERR_ARGUMENT, "made the scale grow");
+    for (int s = 0; s < 2; s++) {
+        memset(values, 0xff, sizeof values); /* NaN in every type */
+        for (size_t i = 0; i < PARAMETERS; i++)
+            OK(world, shoal_shards_ready(job.shards, i, values, job.parameters[i].count));
+        status = shoal_shards_step(job.shards, NULL);
+        CHECK(world, status == (s ? SHOAL_ERR_STATE : SHOAL_OK), "step %d gave %s", s, shoal_status_name(status));
+    }
+    REFUSED(world, shoal_shards_step(job.shards, NULL), SHOAL_ERR_STATE, "would become 0");
+    close_job(&job);
+    open_job(&job, world, 30, SHOAL_SGD);
+    OK(world, create(&job));
+    REFUSED(world, shoal_shards_set_loss_scale(job.shards, 2, 0), SHOAL_ERR_STATE, "no loss scale");
+    CHECK(world, shoal_shards_loss_scale(job.shards, NULL) == 0 && shoal_shards_loss_scale(NULL, NULL) == 0, "has a scale");
     close_job(&job);
 }
 
@@ -423,15 +502,6 @@ static void moves_body(struct world *world)
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
-#define REFUSED(world, call, wanted, word)                                                                     \
-    do {                                                                                                       \
-        struct shoal_failure refused_failure_ = SHOAL_FAILURE_INIT;                                            \
-        const enum shoal_status refused_ = (call);                                                             \
-        OK((world), shoal_last_failure((world)->context, NULL, &refused_failure_));                            \
-        CHECK((world), refused_ == (wanted) && strstr(refused_failure_.text, (word)), "%s gave %s: %s", #call, \
-              shoal_status_name(refused_), refused_failure_.text);                                             \
-    } while (0)
-
 static void refused_body(struct world *world)
 {
     static const char *const words[] = {"struct_bytes",
@@ -446,7 +516,8 @@ static void refused_body(struct world *world)
                                         "is in unit 99",
                                         "in group 3",
                                         "weight 1 is -2",
-                                        "the sum of the 4 weights is 0"};
+                                        "the sum of the 4 weights is 0",
+                                        "set checks_finite"};
     for (int kind = 0; kind < (int)COUNT_OF(words); kind++) {
         struct job job;
         uint32_t groups[PARAMETERS] = {0};
@@ -468,6 +539,7 @@ static void refused_body(struct world *world)
             job.optimizer.group_of = kind == 10 ? groups : NULL;
             job.weights[1] = kind == 11 ? -2 : job.weights[1];
             memset(job.weights, 0, kind == 12 ? sizeof job.weights : 0);
+            job.optimizer.loss_scale = kind == 13;
         }
         REFUSED(world, create(&job), SHOAL_ERR_ARGUMENT, words[kind]);
         close_job(&job);
@@ -578,6 +650,8 @@ static void run_all(const char *where)
         int killed;
     } cases[] = {{"shards_train_like_a_plain_loop", trains_body, 0},
                  {"shards_skip_what_is_not_finite", skips_body, 0},
+                 {"shards_scale_losses", scales_body, 0},
+                 {"shards_refuse_scales", scale_calls_body, 0},
                  {"shards_keep_their_share", bytes_body, 0},
                  {"shards_keep_their_weight", weights_body, 0},
                  {"shards_of_an_older_program", older_body, 0},

@@ -33,9 +33,10 @@ static const char *check_groups(const struct shoal_optimizer *optimizer, char *t
     return NULL;
 }
 
-static const char *check_optimizer(const struct shoal_optimizer *optimizer, size_t parameter_count, char *text,
+static const char *check_optimizer(const struct shoal_reducer_options *options, size_t parameter_count, char *text,
                                    size_t text_bytes)
 {
+    const struct shoal_optimizer *optimizer = options->optimizer;
     if (!fusion_settings_are_set(optimizer))
         return "optimizer->struct_bytes is not set: use SHOAL_OPTIMIZER_INIT";
     if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LAMB)
@@ -51,7 +52,8 @@ static const char *check_optimizer(const struct shoal_optimizer *optimizer, size
     }
     if (optimizer->rule == SHOAL_LAMB && optimizer->steps_early)
         return "LAMB needs the norms of whole parameters, and steps_early is set: leave it out";
-    return check_groups(optimizer, text, text_bytes);
+    const char *fault = fusion_loss_scale_fault(optimizer, options->checks_finite);
+    return fault ? fault : check_groups(optimizer, text, text_bytes);
 }
 
 const char *fusion_optimizer_check(const struct shoal_reducer_options *options, size_t parameter_count, char *text,
@@ -65,7 +67,7 @@ const char *fusion_optimizer_check(const struct shoal_reducer_options *options, 
     *status_out = SHOAL_ERR_ARGUMENT;
     if (options->on_buffer)
         return "on_buffer has no averages to see if the reducer steps the parameters: leave it or the optimizer out";
-    return check_optimizer(options->optimizer, parameter_count, text, text_bytes);
+    return check_optimizer(options, parameter_count, text, text_bytes);
 }
 
 uint64_t fusion_optimizer_hash(const struct shoal_reducer_options *options, size_t parameter_count)
@@ -138,7 +140,8 @@ static bool copy_settings(struct fusion_optimizer *optimizer, const struct shoal
     optimizer->steps_early = given->steps_early;
     optimizer->is_atomic = given->is_atomic;
     optimizer->group_count = given->group_count;
-    optimizer->scale = 1;
+    optimizer->loss = fusion_loss_scale_begin(given);
+    optimizer->scale = optimizer->loss.scale > 0 ? fusion_loss_scale_factor(&optimizer->loss) : 1;
     optimizer->groups = calloc(given->group_count, sizeof *optimizer->groups);
     optimizer->group_of = calloc(parameter_count + 1, sizeof *optimizer->group_of);
     optimizer->steps = calloc(parameter_count + 1, sizeof *optimizer->steps);
@@ -543,7 +546,8 @@ static void exchange_states(struct fusion_shard *shard)
     }
 }
 
-void fusion_optimizer_commit(struct shoal_reducer *reducer)
+/* From now on the states of this step, and its parameters if it is atomic, are the current ones. */
+static void commit(struct shoal_reducer *reducer)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
@@ -556,6 +560,22 @@ void fusion_optimizer_commit(struct shoal_reducer *reducer)
     }
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
         exchange_states(&optimizer->shards[b]);
+}
+
+enum shoal_status fusion_optimizer_end(struct shoal_reducer *reducer, struct shoal_step_result *result)
+{
+    struct fusion_optimizer *optimizer = reducer->optimizer;
+    if (!result->is_skipped)
+        commit(reducer);
+    if (!fusion_loss_scale_end(&optimizer->loss, !result->is_skipped))
+        return fusion_fail(reducer, SHOAL_ERR_STATE, result->nonfinite_parameter,
+                           "the loss scale would become 0 after %g: gradients are not finite with any scale, so look for the "
+                           "cause in the model or its data",
+                           (double)optimizer->loss.scale);
+    if (optimizer->loss.scale > 0)
+        optimizer->scale = fusion_loss_scale_factor(&optimizer->loss);
+    result->loss_scale = (double)optimizer->loss.scale;
+    return SHOAL_OK;
 }
 
 bool fusion_optimizer_is_done(const struct shoal_reducer *reducer)

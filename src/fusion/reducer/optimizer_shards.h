@@ -3,6 +3,7 @@
 #define SHOAL_FUSION_OPTIMIZER_SHARDS_H
 
 #include "fusion/layout/borders.h"
+#include "fusion/optimizer/loss_scale.h"
 #include "fusion/optimizer/optimizer_group.h"
 #include "fusion/reducer/optimizer.h"
 
@@ -42,7 +43,8 @@ struct fusion_optimizer {
     char *parameters;             /* of all buffers, laid out as the gradients are */
     char *memory;                 /* of all shards */
     size_t bytes;                 /* of `memory` */
-    double scale;
+    double scale;                 /* factor of gradients: the caller's, or 1 / loss scale */
+    struct fusion_loss_scale loss;
     double *norms; /* with LAMB: the two squared norms of each parameter, followed by room for those of all ranks of a team */
     struct fusion_shard *shards; /* [buffers] */
     size_t posted, gathered;     /* lock: gathers of this step */

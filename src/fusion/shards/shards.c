@@ -512,6 +512,18 @@ static void close_gradients(struct shoal_shards *shards)
     memset(shards->is_ready, 0, shards->parameters.count * sizeof *shards->is_ready);
 }
 
+/* Writes the loss scale of the next step to the result. */
+static enum shoal_status end_scale(struct shoal_shards *shards, struct shoal_shards_result *result)
+{
+    if (!fusion_loss_scale_end(&shards->loss, !result->is_skipped))
+        return shards_fail(shards, SHOAL_ERR_STATE, SHOAL_SHARDS_NONE,
+                           "reducing the loss scale, which would become 0 because gradients are not finite with any scale,");
+    if (shards->loss.scale > 0)
+        shards->scale = fusion_loss_scale_factor(&shards->loss);
+    result->loss_scale = (double)shards->loss.scale;
+    return SHOAL_OK;
+}
+
 enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_result *result_out)
 {
     struct shoal_shards_result result = SHOAL_SHARDS_RESULT_INIT;
@@ -526,6 +538,7 @@ enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_sh
         if (shards_unit_of(shards, i)->is_summed)
             step_range(shards, i, shards->scale * result.clip);
     close_gradients(shards);
+    FUSION_TRY(end_scale(shards, &result));
     result.step = ++shards->step;
     shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;

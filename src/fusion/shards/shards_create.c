@@ -30,7 +30,7 @@ static const char *check_own_options(const struct shoal_shards_options *options)
         return "the optimizer has no groups, or more than SHOAL_OPTIMIZER_GROUPS_MAX";
     if (optimizer->steps_early || optimizer->is_atomic || optimizer->degree)
         return "steps_early, is_atomic and degree of the optimizer are for reducers: leave them 0";
-    return NULL;
+    return fusion_loss_scale_fault(optimizer, options->checks_finite);
 }
 
 static enum shoal_status copy_groups(struct shoal_shards *shards, char *text, size_t text_bytes)
@@ -195,6 +195,8 @@ static enum shoal_status shards_prepare(struct shoal_shards *shards, const struc
     }
     shards->rule = shards->options.optimizer->rule;
     shards->group_count = shards->options.optimizer->group_count;
+    shards->loss = fusion_loss_scale_begin(shards->options.optimizer);
+    shards->scale = shards->loss.scale > 0 ? fusion_loss_scale_factor(&shards->loss) : 1;
     FUSION_TRY(copy_groups(shards, text, text_bytes));
     FUSION_TRY(place_units(shards, text, text_bytes));
     return cut_units(shards, text, text_bytes);
@@ -333,6 +335,10 @@ static enum shoal_status shards_agree(const struct shoal_shards *shards, enum sh
         fusion_number("the optimizer's rule", (uint64_t)shards->rule),
         fusion_hash_option("the hash of unit_of", is_known ? hash_units(shards) : 0),
         fusion_hash_option("the hash of the optimizer's groups", is_known ? hash_settings(shards) : 0),
+        fusion_real("the optimizer's loss_scale", shards->given.loss_scale),
+        fusion_real("the optimizer's scale_growth", shards->given.scale_growth),
+        fusion_real("the optimizer's scale_backoff", shards->given.scale_backoff),
+        fusion_number("the optimizer's scale_interval", shards->given.scale_interval),
         fusion_hash_option("the hash of the optimizer's weights",
                            is_known ? fusion_weights_hash(shards->given.weights, shards->size) : 0),
         fusion_hash_option("the hash of the optimizer's granules",
@@ -390,7 +396,6 @@ enum shoal_status shoal_shards_create(struct shoal_context *context, struct shoa
     shards->rank = shoal_comm_rank(comm);
     shards->size = shoal_comm_size(comm);
     shards->kernels = shoal_gradient_kernels_at(0);
-    shards->scale = 1;
     memcpy(&shards->options, options ? options : &usual,
            options ? fusion_min(options->struct_bytes, sizeof *options) : sizeof usual);
     if (shards->options.optimizer) {

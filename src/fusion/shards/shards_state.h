@@ -15,6 +15,7 @@
 #include "fusion/codec/gradient_kernels.h"
 #include "fusion/layout/borders.h"
 #include "fusion/layout/parameters.h"
+#include "fusion/optimizer/loss_scale.h"
 #include "fusion/optimizer/optimizer_group.h"
 #include "shoal/shards.h"
 
@@ -80,7 +81,8 @@ struct shoal_shards {
     struct shards_gradients gradients[SHARDS_GRADIENTS];
     char *shared, *local; /* what units and slots point to: of shoal_mem_alloc, and ordinary memory */
     size_t largest;       /* bytes of the largest unit that is not whole */
-    double scale;
+    double scale;         /* factor of gradients: the caller's, or 1 / loss scale */
+    struct fusion_loss_scale loss;
     uint64_t uses;
     uint64_t step;
     enum shoal_status failed; /* the status that all calls return after an operation has failed, and why */
