@@ -393,7 +393,7 @@ struct shoal_step_stats {
     uint64_t copied_bytes;   /* by marks and back; 0 if all gradients are views and results stay there */
     uint64_t sent_bytes;     /* payload, from this rank to others: counted from the layout, as owners reduce */
     uint64_t received_bytes; /* payload, from others to this rank; shoal_reducer_sent_to counts */
-    uint64_t network_bytes;  /* the part of sent_bytes that leaves the host, by this rank */
+    uint64_t network_bytes;  /* the part of sent_bytes that leaves the host, by this rank; as if shards were equally long */
     double balance;          /* most bytes that a rank owns by the layout over the mean: 1 is even */
     size_t flight_buffers;   /* most buffers that were posted and not done */
     uint64_t wire_bytes;     /* bytes that this rank handed to the network: counted by the transport as it sent, with the

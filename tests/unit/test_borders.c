@@ -168,6 +168,14 @@ static void borders_follow_weights_and_granules(void **state)
     }
 }
 
+/* With granules of 64 bytes the divider does not know that shards are equal, and finds the same borders. */
+static void use_granules_of_lines(struct model *model)
+{
+    for (size_t b = 0; b < BUFFERS; b++)
+        for (size_t i = 0; i < model->buffers[b].count; i++)
+            model->buffers[b].spans[i].granule = FUSION_ALIGNMENT / model->buffers[b].element;
+}
+
 static void equal_weights_make_equal_shards(void **state)
 {
     (void)state;
@@ -177,6 +185,8 @@ static void equal_weights_make_equal_shards(void **state)
         draw_model(&random, &model, ELEMENTS);
         for (int i = 0; i < model.shards; i++)
             model.weights[i] = 0.1;
+        if (n % 3)
+            use_granules_of_lines(&model);
         cut(&model, n % 2 ? model.weights : NULL);
         for (size_t b = 0; b < BUFFERS; b++) {
             assert_null(model.borders[b].begins);

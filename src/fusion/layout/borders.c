@@ -8,7 +8,7 @@
 #include "base/floats.h"
 #include "fusion/layout/hash.h"
 
-#define WHOLE_MAX (UINT64_C(1) << 32) /* so that products of two numbers up to it fit into 64 bits */
+#define WHOLE_MAX (UINT64_C(1) << 32) /* so that products of a share and a smaller number fit into 64 bits */
 
 /* ---- Weights ------------------------------------------------------------------------------------------------------------- */
 
@@ -57,6 +57,7 @@ struct fusion_divider {
     uint64_t whole;    /* at most WHOLE_MAX */
     uint64_t *shares;  /* [shards + 1]: shard i is to have (shares[i + 1] - shares[i]) / whole of everything */
     uint64_t elements; /* in the buffers so far */
+    bool is_even;      /* shares are equal, and so are the shards of all buffers so far */
     uint64_t *owned;   /* [shards]: elements of each shard so far */
     uint64_t *wanted;  /* [shards + 1]: elements that shards 0 to i - 1 want of the buffer that is being cut */
 };
@@ -75,13 +76,13 @@ static void set_shares(struct fusion_divider *divider, const double *weights)
     const int shards = divider->shards;
     SHOAL_DEFAULT_FLOATS;
     double sum = 0, before = 0;
-    divider->whole = are_equal(weights, shards) ? (uint64_t)(unsigned)shards : WHOLE_MAX;
-    for (int i = 0; divider->whole == WHOLE_MAX && i < shards; i++)
+    divider->is_even = are_equal(weights, shards);
+    divider->whole = divider->is_even ? (uint64_t)(unsigned)shards : WHOLE_MAX;
+    for (int i = 0; !divider->is_even && i < shards; i++)
         sum += weights[i];
     for (int i = 0; i < shards; i++) {
-        before += divider->whole == WHOLE_MAX ? weights[i] : 0;
-        divider->shares[i + 1] =
-            divider->whole == WHOLE_MAX ? (uint64_t)(before / sum * (double)WHOLE_MAX) : (uint64_t)(unsigned)i + 1;
+        before += divider->is_even ? 0 : weights[i];
+        divider->shares[i + 1] = divider->is_even ? (uint64_t)(unsigned)i + 1 : (uint64_t)(before / sum * (double)WHOLE_MAX);
     }
 }
 
@@ -208,33 +209,50 @@ static bool is_even(const size_t *begins, int shards)
     return true;
 }
 
-enum shoal_status fusion_divider_cut(struct fusion_divider *divider, const struct fusion_span *spans, size_t span_count,
-                                     size_t bytes, size_t element_bytes, struct fusion_borders *borders_out)
+/* Returns true if find_borders() would cut the buffer into equal parts, as nearly always: there may be many buffers, and many
+ * shards of each. */
+static bool is_plain(const struct fusion_divider *divider, const struct fusion_span *spans, size_t span_count, size_t bytes)
+{
+    for (size_t i = 0; i < span_count; i++)
+        if (spans[i].granule > 1)
+            return false;
+    return divider->is_even && bytes % (FUSION_ALIGNMENT * (size_t)divider->shards) == 0;
+}
+
+/* Allocates the arrays of borders that are not equal. */
+static enum shoal_status cut_unequal(struct fusion_divider *divider, const struct fusion_span *spans, size_t span_count,
+                                     size_t bytes, size_t element_bytes, struct fusion_borders *borders)
 {
     const size_t shards = (size_t)divider->shards;
-    *borders_out = (struct fusion_borders){0, NULL, NULL};
     size_t *begins = calloc(2 * shards + 1, sizeof *begins);
     if (!begins)
         return SHOAL_ERR_MEMORY;
     find_borders(divider, spans, span_count, bytes, element_bytes, begins);
-    size_t *counts = begins + shards + 1;
-    for (size_t i = 0; i < shards; i++) {
-        counts[i] = (begins[i + 1] - begins[i]) / element_bytes;
-        divider->owned[i] += counts[i];
-    }
+    borders->begins = begins;
+    borders->counts = begins + shards + 1;
+    for (size_t i = 0; i < shards; i++)
+        borders->counts[i] = (begins[i + 1] - begins[i]) / element_bytes;
+    if (is_even(begins, divider->shards))
+        fusion_borders_free(borders);
+    return SHOAL_OK;
+}
+
+enum shoal_status fusion_divider_cut(struct fusion_divider *divider, const struct fusion_span *spans, size_t span_count,
+                                     size_t bytes, size_t element_bytes, struct fusion_borders *borders_out)
+{
+    const size_t shards = (size_t)divider->shards;
+    *borders_out = (struct fusion_borders){bytes / shards, NULL, NULL};
+    if (!is_plain(divider, spans, span_count, bytes))
+        FUSION_TRY(cut_unequal(divider, spans, span_count, bytes, element_bytes, borders_out));
+    for (size_t i = 0; i < shards; i++)
+        divider->owned[i] += borders_out->counts ? borders_out->counts[i] : borders_out->each / element_bytes;
     divider->elements += bytes / element_bytes;
-    borders_out->each = bytes / shards;
-    if (is_even(begins, divider->shards)) {
-        free(begins);
-        return SHOAL_OK;
-    }
-    borders_out->begins = begins;
-    borders_out->counts = counts;
+    divider->is_even = divider->is_even && !borders_out->counts;
     return SHOAL_OK;
 }
 
 void fusion_borders_free(struct fusion_borders *borders)
 {
     free(borders->begins); /* counts are in the same memory */
-    *borders = (struct fusion_borders){0, NULL, NULL};
+    borders->begins = borders->counts = NULL;
 }
