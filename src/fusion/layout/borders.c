@@ -148,37 +148,37 @@ static uint64_t find_target(const struct fusion_divider *divider, int number, ui
 
 /* ---- Borders ------------------------------------------------------------------------------------------------------------- */
 
-/* A run of elements with one granule: a parameter and the padding after it, or the padding at the end of the buffer. */
+/* Elements with one granule: a parameter with the padding after it, or the padding at the end of the buffer. Possible borders
+ * are begin, begin + granule ... below begin + count, and end. */
 struct run {
-    uint64_t begin, end, granule;
+    uint64_t begin, end, count, granule;
 };
 
+/* Returns the run of a parameter, or of the padding after the last one if index is span_count. */
 static struct run run_of(const struct fusion_span *spans, size_t span_count, size_t index, size_t bytes, size_t element_bytes)
 {
     const uint64_t line = FUSION_ALIGNMENT / element_bytes;
-    struct run run = {0, bytes / element_bytes, line};
-    if (index > 0) {
-        const struct fusion_span *before = &spans[index - 1];
-        run.begin = fusion_round_up(before->offset + before->count * element_bytes, FUSION_ALIGNMENT) / element_bytes;
-    }
-    if (index < span_count) {
-        const struct fusion_span *span = &spans[index];
-        SHOAL_ASSERT(span->offset == run.begin * element_bytes);
-        run.end = fusion_round_up(span->offset + span->count * element_bytes, FUSION_ALIGNMENT) / element_bytes;
-        run.granule = span->granule > 1 ? fusion_min(span->granule, fusion_max(span->count, 1)) : line;
-    }
-    return run;
+    const uint64_t all = bytes / element_bytes;
+    if (span_count == 0)
+        return (struct run){0, all, all, line};
+    const struct fusion_span *span = &spans[fusion_min(index, span_count - 1)];
+    const uint64_t begin = span->offset / element_bytes, end = fusion_round_up(begin + span->count, line);
+    if (index == span_count)
+        return (struct run){end, all, all - end, line};
+    if (span->granule <= 1)
+        return (struct run){begin, end, end - begin, line};
+    return (struct run){begin, end, span->count, fusion_min(span->granule, fusion_max(span->count, 1))};
 }
 
-/* Returns the possible border that is nearest to the target, the lower one of two. After the last granule is the run's end. */
-static uint64_t border_near(const struct run *run, size_t count, uint64_t target)
+/* Returns the possible border that is nearest to an element of the run, the lower one of two. */
+static uint64_t border_near(const struct run *run, uint64_t element)
 {
-    const uint64_t lower = run->begin + (target - run->begin) / run->granule * run->granule;
-    const uint64_t next = lower + run->granule;
-    const uint64_t upper = next - run->begin >= count ? run->end : next;
-    if (lower - run->begin >= count && lower != run->begin) /* in the padding after a parameter */
+    const uint64_t before = (element - run->begin) / run->granule * run->granule;
+    const uint64_t lower = run->begin + before;
+    const uint64_t upper = before + run->granule < run->count ? lower + run->granule : run->end;
+    if (before > 0 && before >= run->count) /* the element is in the padding */
         return run->end;
-    return target - lower <= upper - target ? lower : upper;
+    return element - lower <= upper - element ? lower : upper;
 }
 
 static void find_borders(struct fusion_divider *divider, const struct fusion_span *spans, size_t span_count, size_t bytes,
@@ -192,10 +192,7 @@ static void find_borders(struct fusion_divider *divider, const struct fusion_spa
         const uint64_t target = find_target(divider, i, elements);
         while (target >= run.end && index < span_count)
             run = run_of(spans, span_count, ++index, bytes, element_bytes);
-        const bool is_by_lines = index == span_count || spans[index].granule <= 1;
-        const uint64_t border =
-            target >= run.end ? run.end : border_near(&run, is_by_lines ? run.end - run.begin : spans[index].count, target);
-        begins[i] = border * element_bytes;
+        begins[i] = (target < run.end ? border_near(&run, target) : run.end) * element_bytes;
         SHOAL_ASSERT(begins[i] >= begins[i - 1] && begins[i] <= bytes);
     }
     begins[divider->shards] = bytes;
