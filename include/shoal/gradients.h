@@ -308,9 +308,9 @@ struct shoal_step_result {
     double local_squared;        /* with has_norms: the mean over active ranks of the squared norm of their own gradients */
     double squared;              /* with has_norms or max_norm: the squared norm of the averages, before they were clipped */
     double clip;                 /* factor by which the averages were multiplied; 1 without max_norm */
-    int is_skipped;    /* with an optimizer and checks_finite: 1 if parameters are as before, because a gradient was not
-                                    finite: of a rank (nonfinite_parameter) or, as the squares show, the sum of all ranks */
-    double loss_scale; /* with optimizer->loss_scale: the scale of the next step's loss. 0 otherwise */
+    int is_skipped;              /* with an optimizer and checks_finite: 1 if parameters are as before, because a gradient was
+                                    not finite: of a rank (nonfinite_parameter) or, as the squares show, the sum of all ranks */
+    double loss_scale;           /* with optimizer->loss_scale: the scale of the next step's loss. 0 otherwise */
 };
 #define SHOAL_STEP_RESULT_INIT                                        \
     {                                                                 \
@@ -549,7 +549,8 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * together have one owner: those of a row, of a block with a common scale, or of a whole matrix. If this makes a shard longer
  * than its share, the same rank's shards of the next buffers are shorter. Over all buffers no rank owns more elements than its
  * share by more than one granule, of at least 64 bytes. A rank may own nothing of a buffer. Without weights and granules, all
- * shards of a buffer have equally many bytes.
+ * shards of a buffer have equally many bytes. ERR_ARGUMENT at create names a weight that is negative or not finite, or says
+ * that all are 0. ERR_MISMATCH at create: ranks have different weights or granules.
  *
  * Each element is stepped by itself, so most results do not depend on borders. Those that do differ only by rounding: a norm
  * (max_norm, LAMB) is the sum of the squares of all shards, and over several hosts a gradient's summands may be added in
@@ -565,9 +566,8 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * LAMB steps in finish: it needs the norms of whole parameters, which ranks exchange between two passes over their shards.
  *
  * The first layout stays, as with keeps_layout. ERR_UNSUPPORTED at create: compression or is_on_device. ERR_ARGUMENT: an
- * on_buffer callback, or impossible settings (the message names the group, or the weight: negative, not finite, all 0).
- * ERR_MISMATCH: ranks have different settings; the message names the group, the setting and both values, or the weights or
- * granules. After an error in a step, parameters are undefined without is_atomic:
+ * on_buffer callback, or impossible settings (the message names the group). ERR_MISMATCH: ranks have different settings; the
+ * message names the group, the setting and both values. After an error in a step, parameters are undefined without is_atomic:
  * some buffers may have been stepped. States can no longer be read, parameters can. Restore a checkpoint. */
 
 /* Returns the address of a parameter: its count elements, aligned to 64 bytes, in memory of shoal_mem_alloc. It never changes,

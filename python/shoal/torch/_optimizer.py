@@ -154,7 +154,7 @@ class Reduction:
         self._names, self._parameters, self._scaler = names, parameters, grad_scaler
         self._group_of = (ctypes.c_uint32 * len(parameters))(*_groups_of(optimizer, names, parameters))
         self._settings = self._read_settings()
-        self._modes, self._weights = {name: int(value) for name, value in modes.items()}, weights
+        self._modes = {**{name: int(value) for name, value in modes.items()}, "weights": weights}
         self._max_norm, self._library, self._address, self._versions = max_norm, _native.load(), None, None
         self._collected, self._result, self._scale = None, None, 1.0
         self._known, self._views = list(parameters), []
@@ -170,7 +170,7 @@ class Reduction:
         """Options of the reducer. The caller keeps this object at least until the reducer is made."""
         groups = (_native.OptimizerGroup * len(self._settings))(*(_native.OptimizerGroup(**each) for each in self._settings))
         self._given = _native.Optimizer(rule=self._rule, groups=groups, group_count=len(groups), group_of=self._group_of,
-                                        weights=self._weights, **self._modes)
+                                        **self._modes)
         chosen = {"optimizer": ctypes.pointer(self._given), "has_thread": 1, "checks_finite": int(self._scaler is not None)}
         if self._max_norm is not None:
             chosen["max_norm"] = float(self._max_norm)

@@ -499,15 +499,19 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def _reduction_of(self, watched, communicator):
         optimizer, max_norm, grad_scaler = self._optimizer
-        degree = self._modes["degree"]
         if optimizer is None:
             return None
         if self.device.type != "cpu":
             raise NotImplementedError("shoal: optimizer= steps parameters on the CPU, and the module is on "
                                       f"{self.device}: leave it out, and call optimizer.step()")
-        team = communicator.local_size() if degree == _native.DEGREE_HOST else degree or self.process_group.size()
         return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler,
-                                    _optimizer.weights_of(self._shard_weights, team), **self._modes)
+                                    self._weights_of(communicator), **self._modes)
+
+    def _weights_of(self, communicator):
+        """shard_weights for the engine: one for each rank that shares a copy of the states."""
+        degree = self._modes["degree"]
+        team = communicator.local_size() if degree == _native.DEGREE_HOST else degree or self.process_group.size()
+        return _optimizer.weights_of(self._shard_weights, team)
 
     # ---- A step ----
 

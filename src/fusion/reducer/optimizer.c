@@ -546,8 +546,7 @@ static void exchange_states(struct fusion_shard *shard)
     }
 }
 
-/* From now on the states of this step, and its parameters if it is atomic, are the current ones. */
-static void commit(struct shoal_reducer *reducer)
+void fusion_optimizer_commit(struct shoal_reducer *reducer)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
@@ -562,18 +561,17 @@ static void commit(struct shoal_reducer *reducer)
         exchange_states(&optimizer->shards[b]);
 }
 
-enum shoal_status fusion_optimizer_end(struct shoal_reducer *reducer, struct shoal_step_result *result)
+enum shoal_status fusion_optimizer_rescale(struct shoal_reducer *reducer, struct shoal_step_result *result)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
-    if (!result->is_skipped)
-        commit(reducer);
+    if (!optimizer || optimizer->loss.scale == 0)
+        return SHOAL_OK;
     if (!fusion_loss_scale_end(&optimizer->loss, !result->is_skipped))
         return fusion_fail(reducer, SHOAL_ERR_STATE, result->nonfinite_parameter,
                            "the loss scale would become 0 after %g: gradients are not finite with any scale, so look for the "
                            "cause in the model or its data",
                            (double)optimizer->loss.scale);
-    if (optimizer->loss.scale > 0)
-        optimizer->scale = fusion_loss_scale_factor(&optimizer->loss);
+    optimizer->scale = fusion_loss_scale_factor(&optimizer->loss);
     result->loss_scale = (double)optimizer->loss.scale;
     return SHOAL_OK;
 }

@@ -93,9 +93,13 @@ SHOAL_MUST_USE enum shoal_status fusion_optimizer_step(struct shoal_reducer *red
 /* Like a second attempt, but sets the parameters to their values before the step. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_undo(struct shoal_reducer *reducer, size_t buffer);
 
-/* Ends a step when all gathers are done. Its states, and its parameters if is_atomic, are the current ones from now on, unless
- * it is skipped. Writes the next loss scale to the result. ERR_STATE, on all ranks: it would be 0. */
-SHOAL_MUST_USE enum shoal_status fusion_optimizer_end(struct shoal_reducer *reducer, struct shoal_step_result *result);
+/* With a loss scale: writes that of the next step to the result of this one, which is complete otherwise. ERR_STATE, on all
+ * ranks: the scale would be 0. Does nothing otherwise. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_rescale(struct shoal_reducer *reducer, struct shoal_step_result *result);
+
+/* Ends a step that has succeeded, when all gathers are done: from now on its states, and its parameters if is_atomic, are the
+ * current ones. */
+void fusion_optimizer_commit(struct shoal_reducer *reducer);
 
 /* Returns true if no gather is under way. Also without an optimizer. Call with the lock held. */
 bool fusion_optimizer_is_done(const struct shoal_reducer *reducer);

@@ -245,8 +245,9 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     FUSION_TRY(fusion_measure_take(reducer, factor_of(reducer, active)));
     FUSION_TRY(wait_for_all(reducer));
     FUSION_TRY(conclude(reducer, active, &result));
-    if (reducer->optimizer)
-        FUSION_TRY(fusion_optimizer_end(reducer, &result));
+    FUSION_TRY(fusion_optimizer_rescale(reducer, &result));
+    if (reducer->optimizer && !result.is_skipped)
+        fusion_optimizer_commit(reducer);
     reducer->steps++;
     fusion_stats_keep(reducer);
     close_step(reducer);
