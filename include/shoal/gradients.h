@@ -548,7 +548,7 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * shards is at a multiple of the parameter's granule, counted from its first element. So the elements that an update needs
  * together have one owner: those of a row, of a block with a common scale, or of a whole matrix. If this makes a shard longer
  * than its share, the same rank's shards of the next buffers are shorter. Over all buffers no rank owns more elements than its
- * share by more than one granule, of at least 64 bytes. A rank may own nothing of a buffer. Without weights and granules, all
+ * share by more than the largest granule, or 64 bytes. A rank may own nothing of a buffer. Without weights and granules, all
  * shards of a buffer have equally many bytes. ERR_ARGUMENT at create names a weight that is negative or not finite, or says
  * that all are 0. ERR_MISMATCH at create: ranks have different weights or granules.
  *

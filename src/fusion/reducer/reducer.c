@@ -397,6 +397,7 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
         return status;
     }
     forget_arguments(&reducer->options);
+    reducer->given = (struct shoal_optimizer)SHOAL_OPTIMIZER_INIT;
     *reducer_out = reducer;
     return SHOAL_OK;
 }

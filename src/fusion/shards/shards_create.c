@@ -411,6 +411,7 @@ enum shoal_status shoal_shards_create(struct shoal_context *context, struct shoa
     shards->options.name = NULL;
     shards->options.unit_of = NULL;
     shards->options.optimizer = NULL;
+    shards->given = (struct shoal_optimizer)SHOAL_OPTIMIZER_INIT;
     *shards_out = shards;
     return SHOAL_OK;
 }
