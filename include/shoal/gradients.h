@@ -550,7 +550,7 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * than its share, the same rank's shards of the next buffers are shorter. Over all buffers no rank owns more elements than its
  * share by more than the largest granule, or 64 bytes. A rank may own nothing of a buffer. Without weights and granules, all
  * shards of a buffer have equally many bytes. ERR_ARGUMENT at create names a weight that is negative or not finite, or says
- * that all are 0. ERR_MISMATCH at create: ranks have different weights or granules.
+ * that all are 0. ERR_MISMATCH at create names the first weight that differs between ranks, or says that granules do.
  *
  * Each element is stepped by itself, so most results do not depend on borders. Those that do differ only by rounding: a norm
  * (max_norm, LAMB) is the sum of the squares of all shards, and over several hosts a gradient's summands may be added in

@@ -557,8 +557,12 @@ static void differing_body(struct world *world)
     REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's groups");
     job.group.rate = 1;
     draw_borders(&job);
-    job.weights[0] += world->rank == 2;
-    REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's weights");
+    job.weights[0] = world->rank == 2 ? 0.5 : 1;
+    REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's weight 0 is 1 on rank 0, 0.5 on rank 2");
+    job.optimizer.weights = world->rank == 3 ? job.weights : NULL;
+    job.weights[0] = job.weights[1] = job.weights[2] = 1;
+    job.weights[3] = 7;
+    REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's weight 3 is 1 on rank 0, 7 on rank 3");
     job.optimizer.weights = NULL;
     job.granules[9] = world->rank == 2 ? 3 : 4;
     REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's granules");

@@ -256,11 +256,12 @@ static void impossible_weights_are_named(void **state)
         assert_non_null(fault);
         assert_non_null(strstr(fault, cases[i].text));
     }
-    const double zero[3] = {0, 1e-300, 0}, ones[3] = {1, 1, 1};
+    const double zero[3] = {0, 1e-300, 0}, minus[3] = {-0.0, 1e-300, 0}, ones[3] = {1, 1, 1};
     assert_null(fusion_weights_fault(zero, 3, text, sizeof text));
     assert_null(fusion_weights_fault(NULL, 3, text, sizeof text));
-    assert_true(fusion_weights_hash(NULL, 3) == fusion_weights_hash(ones, 3));
-    assert_true(fusion_weights_hash(zero, 3) != fusion_weights_hash(ones, 3));
+    assert_true(fusion_weights_list(NULL, 3).word == fusion_weights_list(ones, 3).word);
+    assert_true(fusion_weights_list(zero, 3).word != fusion_weights_list(ones, 3).word);
+    assert_true(fusion_weights_list(zero, 3).word == fusion_weights_list(minus, 3).word);
 }
 
 /* Buffers without elements, and without parameters. */

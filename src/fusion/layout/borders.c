@@ -30,16 +30,16 @@ const char *fusion_weights_fault(const double *weights, int shards, char *text, 
     return text;
 }
 
-uint64_t fusion_weights_hash(const double *weights, int shards)
+struct fusion_option fusion_weights_list(const double *weights, int shards)
 {
     uint64_t hash = fusion_hash_word(FUSION_HASH_BEGIN, (uint64_t)shards);
     for (int i = 0; i < shards; i++) {
-        const double weight = weights ? weights[i] : 1;
+        const double weight = weights ? weights[i] + 0.0 : 1; /* -0 becomes 0 */
         uint64_t word;
         memcpy(&word, &weight, sizeof word);
         hash = fusion_hash_word(hash, word);
     }
-    return hash;
+    return fusion_list_option("the optimizer's weight", hash, weights, (size_t)(unsigned)shards);
 }
 
 uint64_t fusion_granules_hash(const size_t *granules, const struct fusion_parameters *parameters)

@@ -11,7 +11,7 @@
 #ifndef SHOAL_FUSION_BORDERS_H
 #define SHOAL_FUSION_BORDERS_H
 
-#include "fusion/layout/parameters.h"
+#include "fusion/layout/agree.h"
 
 /* The borders of one buffer. Shard i is the bytes from border i to border i + 1. */
 struct fusion_borders {
@@ -42,8 +42,8 @@ struct fusion_span {
  * all equal. */
 const char *fusion_weights_fault(const double *weights, int shards, char *text, size_t text_bytes);
 
-/* Returns a hash of the weights. NULL has the hash of weights that are all 1. */
-uint64_t fusion_weights_hash(const double *weights, int shards);
+/* Returns the weights as an option that ranks agree on. NULL is equal to weights that are all 1. */
+struct fusion_option fusion_weights_list(const double *weights, int shards);
 
 /* Returns a hash of the granules. NULL has the hash of granules that are all 0 or 1. All granules that keep a parameter whole
  * count as equal. */

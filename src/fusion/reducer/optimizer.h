@@ -9,6 +9,7 @@
 #ifndef SHOAL_FUSION_OPTIMIZER_H
 #define SHOAL_FUSION_OPTIMIZER_H
 
+#include "fusion/layout/agree.h"
 #include "fusion/reducer/reducer.h"
 
 /* ---- Making ---- */
@@ -33,8 +34,8 @@ const char *fusion_degree_fault(const struct shoal_reducer *reducer, char *text,
 /* Returns NULL, or what is wrong with the weights. The degree is possible. text is room for the answer. */
 const char *fusion_borders_fault(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
 
-/* Return hashes of the weights and the granules that the options have. */
-uint64_t fusion_weights_hash_of(const struct shoal_reducer *reducer);
+/* Return the weights as an option that ranks agree on, and a hash of the granules. */
+struct fusion_option fusion_weights_option(const struct shoal_reducer *reducer);
 uint64_t fusion_granules_hash_of(const struct shoal_reducer *reducer);
 
 /* Return the number of ranks of a team, and this rank's number in its team. */

@@ -12,9 +12,9 @@ const char *fusion_borders_fault(const struct shoal_reducer *reducer, char *text
     return fusion_weights_fault(reducer->options.optimizer->weights, fusion_optimizer_degree(reducer), text, text_bytes);
 }
 
-uint64_t fusion_weights_hash_of(const struct shoal_reducer *reducer)
+struct fusion_option fusion_weights_option(const struct shoal_reducer *reducer)
 {
-    return fusion_weights_hash(reducer->options.optimizer->weights, fusion_optimizer_degree(reducer));
+    return fusion_weights_list(reducer->options.optimizer->weights, fusion_optimizer_degree(reducer));
 }
 
 uint64_t fusion_granules_hash_of(const struct shoal_reducer *reducer)

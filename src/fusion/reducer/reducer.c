@@ -295,7 +295,7 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
         fusion_number("the optimizer's scale_interval", options->optimizer ? options->optimizer->scale_interval : 0),
         fusion_number("the optimizer's number of groups", options->optimizer ? options->optimizer->group_count : 0),
         fusion_hash_option("the hash of the optimizer's group_of", fusion_optimizer_hash(options, parameters->count)),
-        fusion_hash_option("the hash of the optimizer's weights", is_known ? fusion_weights_hash_of(reducer) : 0),
+        is_known ? fusion_weights_option(reducer) : fusion_list_option("the optimizer's weight", 0, NULL, 0),
         fusion_hash_option("the hash of the optimizer's granules", is_known ? fusion_granules_hash_of(reducer) : 0),
         fusion_number("a callback", options->on_buffer != NULL),
         fusion_number("a given layout", options->layout != NULL),

@@ -339,8 +339,7 @@ static enum shoal_status shards_agree(const struct shoal_shards *shards, enum sh
         fusion_real("the optimizer's scale_growth", shards->given.scale_growth),
         fusion_real("the optimizer's scale_backoff", shards->given.scale_backoff),
         fusion_number("the optimizer's scale_interval", shards->given.scale_interval),
-        fusion_hash_option("the hash of the optimizer's weights",
-                           is_known ? fusion_weights_hash(shards->given.weights, shards->size) : 0),
+        fusion_weights_list(is_known ? shards->given.weights : NULL, shards->size),
         fusion_hash_option("the hash of the optimizer's granules",
                            is_known ? fusion_granules_hash(shards->given.granules, &shards->parameters) : 0),
     };
