@@ -187,11 +187,21 @@ struct shoal_optimizer {
     int is_atomic;   /* 1: parameters change only when the whole step has succeeded */
     int degree; /* ranks that share one copy of the states; 0: all. Divides their number. SHOAL_DEGREE_HOST: those of a host,
                    equally many on each */
+    const double *weights;  /* for each rank of a team, in the order of ranks, its share relative to the others', from 0. NULL:
+                               equal shares. Copied */
+    const size_t *granules; /* for each parameter: shards begin at multiples of that many of its elements (the length of a row
+                               or a block, for example). 0, 1: anywhere. Its count or more: one rank owns all of it. NULL:
+                               anywhere. Copied */
+    double loss_scale;      /* above 0: the program multiplies its loss by a scale, which begins with this (65536, for example)
+                               and changes as PyTorch's GradScaler changes it. Needs checks_finite. 0: no loss scale */
+    double scale_growth;    /* the scale is multiplied by this after scale_interval finite steps in a row; above 1 */
+    double scale_backoff;   /* and by this after a step that was not finite; between 0 and 1 */
+    uint32_t scale_interval;
 };
 #define SHOAL_DEGREE_HOST (-1)
-#define SHOAL_OPTIMIZER_INIT                                          \
-    {                                                                 \
-        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_OPTIMIZER_INIT                                                                 \
+    {                                                                                        \
+        sizeof(struct shoal_optimizer), SHOAL_ADAMW, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0.5, 2000 \
     }
 
 /* All fields must be the same on all ranks, except struct_bytes, stream, and the functions and their arguments. */
@@ -298,12 +308,13 @@ struct shoal_step_result {
     double local_squared;        /* with has_norms: the mean over active ranks of the squared norm of their own gradients */
     double squared;              /* with has_norms or max_norm: the squared norm of the averages, before they were clipped */
     double clip;                 /* factor by which the averages were multiplied; 1 without max_norm */
-    int is_skipped; /* with an optimizer and checks_finite: 1 if parameters are as before, because a gradient was not
-                                    finite: of a rank (nonfinite_parameter) or, as the squares show, the sum of all ranks */
+    int is_skipped;              /* with an optimizer and checks_finite: 1 if parameters are as before, because a gradient was
+                                    not finite: of a rank (nonfinite_parameter) or, as the squares show, the sum of all ranks */
+    double loss_scale;           /* with optimizer->loss_scale: the scale of the next step's loss. 0 otherwise */
 };
-#define SHOAL_STEP_RESULT_INIT                                     \
-    {                                                              \
-        sizeof(struct shoal_step_result), 0, 0, -1, -1, 0, 0, 1, 0 \
+#define SHOAL_STEP_RESULT_INIT                                        \
+    {                                                                 \
+        sizeof(struct shoal_step_result), 0, 0, -1, -1, 0, 0, 1, 0, 0 \
     }
 
 /* Ends a step: posts the remaining buffers, waits for all, puts the averages into place, calls on_buffer. result_out may be
@@ -382,7 +393,7 @@ struct shoal_step_stats {
     uint64_t copied_bytes;   /* by marks and back; 0 if all gradients are views and results stay there */
     uint64_t sent_bytes;     /* payload, from this rank to others: counted from the layout, as owners reduce */
     uint64_t received_bytes; /* payload, from others to this rank; shoal_reducer_sent_to counts */
-    uint64_t network_bytes;  /* the part of sent_bytes that leaves the host, by this rank */
+    uint64_t network_bytes;  /* the part of sent_bytes that leaves the host, by this rank; as if shards were equally long */
     double balance;          /* most bytes that a rank owns by the layout over the mean: 1 is even */
     size_t flight_buffers;   /* most buffers that were posted and not done */
     uint64_t wire_bytes;     /* bytes that this rank handed to the network: counted by the transport as it sent, with the
@@ -504,9 +515,10 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
 
 /* ---- 10. An optimizer in the reduction ----------------------------------------------------------------------------------- */
 
-/* With options.optimizer each rank owns one *shard* of every buffer: 1 / ranks of it. The owner receives the sum of its shard,
- * steps the parameters there, and sends the new parameters to the other ranks. So the same bytes travel as for an all-reduce,
- * but each rank computes only its share of the optimizer's step and keeps only its share of the states.
+/* With options.optimizer each rank owns one *shard* of every buffer: 1 / ranks of it, unless `weights` are given. The owner
+ * receives the sum of its shard, steps the parameters there, and sends the new parameters to the other ranks. So the same bytes
+ * travel as for an all-reduce, but each rank computes only its share of the optimizer's step and keeps only its share of the
+ * states.
  *
  *     buffer   gradients --reduce-scatter--> shard --one pass: states, masters--> new parameters --all-gather--> parameters
  *
@@ -530,6 +542,19 @@ SHOAL_CALL shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms
  * With a degree below the number of ranks, teams of that many ranks (0 to degree - 1, and so on, or the ranks of a host) keep a
  * copy of the states each. A shard is summed in the team and then over the teams; new parameters are sent in the team only. So
  * with SHOAL_DEGREE_HOST fewer bytes cross the network, and with degree 1 each rank steps all parameters.
+ *
+ * With `weights`, rank i of each team owns about weights[i] / (sum of all weights) of every buffer. Choose a small weight for
+ * a rank that is slow or has little memory; a rank with the weight 0 owns nothing. With `granules`, each border between two
+ * shards is at a multiple of the parameter's granule, counted from its first element. So the elements that an update needs
+ * together have one owner: those of a row, of a block with a common scale, or of a whole matrix. If this makes a shard longer
+ * than its share, the same rank's shards of the next buffers are shorter. Over all buffers no rank owns more elements than its
+ * share by more than the largest granule, or 64 bytes. A rank may own nothing of a buffer. Without weights and granules, all
+ * shards of a buffer have equally many bytes. ERR_ARGUMENT at create names a weight that is negative or not finite, or says
+ * that all are 0. ERR_MISMATCH at create names the first weight that differs between ranks, or says that granules do.
+ *
+ * Each element is stepped by itself, so most results do not depend on borders. Those that do differ only by rounding: a norm
+ * (max_norm, LAMB) is the sum of the squares of all shards, and over several hosts a gradient's summands may be added in
+ * another order.
  *
  * With is_atomic new parameters arrive in the gradients' buffers, and finish copies them to the parameters when all have
  * arrived: one pass over all parameters, and a second copy of masters and states. If a step fails, masters, states and
@@ -581,8 +606,28 @@ SHOAL_CALL shoal_reducer_load_parameters(struct shoal_reducer *reducer);
 SHOAL_CALL shoal_reducer_set_group(struct shoal_reducer *reducer, size_t group, const struct shoal_optimizer_group *settings);
 
 /* Gradients are multiplied by `scale` before norms are taken and parameters stepped: 1 / loss scale, for example. 1 at first.
- * A local call between steps, the same on all ranks. ERR_ARGUMENT: not positive, or not finite. ERR_STATE as above. */
+ * A local call between steps, the same on all ranks. ERR_ARGUMENT: not positive, or not finite. ERR_STATE as above, or if the
+ * optimizer has a loss scale: the reducer then divides by that. */
 SHOAL_CALL shoal_reducer_set_gradient_scale(struct shoal_reducer *reducer, double scale);
+
+/* With optimizer->loss_scale the reducer divides gradients by the loss scale before norms are taken and parameters stepped, and
+ * skips a step that is not finite, on all ranks alike. The program multiplies its loss by the scale that the step before has
+ * returned (struct shoal_step_result), so that small gradients do not become 0 in 16 bits:
+ *
+ *     double scale = shoal_reducer_loss_scale(reducer, NULL);
+ *     each step: begin, backward pass of scale * loss, marks, finish(reducer, &result); scale = result.loss_scale
+ *
+ * After a step that was not finite the scale is multiplied by scale_backoff. After scale_interval finite steps since its last
+ * change it is multiplied by scale_growth, unless float32 cannot hold the product. LOCAL steps do not change it. If it would
+ * become 0, the step returns ERR_STATE and the reducer fails on all ranks: gradients are not finite with any scale.
+ *
+ * Returns the scale for the next step; 0 without a loss scale. Writes the number of finite steps since its last change to
+ * *finite_steps_out, which may be NULL. A checkpoint holds both numbers. */
+SHOAL_API double shoal_reducer_loss_scale(const struct shoal_reducer *reducer, uint32_t *finite_steps_out);
+
+/* Sets both numbers. A local call between steps, the same on all ranks. ERR_ARGUMENT: the scale is not positive, or float32
+ * cannot hold it; finite_steps is not below scale_interval. ERR_STATE: the optimizer has no loss scale, and as above. */
+SHOAL_CALL shoal_reducer_set_loss_scale(struct shoal_reducer *reducer, double scale, uint32_t finite_steps);
 
 /* Returns the bytes of masters and states on this rank. 0 without an optimizer. */
 SHOAL_API size_t shoal_reducer_optimizer_bytes(const struct shoal_reducer *reducer);

@@ -1,8 +1,9 @@
 /* Sharded parameters: trains a model whose parameters, gradients and optimizer states together fit on no rank. This header is
  * its manual; it builds on shoal.h and gradients.h. It is new and may still change.
  *
- * Every parameter belongs to a *unit*, usually a layer. Each rank owns one shard of every unit: 1 / ranks of its parameters, of
- * their gradients, and of the optimizer's states. A unit is *live* on a rank while all of its parameters are there.
+ * Every parameter belongs to a *unit*, usually a layer. Each rank owns one shard of every unit: its parameters, their
+ * gradients and the optimizer's states. Shards are equally long, unless the optimizer has weights or granules (gradients.h,
+ * section 10). A unit is *live* on a rank while all of its parameters are there.
  *
  *     forward     for each unit u:   gather(u, next: u + 1)   compute with parameter(...)                   release(u)
  *     backward    for each unit u:   gather(u, next: u - 1)   compute gradients, ready(...) for each        release(u)
@@ -39,7 +40,8 @@ struct shoal_shards_options {
     const char *name; /* for messages; NULL: "shards". At most 23 bytes are kept */
     const uint32_t
         *unit_of; /* for each parameter, its unit; parameters of a unit have one type. NULL: each is a unit of its own */
-    const struct shoal_optimizer *optimizer; /* copied; not NULL. steps_early, is_atomic and degree must be 0 */
+    const struct shoal_optimizer *optimizer; /* copied; not NULL. steps_early, is_atomic and degree must be 0. weights: for
+                                                each rank */
     enum shoal_op op;                        /* SHOAL_AVG or SHOAL_SUM */
     uint32_t live_units; /* most units that are live or being gathered at a time; 0: 3. Limits the memory for parameters */
     size_t whole_bytes;  /* units of fewer bytes stay whole and live on every rank: their gradients are all-reduced, and each
@@ -96,14 +98,15 @@ SHOAL_CALL shoal_shards_ready(struct shoal_shards *shards, size_t parameter, con
 /* The result of a step; the same on all ranks. Begins as SHOAL_SHARDS_RESULT_INIT. */
 struct shoal_shards_result {
     size_t struct_bytes;
-    uint64_t step;  /* steps so far, including skipped ones */
-    double squared; /* the squared norm of all gradients, before they were clipped */
-    double clip;    /* factor by which they were multiplied */
-    int is_skipped; /* 1: gradients were not finite, and parameters are as before */
+    uint64_t step;     /* steps so far, including skipped ones */
+    double squared;    /* the squared norm of all gradients, before they were clipped */
+    double clip;       /* factor by which they were multiplied */
+    int is_skipped;    /* 1: gradients were not finite, and parameters are as before */
+    double loss_scale; /* with optimizer->loss_scale: the scale of the next step's loss. 0 otherwise */
 };
-#define SHOAL_SHARDS_RESULT_INIT                       \
-    {                                                  \
-        sizeof(struct shoal_shards_result), 0, 0, 1, 0 \
+#define SHOAL_SHARDS_RESULT_INIT                          \
+    {                                                     \
+        sizeof(struct shoal_shards_result), 0, 0, 1, 0, 0 \
     }
 
 /* Waits for all sums and steps this rank's shards. Then no unit is live. A unit of which no gradient was ready on this rank is
@@ -117,6 +120,10 @@ SHOAL_CALL shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_re
 /* Like shoal_reducer_set_group and shoal_reducer_set_gradient_scale, between two steps. */
 SHOAL_CALL shoal_shards_set_group(struct shoal_shards *shards, size_t group, const struct shoal_optimizer_group *settings);
 SHOAL_CALL shoal_shards_set_gradient_scale(struct shoal_shards *shards, double scale);
+
+/* Like shoal_reducer_loss_scale and shoal_reducer_set_loss_scale (gradients.h, section 10). */
+SHOAL_API double shoal_shards_loss_scale(const struct shoal_shards *shards, uint32_t *finite_steps_out);
+SHOAL_CALL shoal_shards_set_loss_scale(struct shoal_shards *shards, double scale, uint32_t finite_steps);
 
 /* Sets a parameter (SHOAL_STATE_MASTER) or a state of it from all of its count elements, of which this rank keeps its shard:
  * any number of ranks may have saved them. values are float64 if the parameter's type is, otherwise float32. A local call

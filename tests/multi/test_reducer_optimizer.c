@@ -4,6 +4,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 #define ELEMENTS_MAX 9000
 #define GROUPS 2
 #define STEPS 4
+#define RANKS_MAX 4
 
 static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
 
@@ -27,20 +29,24 @@ struct mode {
     int steps_early, is_atomic;
     const char *name;
     int degree;
+    bool is_unequal; /* shards have weights, and parameters granules */
 };
 
-static const struct mode modes[] = {
-    {0, 0, "", 0}, {1, 0, ", early", 0}, {0, 1, ", atomic", 0}, {1, 1, ", early and atomic", 0}};
-static const struct mode teams[] = {{0, 0, ", teams of 2", 2},
-                                    {1, 1, ", teams of 2, early and atomic", 2},
-                                    {0, 0, ", teams of 1", 1},
-                                    {0, 0, ", teams of a host", SHOAL_DEGREE_HOST}};
+static const struct mode modes[] = {{0, 0, "", 0, false},         {1, 0, ", early", 0, false},
+                                    {0, 1, ", atomic", 0, false}, {1, 1, ", early and atomic", 0, false},
+                                    {0, 0, ", unequal", 0, true}, {1, 1, ", unequal, early and atomic", 0, true}};
+static const struct mode teams[] = {
+    {0, 0, ", teams of 2", 2, false},        {1, 1, ", teams of 2, early and atomic", 2, false},
+    {0, 0, ", teams of 1", 1, false},        {0, 0, ", teams of a host", SHOAL_DEGREE_HOST, false},
+    {0, 0, ", unequal teams of 2", 2, true}, {1, 1, ", unequal teams of a host", SHOAL_DEGREE_HOST, true}};
 
 struct job {
     struct world *world;
     struct shoal_parameter parameters[PARAMETERS];
     struct shoal_optimizer_group groups[GROUPS];
     uint32_t group_of[PARAMETERS];
+    double weights[RANKS_MAX];
+    size_t granules[PARAMETERS];
     struct shoal_optimizer optimizer;
     struct shoal_reducer_options options;
     struct shoal_reducer *reducer;
@@ -56,6 +62,21 @@ struct job {
 static double value_at_first(size_t parameter, size_t element)
 {
     return (double)((int)((parameter * 5 + element * 3) % 15) - 7) / 4;
+}
+
+/* Draws weights, of which some are 0, and granules: elements, rows, blocks, and parameters that stay whole. */
+static void draw_borders(struct job *job)
+{
+    for (size_t r = 0; r < RANKS_MAX; r++)
+        job->weights[r] = (double)reference_below(&job->random, 4) / 3;
+    job->weights[reference_below(&job->random, 2)] = 0.7; /* a team has at least one rank, or two */
+    job->weights[0] += job->optimizer.degree == 1 || job->world->size == 1;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const size_t granules[] = {0, 1, 1 + reference_below(&job->random, 60), 256, SIZE_MAX};
+        job->granules[i] = granules[reference_below(&job->random, COUNT_OF(granules))];
+    }
+    job->optimizer.weights = job->weights;
+    job->optimizer.granules = job->granules;
 }
 
 static void open_job(struct job *job, struct world *world, uint64_t seed, enum shoal_optimizer_rule rule)
@@ -83,12 +104,18 @@ static void open_job(struct job *job, struct world *world, uint64_t seed, enum s
     job->groups[1].rate_decay = 0.5;
     job->groups[1].initial = 0.25;
     job->groups[1].maximizes = 1;
-    job->optimizer = (struct shoal_optimizer){sizeof job->optimizer, rule, job->groups, GROUPS, job->group_of, 0, 0, 0};
+    job->optimizer = (struct shoal_optimizer)SHOAL_OPTIMIZER_INIT;
+    job->optimizer.rule = rule;
+    job->optimizer.groups = job->groups;
+    job->optimizer.group_count = GROUPS;
+    job->optimizer.group_of = job->group_of;
     if (world->arg) {
         const struct mode *mode = world->arg;
         job->optimizer.steps_early = mode->steps_early && rule != SHOAL_LAMB;
         job->optimizer.is_atomic = mode->is_atomic;
         job->optimizer.degree = mode->degree;
+        if (mode->is_unequal)
+            draw_borders(job);
     }
     job->options = (struct shoal_reducer_options)SHOAL_REDUCER_OPTIONS_INIT;
     job->options.buffer_bytes = 16 << 10;
@@ -340,6 +367,8 @@ static void draw_options(struct job *job)
     job->options.max_norm = reference_below(&job->random, 3) ? 0 : 1e9;
     job->optimizer.steps_early = job->optimizer.rule != SHOAL_LAMB && reference_below(&job->random, 2);
     job->optimizer.is_atomic = (int)reference_below(&job->random, 2);
+    if (reference_below(&job->random, 2))
+        draw_borders(job);
 }
 
 static void rules_body(struct world *world)
@@ -569,6 +598,11 @@ static void states_body(struct world *world)
         open_job(&two, world, 12, rule);
         two.options.buffer_bytes = 5 << 10;
         two.options.rank_bytes = 64;
+        two.optimizer.weights = NULL;
+        if (rule != SHOAL_LAMB)
+            two.optimizer.granules = NULL;
+        for (size_t i = 0; i < PARAMETERS && rule == SHOAL_LAMB; i++) /* one owner adds up a norm, whatever the borders */
+            one.granules[i] = two.granules[i] = SIZE_MAX;
         OK(world, create(&one));
         OK(world, create(&two));
         load(&one);
@@ -588,7 +622,8 @@ static void states_body(struct world *world)
     }
 }
 
-/* All ways of stepping lead to the same bits, with clipped steps and with others. */
+/* All ways of stepping and all borders lead to the same bits, with clipped steps and with others. LAMB's norms are sums over
+ * shards, which are rounded in another order if the borders differ. */
 static void alike_body(struct world *world)
 {
     for (enum shoal_optimizer_rule rule = SHOAL_SGD; rule <= SHOAL_LAMB; rule++) {
@@ -598,6 +633,8 @@ static void alike_body(struct world *world)
             open_job(job, world, 19, rule);
             job->optimizer.steps_early = modes[m].steps_early && rule != SHOAL_LAMB;
             job->optimizer.is_atomic = modes[m].is_atomic;
+            if (modes[m].is_unequal)
+                draw_borders(job);
             job->options.max_norm = max_norm_of(job);
             job->options.has_thread = m % 2;
             OK(world, create(job));
@@ -606,7 +643,7 @@ static void alike_body(struct world *world)
                 run_step(job, ALL);
         }
         for (size_t m = 1; m < COUNT_OF(modes); m++)
-            for (size_t i = 0; i < PARAMETERS; i++)
+            for (size_t i = 0; i < PARAMETERS && !(rule == SHOAL_LAMB && modes[m].is_unequal); i++)
                 CHECK(world,
                       memcmp(shoal_reducer_parameter(jobs[0].reducer, i), shoal_reducer_parameter(jobs[m].reducer, i),
                              bytes_of(&jobs[0], i)) == 0,
@@ -633,6 +670,208 @@ static void bytes_body(struct world *world)
     CHECK(world, shoal_reducer_optimizer_bytes(NULL) == 0, "NULL has bytes");
 }
 
+/* Each rank keeps its weight's share of the states within 1 %; one with the weight 0 keeps nothing, and still steps. */
+static void weights_body(struct world *world)
+{
+    struct job job;
+    size_t all = 0;
+    open_job(&job, world, 21, SHOAL_ADAMW);
+    for (size_t r = 0; r < RANKS_MAX; r++)
+        job.weights[r] = (double)r / 6;
+    job.optimizer.weights = job.weights;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        job.parameters[i] = (struct shoal_parameter){ELEMENTS_MAX, i % 2 ? SHOAL_BFLOAT16 : SHOAL_FLOAT32, NULL};
+        all += ELEMENTS_MAX * sizeof(float) * (i % 2 ? 3 : 2);
+    }
+    OK(world, create(&job));
+    const double share = (double)all * job.weights[world->rank], bytes = (double)shoal_reducer_optimizer_bytes(job.reducer);
+    CHECK(world, fabs(bytes - share) <= 0.01 * share, "%g bytes instead of %g", bytes, share);
+    load(&job);
+    run_step(&job, ALL);
+    plain_steps(&job, ALL, 1);
+    check_parameters(&job);
+    check_states(&job);
+    close_job(&job);
+}
+
+/* The statistics count owned bytes: the most that a rank owns over the mean, and the bytes that owners send. */
+static void counted_body(struct world *world)
+{
+    struct shoal_step_stats stats = SHOAL_STEP_STATS_INIT;
+    struct job job;
+    open_job(&job, world, 22, SHOAL_SGD);
+    for (size_t r = 0; r < RANKS_MAX; r++)
+        job.weights[r] = r == 0 ? 3 : 1;
+    job.optimizer.weights = job.weights;
+    for (size_t i = 0; i < PARAMETERS; i++)
+        job.parameters[i] = (struct shoal_parameter){ELEMENTS_MAX, SHOAL_FLOAT32, NULL};
+    OK(world, create(&job));
+    load(&job);
+    run_step(&job, ALL);
+    OK(world, shoal_reducer_stats(job.reducer, &stats));
+    const double all = PARAMETERS * ELEMENTS_MAX * sizeof(float), own = all * job.weights[world->rank] / (world->size + 2);
+    const double most = 3.0 * world->size / (world->size + 2), sent = all + (world->size - 2) * own;
+    CHECK(world, fabs(stats.balance - most) <= 0.02 * most && fabs((double)stats.sent_bytes - sent) <= 0.02 * sent,
+          "balance %g instead of %g, %g bytes sent instead of %g", stats.balance, most, (double)stats.sent_bytes, sent);
+    close_job(&job);
+}
+
+/* A program of an older version, whose struct ends before the weights. */
+static void older_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, 23, SHOAL_SGD);
+    job.optimizer.struct_bytes = offsetof(struct shoal_optimizer, weights);
+    memset((char *)&job.optimizer + job.optimizer.struct_bytes, 0x5a, sizeof job.optimizer - job.optimizer.struct_bytes);
+    OK(world, create(&job));
+    load(&job);
+    run_step(&job, ALL);
+    plain_steps(&job, ALL, 1);
+    check_parameters(&job);
+    close_job(&job);
+}
+
+/* ---- A loss scale -------------------------------------------------------------------------------------------------------- */
+
+#define SCALED_STEPS 11
+
+/* A scale that grows after two finite steps. Gradients times it stay exact in all types. */
+static void set_loss_scale(struct job *job, double scale)
+{
+    job->options.checks_finite = 1;
+    job->optimizer.loss_scale = scale;
+    job->optimizer.scale_growth = 4;
+    job->optimizer.scale_backoff = 0.5;
+    job->optimizer.scale_interval = 2;
+}
+
+/* Steps with gradients times scale. In steps 2, 3 and 7 those of one rank overflow. Returns true if the step is skipped. */
+static bool run_scaled_step(struct job *job, double scale, struct shoal_step_result *result)
+{
+    const bool overflows = job->step == 2 || job->step == 3 || job->step == 7;
+    OK(job->world, shoal_reducer_begin(job->reducer, SHOAL_STEP_REDUCE));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const enum shoal_type type = job->parameters[i].type;
+        for (size_t k = 0; k < job->parameters[i].count; k++)
+            gradient_put(type, job->memory[i], k, scale * gradient_value(job->step, job->world->rank, i, k));
+        if (overflows && i == 8 && job->world->rank == job->step % job->world->size)
+            gradient_put(SHOAL_FLOAT64, job->memory[i], 0, (double)INFINITY);
+        OK(job->world, shoal_reducer_ready(job->reducer, i, job->memory[i], job->parameters[i].count));
+    }
+    OK(job->world, shoal_reducer_finish(job->reducer, result));
+    CHECK(job->world, result->is_skipped == overflows, "step %d: skipped %d", job->step, result->is_skipped);
+    return overflows;
+}
+
+/* The rule of PyTorch's GradScaler. */
+static void plain_scale(const struct job *job, bool is_skipped, double *scale, uint32_t *finite_steps)
+{
+    *finite_steps = is_skipped ? 0 : *finite_steps + 1;
+    if (is_skipped)
+        *scale *= job->optimizer.scale_backoff;
+    if (*finite_steps < job->optimizer.scale_interval)
+        return;
+    *scale *= job->optimizer.scale_growth;
+    *finite_steps = 0;
+}
+
+static void check_scale(const struct job *job, const struct shoal_step_result *result, double scale, uint32_t finite_steps)
+{
+    uint32_t counted;
+    const double own = shoal_reducer_loss_scale(job->reducer, &counted);
+    CHECK(job->world, own == scale && counted == finite_steps && result->loss_scale == scale,
+          "step %d: scale %g and %u steps instead of %g and %u; the result has %g", job->step, own, counted, scale,
+          finite_steps, result->loss_scale);
+}
+
+static void scaled_body(struct world *world)
+{
+    struct job job;
+    double scale = 2;
+    uint32_t finite_steps = 0;
+    open_job(&job, world, 24, SHOAL_ADAMW);
+    job.parameters[8] = (struct shoal_parameter){300, SHOAL_FLOAT64, NULL};
+    job.options.has_thread = 1;
+    job.options.op = world->size == 3 ? SHOAL_SUM : SHOAL_AVG; /* both exact */
+    set_loss_scale(&job, scale);
+    OK(world, create(&job));
+    load(&job);
+    for (; job.step < SCALED_STEPS; job.step++) {
+        struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+        const bool is_skipped = run_scaled_step(&job, scale, &result);
+        if (!is_skipped)
+            plain_steps(&job, ALL, 1);
+        CHECK(world, is_skipped || fabs(result.squared - squared(&job, 1)) <= 1e-9 * result.squared, "squared %g instead of %g",
+              result.squared, squared(&job, 1));
+        plain_scale(&job, is_skipped, &scale, &finite_steps);
+        check_scale(&job, &result, scale, finite_steps);
+        check_parameters(&job);
+    }
+    check_states(&job);
+    close_job(&job);
+}
+
+static void open_scaled_job(struct job *job, struct world *world, double scale)
+{
+    open_job(job, world, 25, SHOAL_SGD);
+    job->parameters[8] = (struct shoal_parameter){300, SHOAL_FLOAT64, NULL};
+    set_loss_scale(job, scale);
+    OK(world, create(job));
+    load(job);
+}
+
+/* A reducer with another first scale continues with the first one's, and reaches the same bits. */
+static void scale_moves_body(struct world *world)
+{
+    struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+    struct job one, two;
+    uint32_t finite_steps;
+    open_scaled_job(&one, world, 8);
+    open_scaled_job(&two, world, 1);
+    double scale = 8;
+    for (; one.step < 5; one.step++) {
+        run_scaled_step(&one, scale, &result);
+        scale = result.loss_scale;
+    }
+    move_states(&one, &two);
+    CHECK(world, shoal_reducer_loss_scale(one.reducer, &finite_steps) == scale && finite_steps == 1, "%u steps", finite_steps);
+    OK(world, shoal_reducer_set_loss_scale(two.reducer, scale, finite_steps));
+    for (two.step = one.step; one.step < SCALED_STEPS; one.step++, two.step++) {
+        run_scaled_step(&one, shoal_reducer_loss_scale(one.reducer, NULL), &result);
+        run_scaled_step(&two, shoal_reducer_loss_scale(two.reducer, NULL), &result);
+    }
+    CHECK(world, shoal_reducer_loss_scale(one.reducer, NULL) == shoal_reducer_loss_scale(two.reducer, NULL), "scales differ");
+    for (size_t i = 0; i < PARAMETERS; i++)
+        CHECK(world,
+              memcmp(shoal_reducer_parameter(one.reducer, i), shoal_reducer_parameter(two.reducer, i), bytes_of(&one, i)) == 0,
+              "parameter %zu differs", i);
+    close_job(&one);
+    close_job(&two);
+}
+
+/* The smallest scales: the reducer fails on all ranks before the scale is 0. */
+static void scale_vanishes_body(struct world *world)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    struct job job;
+    enum shoal_status status = SHOAL_OK;
+    open_scaled_job(&job, world, 0x1p-147);
+    for (int s = 0; s < 3; s++) {
+        CHECK(world, shoal_reducer_loss_scale(job.reducer, NULL) == ldexp(1, -147 - s), "step %d", s);
+        OK(world, shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE));
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            gradient_put(SHOAL_FLOAT64, job.memory[i], 0, i == 8 && world->rank == 1 ? (double)NAN : 0);
+            OK(world, shoal_reducer_ready(job.reducer, i, job.memory[i], job.parameters[i].count));
+        }
+        status = shoal_reducer_finish(job.reducer, NULL);
+        CHECK(world, status == (s < 2 ? SHOAL_OK : SHOAL_ERR_STATE), "step %d gave %s", s, shoal_status_name(status));
+    }
+    OK(world, shoal_reducer_failure(job.reducer, &failure));
+    CHECK(world, strstr(failure.text, "the loss scale would become 0"), "%s", failure.text);
+    check_values(&job);
+    close_job(&job);
+}
+
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status on_buffer(void *arg, size_t buffer, const uint32_t *parameters, size_t parameter_count)
@@ -648,7 +887,7 @@ static void break_options(struct job *job, int kind)
         job->options.compression = SHOAL_COMPRESS_BFLOAT16;
         break;
     case 1:
-        job->options.is_on_device = 1;
+        job->options.compression = SHOAL_COMPRESS_INT8;
         break;
     case 2:
         job->options.on_buffer = on_buffer;
@@ -668,20 +907,20 @@ static void break_options(struct job *job, int kind)
     case 7:
         job->groups[1].struct_bytes = 0;
         break;
-    case 8:
-        job->groups[1].rate = -1;
-        break;
-    case 9:
-        job->groups[1].beta2 = 1;
-        break;
-    case 10:
-        job->groups[1].decay = (double)NAN;
-        break;
     case 11:
         job->optimizer.rule = SHOAL_LAMB;
         job->optimizer.steps_early = 1;
         break;
     default:
+        job->groups[1].rate = kind == 8 ? -1 : job->groups[1].rate;
+        job->groups[1].beta2 = kind == 9 ? 1 : job->groups[1].beta2;
+        job->groups[1].decay = kind == 10 ? (double)NAN : job->groups[1].decay;
+        job->weights[1] = kind == 12 ? -1 : job->weights[1];
+        job->weights[0] = kind == 13 ? (double)NAN : job->weights[0];
+        memset(job->weights, 0, kind == 14 ? sizeof job->weights : 0);
+        job->optimizer.loss_scale = kind >= 15 ? 8 : 0;
+        job->options.checks_finite = kind >= 16;
+        job->optimizer.scale_growth = kind == 16 ? 1 : 2;
         break;
     }
 }
@@ -694,7 +933,7 @@ static void refused_body(struct world *world)
         const char *text;
     } wanted[] = {
         {SHOAL_ERR_UNSUPPORTED, "leave compression out"},
-        {SHOAL_ERR_UNSUPPORTED, "is_on_device is set"},
+        {SHOAL_ERR_UNSUPPORTED, "leave compression out"},
         {SHOAL_ERR_ARGUMENT, "on_buffer has no averages"},
         {SHOAL_ERR_ARGUMENT, "optimizer->struct_bytes"},
         {SHOAL_ERR_ARGUMENT, "enum shoal_optimizer_rule"},
@@ -705,11 +944,17 @@ static void refused_body(struct world *world)
         {SHOAL_ERR_ARGUMENT, "group 1 of the optimizer: beta1 or beta2"},
         {SHOAL_ERR_ARGUMENT, "group 1 of the optimizer: decay is negative or not finite"},
         {SHOAL_ERR_ARGUMENT, "LAMB needs the norms of whole parameters"},
+        {SHOAL_ERR_ARGUMENT, "rank 2: optimizer->weights: weight 1 is -1"},
+        {SHOAL_ERR_ARGUMENT, "rank 2: optimizer->weights: weight 0 is"},
+        {SHOAL_ERR_ARGUMENT, "rank 2: optimizer->weights: the sum of the 3 weights is 0"},
+        {SHOAL_ERR_ARGUMENT, "loss_scale needs to know whether a step is finite: set checks_finite"},
+        {SHOAL_ERR_ARGUMENT, "scale_growth is not above 1"},
     };
     for (int kind = 0; kind < (int)COUNT_OF(wanted); kind++) {
         struct shoal_failure failure = SHOAL_FAILURE_INIT;
         struct job job;
         open_job(&job, world, 14, SHOAL_ADAM);
+        draw_borders(&job);
         if (world->rank == world->size - 1)
             break_options(&job, kind);
         const enum shoal_status status = create(&job);
@@ -757,6 +1002,26 @@ static void differing_body(struct world *world)
     OK(world, shoal_last_failure(world->context, NULL, &failure));
     CHECK(world, status == SHOAL_ERR_MISMATCH && strstr(failure.text, "group_of"), "%s: %s", shoal_status_name(status),
           failure.text);
+    job.group_of[4] = 0;
+    draw_borders(&job);
+    job.weights[2] = world->rank == 1 ? 2 : 1;
+    status = create(&job);
+    OK(world, shoal_last_failure(world->context, NULL, &failure));
+    CHECK(world, status == SHOAL_ERR_MISMATCH && strstr(failure.text, "the optimizer's weight 2 is 1 on rank 0, 2 on rank 1"),
+          "%s: %s", shoal_status_name(status), failure.text);
+    set_loss_scale(&job, world->rank == 1 ? 2 : 4);
+    job.weights[2] = 1;
+    status = create(&job);
+    OK(world, shoal_last_failure(world->context, NULL, &failure));
+    CHECK(world, status == SHOAL_ERR_MISMATCH && strstr(failure.text, "the optimizer's loss_scale is 4 on rank 0, 2 on rank 1"),
+          "%s: %s", shoal_status_name(status), failure.text);
+    set_loss_scale(&job, 1);
+    job.optimizer.weights = NULL;
+    job.granules[4] = world->rank == 1 ? 5 : 7;
+    status = create(&job);
+    OK(world, shoal_last_failure(world->context, NULL, &failure));
+    CHECK(world, status == SHOAL_ERR_MISMATCH && strstr(failure.text, "the optimizer's granules"), "%s: %s",
+          shoal_status_name(status), failure.text);
     job.reducer = NULL;
     close_job(&job);
 }
@@ -787,6 +1052,7 @@ static void calls_body(struct world *world)
     REFUSED(world, shoal_reducer_read_state(reducer, 0, SHOAL_STATE_SECOND, values), SHOAL_ERR_ARGUMENT);
     REFUSED(world, shoal_reducer_write_state(reducer, 0, SHOAL_STATE_FIRST, NULL), SHOAL_ERR_ARGUMENT);
     REFUSED(world, shoal_reducer_set_parameter_steps(reducer, PARAMETERS, 1), SHOAL_ERR_ARGUMENT);
+    REFUSED(world, shoal_reducer_set_loss_scale(reducer, 1, 0), SHOAL_ERR_STATE);
     CHECK(world, !shoal_reducer_parameter(reducer, PARAMETERS) && !shoal_reducer_parameter(NULL, 0),
           "a parameter out of range");
     OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
@@ -805,6 +1071,18 @@ static void calls_body(struct world *world)
     close_job(&job);
 }
 
+static void scale_calls_body(struct world *world)
+{
+    struct job job;
+    open_scaled_job(&job, world, 4);
+    REFUSED(world, shoal_reducer_set_gradient_scale(job.reducer, 0.5), SHOAL_ERR_STATE);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 0, 0), SHOAL_ERR_ARGUMENT);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 1e-60, 0), SHOAL_ERR_ARGUMENT);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 2, 2), SHOAL_ERR_ARGUMENT);
+    CHECK(world, shoal_reducer_loss_scale(job.reducer, NULL) == 4, "a refused call has changed the scale");
+    close_job(&job);
+}
+
 static void without_body(struct world *world)
 {
     double values[ELEMENTS_MAX] = {0};
@@ -814,6 +1092,8 @@ static void without_body(struct world *world)
     OK(world, create(&job));
     REFUSED(world, shoal_reducer_load_parameters(job.reducer), SHOAL_ERR_STATE);
     REFUSED(world, shoal_reducer_set_gradient_scale(job.reducer, 1), SHOAL_ERR_STATE);
+    REFUSED(world, shoal_reducer_set_loss_scale(job.reducer, 1, 0), SHOAL_ERR_STATE);
+    CHECK(world, shoal_reducer_loss_scale(job.reducer, NULL) == 0 && shoal_reducer_loss_scale(NULL, NULL) == 0, "has a scale");
     REFUSED(world, shoal_reducer_read_state(job.reducer, 0, SHOAL_STATE_FIRST, values), SHOAL_ERR_STATE);
     CHECK(world, !shoal_reducer_parameter(job.reducer, 0) && shoal_reducer_optimizer_bytes(job.reducer) == 0, "has parameters");
     close_job(&job);
@@ -897,6 +1177,16 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"optimizer_states_move_to_other_shards", 4, NULL, states_body, NULL});
     world_run(&(struct world_options){"optimizer_states_move_to_other_shards, atomic", 4, NULL, states_body, &modes[2]});
     world_run(&(struct world_options){"optimizer_keeps_its_share", 4, NULL, bytes_body, NULL});
+    run_in_each_mode("optimizer_scales_losses", scaled_body);
+    world_run(&(struct world_options){"optimizer_scales_losses, 1 rank", 1, NULL, scaled_body, NULL});
+    world_run(&(struct world_options){"optimizer_scales_losses, 2 ranks", 2, NULL, scaled_body, NULL});
+    world_run(&(struct world_options){"optimizer_scales_losses, 3 ranks", 3, NULL, scaled_body, &modes[5]});
+    world_run(&(struct world_options){"optimizer_scale_moves_to_another_reducer", 2, NULL, scale_moves_body, NULL});
+    world_run(&(struct world_options){"optimizer_scale_never_vanishes", 4, NULL, scale_vanishes_body, NULL});
+    world_run(&(struct world_options){"optimizer_refuses_scales", 2, NULL, scale_calls_body, NULL});
+    world_run(&(struct world_options){"optimizer_keeps_its_weight", 4, NULL, weights_body, NULL});
+    world_run(&(struct world_options){"optimizer_counts_unequal_shards", 4, NULL, counted_body, NULL});
+    world_run(&(struct world_options){"optimizer_of_an_older_program", 2, NULL, older_body, NULL});
     world_run(&(struct world_options){"optimizer_refuses_options", 3, NULL, refused_body, NULL});
     world_run(&(struct world_options){"optimizer_names_settings_that_differ", 3, NULL, differing_body, NULL});
     world_run(&(struct world_options){"optimizer_refuses_calls", 2, NULL, calls_body, NULL});
@@ -913,6 +1203,10 @@ static void run_on_two_hosts(void)
     world_run(&(struct world_options){"optimizer_follows_each_rule, 2 hosts", 4, NULL, rules_body, NULL});
     world_run(&(struct world_options){"optimizer_clips, 2 hosts", 4, NULL, clipping_body, NULL});
     world_run(&(struct world_options){"optimizer_clips, 2 hosts, early", 4, NULL, clipping_body, &modes[1]});
+    world_run(
+        &(struct world_options){"optimizer_clips, 2 hosts, unequal, early and atomic", 4, NULL, clipping_body, &modes[5]});
+    world_run(&(struct world_options){"optimizer_scales_losses, 2 hosts", 4, NULL, scaled_body, &modes[1]});
+    world_run(&(struct world_options){"optimizer_keeps_its_weight, 2 hosts", 4, NULL, weights_body, NULL});
     world_run(&(struct world_options){"optimizer_states_move_to_other_shards, 2 hosts", 4, NULL, states_body, NULL});
     world_expect_kill(3);
     world_run(&(struct world_options){"optimizer_a_rank_dies_in_mid_step, 2 hosts", 4, NULL, killed_body, &modes[3]});

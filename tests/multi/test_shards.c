@@ -2,6 +2,7 @@
  * memory stays within its limits; values move to other numbers of ranks; and each misuse has its error. */
 #include <math.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,6 +19,7 @@
 #define PARAMETERS (UNITS * EACH)
 #define ELEMENTS_MAX 5000
 #define STEPS 4
+#define RANKS_MAX 4
 
 static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
 
@@ -26,6 +28,8 @@ struct job {
     struct shoal_parameter parameters[PARAMETERS];
     uint32_t unit_of[PARAMETERS];
     struct shoal_optimizer_group group;
+    double weights[RANKS_MAX];
+    size_t granules[PARAMETERS];
     struct shoal_optimizer optimizer;
     struct shoal_shards_options options;
     struct shoal_shards *shards;
@@ -60,6 +64,20 @@ static void open_job(struct job *job, struct world *world, uint64_t seed, enum s
     job->options = (struct shoal_shards_options)SHOAL_SHARDS_OPTIONS_INIT;
     job->options.unit_of = job->unit_of;
     job->options.optimizer = &job->optimizer;
+}
+
+/* Unequal shards: some ranks may own nothing, and some parameters stay together. */
+static void draw_borders(struct job *job)
+{
+    for (size_t r = 0; r < RANKS_MAX; r++)
+        job->weights[r] = (double)reference_below(&job->random, 4) / 3;
+    job->weights[reference_below(&job->random, (size_t)job->world->size)] = 0.9;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const size_t granules[] = {0, 1, 1 + reference_below(&job->random, 50), 256, SIZE_MAX};
+        job->granules[i] = granules[reference_below(&job->random, COUNT_OF(granules))];
+    }
+    job->optimizer.weights = job->weights;
+    job->optimizer.granules = job->granules;
 }
 
 static enum shoal_status create(struct job *job)
@@ -146,6 +164,15 @@ static void check_near(const struct job *job, size_t i, size_t k, double value, 
           (int)job->parameters[i].type, k, job->parameters[i].count, value, wanted);
 }
 
+#define REFUSED(world, call, wanted, word)                                                                     \
+    do {                                                                                                       \
+        struct shoal_failure refused_failure_ = SHOAL_FAILURE_INIT;                                            \
+        const enum shoal_status refused_ = (call);                                                             \
+        OK((world), shoal_last_failure((world)->context, NULL, &refused_failure_));                            \
+        CHECK((world), refused_ == (wanted) && strstr(refused_failure_.text, (word)), "%s gave %s: %s", #call, \
+              shoal_status_name(refused_), refused_failure_.text);                                             \
+    } while (0)
+
 /* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
 static void check_unit(const struct job *job, uint32_t unit)
@@ -218,7 +245,7 @@ static void check_values(struct job *job)
 /* Units of which some stay whole, and as few live ones as possible. */
 static void trains_body(struct world *world)
 {
-    for (uint64_t seed = 1; seed <= 6; seed++) {
+    for (uint64_t seed = 1; seed <= 8; seed++) {
         struct job job;
         world->seed = seed;
         open_job(&job, world, seed, SHOAL_ADAMW);
@@ -226,6 +253,8 @@ static void trains_body(struct world *world)
         job.options.whole_bytes = seed % 3 == 0 ? 3000 : seed % 3 == 1 ? 0 : 1 << 30;
         job.options.max_norm = seed % 2 ? 0 : 30;
         job.options.checks_finite = seed % 2;
+        if (seed > 3)
+            draw_borders(&job);
         OK(world, create(&job));
         load(&job);
         for (; job.step < STEPS; job.step++) {
@@ -266,6 +295,76 @@ static void skips_body(struct world *world)
     close_job(&job);
 }
 
+/* Gradients times scale; those of one rank are infinite in steps 1 and 4. The scale follows the rule of PyTorch's GradScaler. */
+static void scales_body(struct world *world)
+{
+    double values[ELEMENTS_MAX], scale = 8;
+    uint32_t finite_steps = 0, counted;
+    struct job job;
+    open_job(&job, world, 29, SHOAL_ADAMW);
+    draw_borders(&job);
+    job.parameters[EACH].count = 100;
+    job.options.checks_finite = 1;
+    job.options.whole_bytes = 2000;
+    job.optimizer.loss_scale = scale;
+    job.optimizer.scale_interval = 2;
+    OK(world, create(&job));
+    load(&job);
+    for (; job.step < 8; job.step++) {
+        struct shoal_shards_result result = SHOAL_SHARDS_RESULT_INIT;
+        const bool overflows = job.step == 1 || job.step == 4;
+        for (size_t i = 0; i < PARAMETERS; i++) {
+            for (size_t k = 0; k < job.parameters[i].count; k++)
+                gradient_put(job.parameters[i].type, values, k, scale * gradient_value(job.step, world->rank, i, k));
+            if (overflows && i == EACH && world->rank == job.step % world->size)
+                gradient_put(SHOAL_FLOAT64, values, 99, (double)INFINITY);
+            OK(world, shoal_shards_ready(job.shards, i, values, job.parameters[i].count));
+        }
+        OK(world, shoal_shards_step(job.shards, &result));
+        if (!overflows)
+            plain_step(&job, 1);
+        finite_steps = overflows ? 0 : finite_steps + 1;
+        scale *= overflows ? 0.5 : finite_steps == 2 ? 2 : 1;
+        finite_steps %= 2;
+        CHECK(world,
+              result.is_skipped == overflows && result.loss_scale == scale &&
+                  shoal_shards_loss_scale(job.shards, &counted) == scale && counted == finite_steps,
+              "step %d: skipped %d, scale %g instead of %g, %u steps", job.step, result.is_skipped, result.loss_scale, scale,
+              counted);
+        check_values(&job);
+    }
+    close_job(&job);
+}
+
+static void scale_calls_body(struct world *world)
+{
+    struct job job;
+    enum shoal_status status = SHOAL_OK;
+    double values[ELEMENTS_MAX];
+    open_job(&job, world, 30, SHOAL_SGD);
+    job.options.checks_finite = 1;
+    job.optimizer.loss_scale = 0x1p-148;
+    OK(world, create(&job));
+    load(&job);
+    REFUSED(world, shoal_shards_set_gradient_scale(job.shards, 1), SHOAL_ERR_STATE, "loss scale");
+    REFUSED(world, shoal_shards_set_loss_scale(job.shards, -1, 0), SHOAL_ERR_ARGUMENT, "positive");
+    REFUSED(world, shoal_shards_set_loss_scale(job.shards, 2, 2000), SHOAL_ERR_ARGUMENT, "made the scale grow");
+    for (int s = 0; s < 2; s++) {
+        memset(values, 0xff, sizeof values); /* NaN in every type */
+        for (size_t i = 0; i < PARAMETERS; i++)
+            OK(world, shoal_shards_ready(job.shards, i, values, job.parameters[i].count));
+        status = shoal_shards_step(job.shards, NULL);
+        CHECK(world, status == (s ? SHOAL_ERR_STATE : SHOAL_OK), "step %d gave %s", s, shoal_status_name(status));
+    }
+    REFUSED(world, shoal_shards_step(job.shards, NULL), SHOAL_ERR_STATE, "would become 0");
+    close_job(&job);
+    open_job(&job, world, 30, SHOAL_SGD);
+    OK(world, create(&job));
+    REFUSED(world, shoal_shards_set_loss_scale(job.shards, 2, 0), SHOAL_ERR_STATE, "no loss scale");
+    CHECK(world, shoal_shards_loss_scale(job.shards, NULL) == 0 && shoal_shards_loss_scale(NULL, NULL) == 0, "has a scale");
+    close_job(&job);
+}
+
 static bool is_close(size_t bytes, size_t wanted)
 {
     return bytes >= wanted && bytes <= wanted + wanted / 10;
@@ -290,6 +389,47 @@ static void bytes_body(struct world *world)
           bytes.shard_bytes, kept);
     CHECK(world, is_close(bytes.live_bytes, 3 * largest) && is_close(bytes.gradient_bytes, 2 * largest),
           "%zu live, %zu for gradients, largest %zu", bytes.live_bytes, bytes.gradient_bytes, largest);
+    close_job(&job);
+}
+
+/* Rank r keeps r / 6 of all shards within 1 %. The first one keeps nothing. */
+static void weights_body(struct world *world)
+{
+    struct shoal_shards_bytes bytes = SHOAL_SHARDS_BYTES_INIT;
+    struct job job;
+    double kept = 0;
+    open_job(&job, world, 27, SHOAL_ADAMW);
+    for (size_t r = 0; r < RANKS_MAX; r++)
+        job.weights[r] = (double)r;
+    job.optimizer.weights = job.weights;
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const size_t each = shoal_type_bytes(types[i / EACH % 4]), real = each == 8 ? 8 : 4;
+        job.parameters[i].count = ELEMENTS_MAX;
+        kept += (double)(ELEMENTS_MAX * (2 * each + real * (each == 2 ? 3 : 2)));
+    }
+    OK(world, create(&job));
+    OK(world, shoal_shards_memory(job.shards, &bytes));
+    const double share = kept * world->rank / 6;
+    CHECK(world, fabs((double)bytes.shard_bytes - share) <= 0.01 * share, "%zu bytes instead of %g", bytes.shard_bytes, share);
+    load(&job);
+    run_step(&job);
+    plain_step(&job, 1);
+    check_values(&job);
+    close_job(&job);
+}
+
+/* A program of an older version, whose struct ends before the weights. */
+static void older_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, 28, SHOAL_ADAMW);
+    job.optimizer.struct_bytes = offsetof(struct shoal_optimizer, weights);
+    memset((char *)&job.optimizer + job.optimizer.struct_bytes, 0x5a, sizeof job.optimizer - job.optimizer.struct_bytes);
+    OK(world, create(&job));
+    load(&job);
+    run_step(&job);
+    plain_step(&job, 1);
+    check_values(&job);
     close_job(&job);
 }
 
@@ -343,6 +483,7 @@ static void moves_body(struct world *world)
     smaller.comm = few.comm;
     smaller.size = few.size;
     open_job(&all, world, 22, SHOAL_ADAMW);
+    draw_borders(&all);
     open_job(&half, &smaller, 22, SHOAL_ADAMW);
     OK(world, create(&all));
     load(&all);
@@ -361,25 +502,28 @@ static void moves_body(struct world *world)
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
 
-#define REFUSED(world, call, wanted, word)                                                                     \
-    do {                                                                                                       \
-        struct shoal_failure refused_failure_ = SHOAL_FAILURE_INIT;                                            \
-        const enum shoal_status refused_ = (call);                                                             \
-        OK((world), shoal_last_failure((world)->context, NULL, &refused_failure_));                            \
-        CHECK((world), refused_ == (wanted) && strstr(refused_failure_.text, (word)), "%s gave %s: %s", #call, \
-              shoal_status_name(refused_), refused_failure_.text);                                             \
-    } while (0)
-
 static void refused_body(struct world *world)
 {
-    static const char *const words[] = {"struct_bytes", "neither SHOAL_AVG", "max_norm",       "optimizer is NULL",
-                                        "for reducers", "no groups",         "beta1 or beta2", "unit 2 has parameters of",
-                                        "unit 5 of 7",  "is in unit 99",     "in group 3"};
+    static const char *const words[] = {"struct_bytes",
+                                        "neither SHOAL_AVG",
+                                        "max_norm",
+                                        "optimizer is NULL",
+                                        "for reducers",
+                                        "no groups",
+                                        "beta1 or beta2",
+                                        "unit 2 has parameters of",
+                                        "unit 5 of 7",
+                                        "is in unit 99",
+                                        "in group 3",
+                                        "weight 1 is -2",
+                                        "the sum of the 4 weights is 0",
+                                        "set checks_finite"};
     for (int kind = 0; kind < (int)COUNT_OF(words); kind++) {
         struct job job;
         uint32_t groups[PARAMETERS] = {0};
         open_job(&job, world, 23, SHOAL_ADAM);
         groups[7] = 3;
+        draw_borders(&job);
         if (world->rank == world->size - 1) {
             job.options.struct_bytes = kind == 0 ? 8 : job.options.struct_bytes;
             job.options.op = kind == 1 ? SHOAL_MAX : SHOAL_AVG;
@@ -393,6 +537,9 @@ static void refused_body(struct world *world)
                 job.unit_of[i] = 1;
             job.unit_of[4] = kind == 9 ? 99 : job.unit_of[4];
             job.optimizer.group_of = kind == 10 ? groups : NULL;
+            job.weights[1] = kind == 11 ? -2 : job.weights[1];
+            memset(job.weights, 0, kind == 12 ? sizeof job.weights : 0);
+            job.optimizer.loss_scale = kind == 13;
         }
         REFUSED(world, create(&job), SHOAL_ERR_ARGUMENT, words[kind]);
         close_job(&job);
@@ -408,6 +555,17 @@ static void differing_body(struct world *world)
     job.options.live_units = 2;
     job.group.rate = world->rank == 1 ? 1 : 2;
     REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's groups");
+    job.group.rate = 1;
+    draw_borders(&job);
+    job.weights[0] = world->rank == 2 ? 0.5 : 1;
+    REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's weight 0 is 1 on rank 0, 0.5 on rank 2");
+    job.optimizer.weights = world->rank == 3 ? job.weights : NULL;
+    job.weights[0] = job.weights[1] = job.weights[2] = 1;
+    job.weights[3] = 7;
+    REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's weight 3 is 1 on rank 0, 7 on rank 3");
+    job.optimizer.weights = NULL;
+    job.granules[9] = world->rank == 2 ? 3 : 4;
+    REFUSED(world, create(&job), SHOAL_ERR_MISMATCH, "optimizer's granules");
     close_job(&job);
 }
 
@@ -496,7 +654,11 @@ static void run_all(const char *where)
         int killed;
     } cases[] = {{"shards_train_like_a_plain_loop", trains_body, 0},
                  {"shards_skip_what_is_not_finite", skips_body, 0},
+                 {"shards_scale_losses", scales_body, 0},
+                 {"shards_refuse_scales", scale_calls_body, 0},
                  {"shards_keep_their_share", bytes_body, 0},
+                 {"shards_keep_their_weight", weights_body, 0},
+                 {"shards_of_an_older_program", older_body, 0},
                  {"shards_move_to_fewer_ranks", moves_body, 0},
                  {"shards_refuse_options", refused_body, 0},
                  {"shards_name_what_differs", differing_body, 0},

@@ -202,6 +202,24 @@ def clips_early(world):
     clips(world, degree="host")
 
 
+def unequal_shards(world):
+    """The last rank owns two thirds of the states, the first of three ranks none, and each rank gets the same parameters."""
+    weights = [1.0, *range(2, world.size + 1)] if world.size < 3 else [0, 1, 2.0]
+    model, own, theirs, other = pair(plain, OPTIMIZERS["AdamW"], shard_weights=weights)
+    for step in range(4):
+        step_of(model, own, world, step)
+        step_of(theirs, other, world, step)
+        close(model.parameters(), theirs.parameters(), 2e-6, f"step {step}")
+    same_on_all_ranks(model, world)
+    reducer = model._steps.reducer
+    elements, bytes_here = sum(one.numel() for one in model.parameters()), reducer._library.reducer_optimizer_bytes(reducer.address)
+    share = 8 * elements * weights[world.rank] / sum(weights)  # two states of float32
+    expect(abs(bytes_here - share) <= 64 * 8, bytes_here, share)
+    own.consolidate_state_dict(to=0)
+    if world.rank == 0:
+        expect(len(own.state_dict()["state"]) == len(list(model.parameters())), "a state is missing")
+
+
 def scales(world):
     """A loss scale that overflows on one rank: all ranks skip the step, and their scales stay equal."""
     scaler, alone = (torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2) for _ in range(2))
@@ -435,6 +453,11 @@ def refuses(world):
     message_of(ValueError, lambda: ours(module, max_norm=1.0), "are for optimizer=")
     own = torch.optim.AdamW(module.parameters())
     message_of(ValueError, wrap(own, module, degree="all"), "degree is 'all'")
+    message_of(ValueError, lambda: ours(module, shard_weights=[1]), "shard_weights are for optimizer=")
+    message_of(ValueError, wrap(own, module, shard_weights=[1] * 5), "shard_weights has 5 numbers", f"{world.size} ranks")
+    message_of(ValueError, wrap(own, module, shard_weights=[1] * 5, degree="host"), f"{world.size} ranks")
+    message_of(Exception, wrap(own, module, shard_weights=[-1] * world.size), "weight 0 is -1")
+    message_of(Exception, wrap(own, module, shard_weights=[0] * world.size), "must be above 0")
     message_of(Exception, wrap(own, module, degree=5), "does not divide")
     message_of(Exception, wrap(own, module, compression="int8"), "leave compression out")
     wrapped = ours(module, optimizer=own)
@@ -474,7 +497,7 @@ CASES = [optimizer_case(*row) for row in OPTIMIZERS.items()]
 if "decoupled_weight_decay" in torch.optim.Adam.__init__.__code__.co_varnames:
     CASES.append(optimizer_case("Adam, decoupled_weight_decay", decoupled))
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
-    half_precision, schedules_and_groups, accumulates, unused, clips, clips_early, resumes, resumes_half_precision, changes_parameters,
+    half_precision, schedules_and_groups, accumulates, unused, clips, clips_early, unequal_shards, resumes, resumes_half_precision, changes_parameters,
     closures_and_hooks, moves_parameters, replaces_parameters, loads_an_empty_state, scheduled_before, looks_between_steps,
     keeps_old_values_apart)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, refuses)]

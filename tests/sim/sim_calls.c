@@ -741,16 +741,53 @@ enum shoal_status shoal_allgather(struct shoal_comm *comm, const void *input, vo
     return run(comm, &call);
 }
 
+/* Gives a call parts of different lengths. */
+static void set_parts(const struct shoal_comm *comm, const size_t *sent, const size_t *received, struct shoal_call *call)
+{
+    const size_t *counts = sent ? sent : received;
+    for (int r = 0; r < comm->group->size; r++)
+        call->count = counts[r] > call->count ? counts[r] : call->count;
+    lock(comm->context->world); /* the library's own allocation */
+    call->layout = shoal_layout_of_parts(comm->group->size, sent, NULL, received, NULL, false);
+    unlock(comm->context->world);
+    must(call->layout, "no memory for the layout of a call");
+}
+
+static enum shoal_status post_parts(struct shoal_comm *comm, const struct shoal_call *call, struct shoal_request **request_out)
+{
+    const enum shoal_status status = post(comm, call, request_out);
+    if (status != SHOAL_OK)
+        shoal_layout_free(call->layout);
+    return status;
+}
+
+enum shoal_status shoal_reduce_scatterv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                             enum shoal_type type, enum shoal_op op, const struct shoal_options *options,
+                                             struct shoal_request **request_out)
+{
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_REDUCE_SCATTER, input, output, 0, type, options);
+    call.op = op;
+    set_parts(comm, counts, NULL, &call);
+    return post_parts(comm, &call, request_out);
+}
+
+enum shoal_status shoal_allgatherv_post(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
+                                        const size_t *offsets, enum shoal_type type, const struct shoal_options *options,
+                                        struct shoal_request **request_out)
+{
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 0, type, options);
+    must(!offsets, "parts of an all-gather follow each other here");
+    set_parts(comm, NULL, counts, &call);
+    return post_parts(comm, &call, request_out);
+}
+
 enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, void *output, const size_t *counts,
                                    const size_t *offsets, enum shoal_type type, const struct shoal_options *options)
 {
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 0, type, options);
-    for (int r = 0; r < comm->group->size; r++)
-        call.count = counts[r] > call.count ? counts[r] : call.count;
-    lock(comm->context->world); /* the library's own allocation */
-    call.layout = shoal_layout_of_parts(comm->group->size, NULL, NULL, counts, offsets, false);
-    unlock(comm->context->world);
-    return call.layout ? run(comm, &call) : SHOAL_ERR_MEMORY;
+    must(!offsets, "parts of an all-gather follow each other here");
+    set_parts(comm, NULL, counts, &call);
+    return run(comm, &call);
 }
 
 enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output, size_t count,

@@ -37,6 +37,8 @@ struct drawn {
     struct shoal_reducer_options options;
     struct shoal_optimizer optimizer; /* SGD with rate RATE, which keeps values exact, if options.optimizer is set */
     struct shoal_optimizer_group group;
+    double weights[RANKS_MAX]; /* if the optimizer has any */
+    size_t granules[PARAMETERS];
     enum fault fault;
     int at_fault, also_at_fault; /* ranks */
     int fault_step;
@@ -99,6 +101,19 @@ static int draw_degree(uint64_t *random, const struct drawn *drawn)
     return kind == 0 ? 0 : kind == 1 ? SHOAL_DEGREE_HOST : degree;
 }
 
+/* Unequal shards, of which some are empty. */
+static void draw_borders(uint64_t *random, struct drawn *drawn)
+{
+    for (int r = 0; r < RANKS_MAX; r++)
+        drawn->weights[r] = (double)reference_below(random, 4) + (r ? 0 : 0.5);
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        const size_t granules[] = {1, 1 + reference_below(random, 40), 256, SIZE_MAX};
+        drawn->granules[i] = granules[reference_below(random, 4)];
+    }
+    drawn->optimizer.weights = reference_below(random, 3) ? drawn->weights : NULL;
+    drawn->optimizer.granules = reference_below(random, 3) ? drawn->granules : NULL;
+}
+
 static void draw_optimizer(uint64_t *random, struct drawn *drawn)
 {
     drawn->group = (struct shoal_optimizer_group)SHOAL_OPTIMIZER_GROUP_INIT;
@@ -111,6 +126,8 @@ static void draw_optimizer(uint64_t *random, struct drawn *drawn)
     drawn->optimizer.steps_early = (int)reference_below(random, 2);
     drawn->optimizer.is_atomic = (int)reference_below(random, 2);
     drawn->optimizer.degree = draw_degree(random, drawn);
+    if (reference_below(random, 2))
+        draw_borders(random, drawn);
     if (drawn->options.compression != SHOAL_COMPRESS_NONE || reference_below(random, 2))
         return;
     drawn->options.optimizer = &drawn->optimizer;
@@ -631,6 +648,21 @@ static enum shoal_status run_short_step(const struct poor *poor, struct shoal_re
     return status;
 }
 
+/* Its shards are unequal, so that borders need memory. */
+static struct shoal_optimizer scarce_optimizer(const struct scarce *scarce, const struct shoal_optimizer_group *group)
+{
+    static const double weights[] = {1, 3, 2, 2};
+    struct shoal_optimizer optimizer = SHOAL_OPTIMIZER_INIT;
+    optimizer.rule = SHOAL_ADAM;
+    optimizer.groups = group;
+    optimizer.group_count = 1;
+    optimizer.steps_early = scarce->is_made_before;
+    optimizer.is_atomic = 1;
+    optimizer.degree = scarce->is_made_before ? 0 : 2;
+    optimizer.weights = weights;
+    return optimizer;
+}
+
 static void *run_poor(void *arg)
 {
     struct poor *poor = arg;
@@ -641,8 +673,7 @@ static void *run_poor(void *arg)
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
     const uint64_t hashes[LISTED] = {1, (uint64_t)poor->rank, 3};
     const struct shoal_optimizer_group group = SHOAL_OPTIMIZER_GROUP_INIT;
-    const struct shoal_optimizer optimizer = {
-        sizeof optimizer, SHOAL_ADAM, &group, 1, NULL, scarce->is_made_before, 1, scarce->is_made_before ? 0 : 2};
+    const struct shoal_optimizer optimizer = scarce_optimizer(scarce, &group);
     options.compression = scarce->compression;
     options.optimizer = scarce->has_optimizer ? &optimizer : NULL;
     options.checks_finite = 1;

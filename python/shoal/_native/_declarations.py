@@ -239,10 +239,12 @@ class OptimizerGroup(Sized):
                 ("is_nesterov", c_int), ("maximizes", c_int)]
 
 
-@begins(rule=3)
+@begins(rule=3, scale_growth=2, scale_backoff=0.5, scale_interval=2000)
 class Optimizer(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("rule", c_int), ("groups", POINTER(OptimizerGroup)), ("group_count", c_size_t),
-                ("group_of", POINTER(c_uint32)), ("steps_early", c_int), ("is_atomic", c_int), ("degree", c_int)]
+                ("group_of", POINTER(c_uint32)), ("steps_early", c_int), ("is_atomic", c_int), ("degree", c_int),
+                ("weights", POINTER(c_double)), ("granules", POINTER(c_size_t)), ("loss_scale", c_double),
+                ("scale_growth", c_double), ("scale_backoff", c_double), ("scale_interval", c_uint32)]
 
 
 @begins(op=1)
@@ -265,7 +267,7 @@ STEP_LOCAL = 1
 class StepResult(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("active", c_int), ("nonfinite_parameter", c_int64),
                 ("nonfinite_rank", c_int), ("local_squared", c_double), ("squared", c_double), ("clip", c_double),
-                ("is_skipped", c_int)]
+                ("is_skipped", c_int), ("loss_scale", c_double)]
 
 
 @begins()
@@ -304,7 +306,7 @@ class ShardsOptions(Sized):
 @begins(clip=1)
 class ShardsResult(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("squared", c_double), ("clip", c_double),
-                ("is_skipped", c_int)]
+                ("is_skipped", c_int), ("loss_scale", c_double)]
 
 
 @begins()
@@ -519,6 +521,8 @@ FUNCTIONS = {
     "shoal_reducer_load_parameters": (c_int, [c_void_p]),
     "shoal_reducer_set_group": (c_int, [c_void_p, c_size_t, POINTER(OptimizerGroup)]),
     "shoal_reducer_set_gradient_scale": (c_int, [c_void_p, c_double]),
+    "shoal_reducer_loss_scale": (c_double, [c_void_p, POINTER(c_uint32)]),
+    "shoal_reducer_set_loss_scale": (c_int, [c_void_p, c_double, c_uint32]),
     "shoal_reducer_optimizer_bytes": (c_size_t, [c_void_p]),
     "shoal_reducer_read_state": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "shoal_reducer_write_state": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
@@ -536,6 +540,8 @@ FUNCTIONS = {
     "shoal_shards_step": (c_int, [c_void_p, POINTER(ShardsResult)]),
     "shoal_shards_set_group": (c_int, [c_void_p, c_size_t, POINTER(OptimizerGroup)]),
     "shoal_shards_set_gradient_scale": (c_int, [c_void_p, c_double]),
+    "shoal_shards_loss_scale": (c_double, [c_void_p, POINTER(c_uint32)]),
+    "shoal_shards_set_loss_scale": (c_int, [c_void_p, c_double, c_uint32]),
     "shoal_shards_write": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "shoal_shards_read": (c_int, [c_void_p, c_size_t, c_int, c_void_p]),
     "shoal_shards_parameter_steps": (c_uint64, [c_void_p, c_size_t]),

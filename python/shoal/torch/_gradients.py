@@ -31,6 +31,12 @@ class Communicator:
         if getattr(self, "address", None) and is_own(self._owner):
             self._library.comm_free(self.address)
 
+    def local_size(self):
+        """The number of ranks on this host."""
+        place = _native.Place()
+        self._library.comm_place(self.address, self._library.comm_rank(self.address), ctypes.byref(place))
+        return place.local_size
+
     def numbers_of_first(self, numbers):
         """Copies rank 0's array of uint32 to every rank."""
         status = self._library.broadcast(self.address, numbers, numbers, ctypes.sizeof(numbers), _native.UINT8, 0, None)

@@ -135,16 +135,27 @@ def _groups_of(optimizer, names, parameters):
     return [found[id(parameter)] for parameter in parameters]
 
 
+def weights_of(weights, team):
+    """Returns the weights for the engine, one for each rank of a team, or None."""
+    if weights is None:
+        return None
+    weights = [float(weight) for weight in weights]
+    if len(weights) != team:
+        raise ValueError(f"shoal: shard_weights has {len(weights)} numbers, but {team} ranks share one copy of the optimizer's states: "
+                         "give one number for each of them")
+    return (ctypes.c_double * team)(*weights)
+
+
 class Reduction:
     """Runs a torch optimizer in the reduction of one module's gradients."""
 
-    def __init__(self, optimizer, names, parameters, rank, max_norm=None, grad_scaler=None, **modes):
+    def __init__(self, optimizer, names, parameters, rank, max_norm=None, grad_scaler=None, weights=None, **modes):
         _check(optimizer)
         self.optimizer, self._rule, self._rank = optimizer, _rule(optimizer), rank
         self._names, self._parameters, self._scaler = names, parameters, grad_scaler
         self._group_of = (ctypes.c_uint32 * len(parameters))(*_groups_of(optimizer, names, parameters))
         self._settings = self._read_settings()
-        self._modes = {name: int(value) for name, value in modes.items()}
+        self._modes = {**{name: int(value) for name, value in modes.items()}, "weights": weights}
         self._max_norm, self._library, self._address, self._versions = max_norm, _native.load(), None, None
         self._collected, self._result, self._scale = None, None, 1.0
         self._known, self._homes = list(parameters), [None] * len(parameters)  # where the reducer expects each parameter

@@ -426,7 +426,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     `grad_scaler` is the torch.amp.GradScaler that scales the loss: a step with an infinite gradient is skipped on all ranks.
     `steps_early`: with one of these two, parameters are stepped during the backward pass, and again if they have to be clipped.
     `is_atomic`: a step that fails leaves parameters and states as they were. `degree`: the number of ranks that share one copy of
-    the states, or "host" for the ranks of a host; all ranks otherwise.
+    the states, or "host" for the ranks of a host; all ranks otherwise. `shard_weights`: a number for each of these ranks, whose
+    share of the parameters is proportional to it; equal shares otherwise.
 
     In the first step and every `compare_every` steps the ranks compare hashes of their parameters. If these differ, every rank
     warns once, with the name of the first such parameter and the ranks that differ from the majority. With `compare_raises` the
@@ -439,7 +440,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
                  param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None, skip_all_reduce_unused_params=False,
                  bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, lazy_bucket_allocation=False,
                  *, compression="none", optimizer=None, max_norm=None, grad_scaler=None,
-                 steps_early=False, is_atomic=False, degree=None, compare_every=None, compare_raises=False):
+                 steps_early=False, is_atomic=False, degree=None, shard_weights=None, compare_every=None, compare_raises=False):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
@@ -448,10 +449,13 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
         if optimizer is None and not (max_norm is None and grad_scaler is None):
             raise ValueError("shoal: max_norm and grad_scaler are for optimizer=: without it, call clip_grad_norm_ and scaler.unscale_")
+        if optimizer is None and shard_weights is not None:
+            raise ValueError("shoal: shard_weights are for optimizer=: without it, every rank steps all parameters")
         self.module = module
         if degree not in (None, "host") and not (isinstance(degree, int) and degree > 0):
             raise ValueError(f"shoal: degree is {degree!r}, but must be a number of ranks, \"host\" or None")
         self._optimizer = (optimizer, max_norm, grad_scaler)
+        self._shard_weights = shard_weights
         self._modes = {"steps_early": steps_early, "is_atomic": is_atomic,
                        "degree": _native.DEGREE_HOST if degree == "host" else degree or 0}
         self.parameters_to_ignore = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
@@ -501,7 +505,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             "timeout_ms": _communicator.milliseconds(timeout),
         }
         _leave_forward_to_python()
-        self._reduction = self._reduction_of(watched)
+        self._reduction = self._reduction_of(watched, communicator)
         if self._reduction:
             options.update(self._reduction.options())
         self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction, self._comparison)
@@ -509,12 +513,18 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             self._reduction.attach(self._steps.reducer)
         self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
 
-    def _reduction_of(self, watched):
+    def _reduction_of(self, watched, communicator):
         optimizer, max_norm, grad_scaler = self._optimizer
         if optimizer is None:
             return None
         return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler,
-                                    **self._modes)
+                                    self._weights_of(communicator), **self._modes)
+
+    def _weights_of(self, communicator):
+        """shard_weights for the engine: one for each rank that shares a copy of the states."""
+        degree = self._modes["degree"]
+        team = communicator.local_size() if degree == _native.DEGREE_HOST else degree or self.process_group.size()
+        return _optimizer.weights_of(self._shard_weights, team)
 
     # ---- A step ----
 

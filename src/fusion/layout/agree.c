@@ -29,8 +29,41 @@ static void print_option(char *text, size_t text_bytes, const struct fusion_opti
         snprintf(text, text_bytes, option->kind == FUSION_HASH ? "%016" PRIx64 : "%" PRIu64, word);
 }
 
-static enum shoal_status compare_options(const struct fusion_agreement *agreement, const struct opinion *all, char *text,
-                                         size_t text_bytes)
+static void print_difference(const struct fusion_option *option, size_t ranks, const double *all, char *text, size_t text_bytes)
+{
+    for (size_t r = 1; r < ranks; r++) {
+        const double *there = all + r * option->count;
+        for (size_t i = 0; i < option->count; i++) {
+            if (there[i] == all[i])
+                continue;
+            snprintf(text, text_bytes, "options differ: %s %zu is %.9g on rank 0, %.9g on rank %zu", option->name, i, all[i],
+                     there[i], r);
+            return;
+        }
+    }
+}
+
+/* A collective call, because all ranks know that the lists differ. */
+static enum shoal_status compare_lists(const struct fusion_agreement *agreement, const struct shoal_options *options,
+                                       const struct fusion_option *option, char *text, size_t text_bytes)
+{
+    const size_t size = (size_t)shoal_comm_size(agreement->comm), count = option->count;
+    double *all = calloc((size + 1) * count + 1, sizeof *all);
+    enum shoal_status status = fusion_ranks_have_memory(agreement->comm, options, all, text, text_bytes);
+    if (status == SHOAL_OK && all) {
+        double *own = all + size * count;
+        for (size_t i = 0; i < count; i++)
+            own[i] = option->list ? option->list[i] : 1;
+        status = shoal_allgather(agreement->comm, own, all, count, SHOAL_FLOAT64, options);
+        if (status == SHOAL_OK)
+            print_difference(option, size, all, text, text_bytes);
+    }
+    free(all);
+    return status == SHOAL_OK ? SHOAL_ERR_MISMATCH : status;
+}
+
+static enum shoal_status compare_options(const struct fusion_agreement *agreement, const struct shoal_options *options,
+                                         const struct opinion *all, char *text, size_t text_bytes)
 {
     char first[32], other[32];
     for (int r = 1; r < shoal_comm_size(agreement->comm); r++) {
@@ -38,6 +71,8 @@ static enum shoal_status compare_options(const struct fusion_agreement *agreemen
             const struct fusion_option *option = &agreement->options[i];
             if (all[r].options[i] == all[0].options[i])
                 continue;
+            if (option->kind == FUSION_LIST)
+                return compare_lists(agreement, options, option, text, text_bytes);
             print_option(first, sizeof first, option, all[0].options[i]);
             print_option(other, sizeof other, option, all[r].options[i]);
             snprintf(text, text_bytes, "options differ: %s is %s on rank 0, %s on rank %d", option->name, first, other, r);
@@ -64,7 +99,7 @@ static enum shoal_status judge(const struct fusion_agreement *agreement, const s
             fusion_lists_compare(agreement->comm, options, agreement->parameters, all[0].parameter_count, text, text_bytes);
         return status == SHOAL_OK ? SHOAL_ERR_MISMATCH : status;
     }
-    return compare_options(agreement, all, text, text_bytes);
+    return compare_options(agreement, options, all, text, text_bytes);
 }
 
 static void fill_opinion(const struct fusion_agreement *agreement, enum shoal_status status, const char *text,

@@ -8,25 +8,33 @@
 /* A value that must be the same on all ranks. */
 struct fusion_option {
     const char *name;
-    enum { FUSION_NUMBER, FUSION_REAL, FUSION_HASH } kind; /* how it is printed */
-    uint64_t word;
+    enum { FUSION_NUMBER, FUSION_REAL, FUSION_HASH, FUSION_LIST } kind; /* how it is printed */
+    uint64_t word;                                                      /* the value, or a hash */
+    const double *list; /* LIST: `count` values, of which the first that differs is printed; NULL: all are 1 */
+    size_t count;       /* the same on all ranks if all options before are */
 };
 
-#define FUSION_OPTIONS_MAX 32
+#define FUSION_OPTIONS_MAX 40
 
 static inline struct fusion_option fusion_number(const char *name, uint64_t value)
 {
-    return (struct fusion_option){name, FUSION_NUMBER, value};
+    return (struct fusion_option){name, FUSION_NUMBER, value, NULL, 0};
 }
 
 static inline struct fusion_option fusion_hash_option(const char *name, uint64_t hash)
 {
-    return (struct fusion_option){name, FUSION_HASH, hash};
+    return (struct fusion_option){name, FUSION_HASH, hash, NULL, 0};
+}
+
+/* The list is read during the agreement only. */
+static inline struct fusion_option fusion_list_option(const char *name, uint64_t hash, const double *list, size_t count)
+{
+    return (struct fusion_option){name, FUSION_LIST, hash, list, count};
 }
 
 static inline struct fusion_option fusion_real(const char *name, double value)
 {
-    struct fusion_option option = {name, FUSION_REAL, 0};
+    struct fusion_option option = {name, FUSION_REAL, 0, NULL, 0};
     memcpy(&option.word, &value, sizeof value);
     return option;
 }

@@ -4,6 +4,20 @@
 
 #include "base/floats.h"
 
+bool fusion_settings_are_set(const struct shoal_optimizer *optimizer)
+{
+    return optimizer->struct_bytes >= offsetof(struct shoal_optimizer, weights);
+}
+
+struct shoal_optimizer fusion_settings_copy(const struct shoal_optimizer *optimizer)
+{
+    struct shoal_optimizer copy = SHOAL_OPTIMIZER_INIT;
+    if (fusion_settings_are_set(optimizer))
+        memcpy(&copy, optimizer, fusion_min(optimizer->struct_bytes, sizeof copy));
+    copy.struct_bytes = optimizer->struct_bytes;
+    return copy;
+}
+
 bool fusion_group_is_set(const struct shoal_optimizer_group *group)
 {
     return group && group->struct_bytes >= offsetof(struct shoal_optimizer_group, is_nesterov);

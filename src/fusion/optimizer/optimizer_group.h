@@ -5,6 +5,13 @@
 
 #include "fusion/codec/update_kernels.h"
 
+/* Returns true if struct_bytes of an optimizer is set. */
+bool fusion_settings_are_set(const struct shoal_optimizer *optimizer);
+
+/* Copies an optimizer of the caller, whose struct_bytes may be that of an older version. The copy's struct_bytes is the
+ * caller's; if that is not set, nothing else is copied. */
+struct shoal_optimizer fusion_settings_copy(const struct shoal_optimizer *optimizer);
+
 /* Returns true if struct_bytes of the settings is set. group may be NULL. */
 bool fusion_group_is_set(const struct shoal_optimizer_group *group);
 

@@ -33,10 +33,11 @@ static const char *check_groups(const struct shoal_optimizer *optimizer, char *t
     return NULL;
 }
 
-static const char *check_optimizer(const struct shoal_optimizer *optimizer, size_t parameter_count, char *text,
+static const char *check_optimizer(const struct shoal_reducer_options *options, size_t parameter_count, char *text,
                                    size_t text_bytes)
 {
-    if (optimizer->struct_bytes < sizeof *optimizer)
+    const struct shoal_optimizer *optimizer = options->optimizer;
+    if (!fusion_settings_are_set(optimizer))
         return "optimizer->struct_bytes is not set: use SHOAL_OPTIMIZER_INIT";
     if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LAMB)
         return "optimizer->rule is none of enum shoal_optimizer_rule";
@@ -51,7 +52,8 @@ static const char *check_optimizer(const struct shoal_optimizer *optimizer, size
     }
     if (optimizer->rule == SHOAL_LAMB && optimizer->steps_early)
         return "LAMB needs the norms of whole parameters, and steps_early is set: leave it out";
-    return check_groups(optimizer, text, text_bytes);
+    const char *fault = fusion_loss_scale_fault(optimizer, options->checks_finite);
+    return fault ? fault : check_groups(optimizer, text, text_bytes);
 }
 
 const char *fusion_optimizer_check(const struct shoal_reducer_options *options, size_t parameter_count, char *text,
@@ -63,7 +65,7 @@ const char *fusion_optimizer_check(const struct shoal_reducer_options *options, 
     *status_out = SHOAL_ERR_ARGUMENT;
     if (options->on_buffer)
         return "on_buffer has no averages to see if the reducer steps the parameters: leave it or the optimizer out";
-    return check_optimizer(options->optimizer, parameter_count, text, text_bytes);
+    return check_optimizer(options, parameter_count, text, text_bytes);
 }
 
 uint64_t fusion_optimizer_hash(const struct shoal_reducer_options *options, size_t parameter_count)
@@ -136,7 +138,8 @@ static bool copy_settings(struct fusion_optimizer *optimizer, const struct shoal
     optimizer->steps_early = given->steps_early;
     optimizer->is_atomic = given->is_atomic;
     optimizer->group_count = given->group_count;
-    optimizer->scale = 1;
+    optimizer->loss = fusion_loss_scale_begin(given);
+    optimizer->scale = optimizer->loss.scale > 0 ? fusion_loss_scale_factor(&optimizer->loss) : 1;
     optimizer->groups = calloc(given->group_count, sizeof *optimizer->groups);
     optimizer->group_of = calloc(parameter_count + 1, sizeof *optimizer->group_of);
     optimizer->steps = calloc(parameter_count + 1, sizeof *optimizer->steps);
@@ -162,11 +165,11 @@ static size_t states_of(const struct shoal_reducer *reducer, size_t buffer)
     return states;
 }
 
-/* Hands out memory, or only counts it if there is none yet. Lengths are multiples of 64, because those of shards are. */
+/* Hands out memory, or only counts it if there is none yet. */
 static char *take_memory(char *memory, size_t bytes, size_t *used)
 {
     char *at = memory ? memory + *used : NULL;
-    *used += bytes;
+    *used += fusion_round_up(bytes, FUSION_ALIGNMENT);
     return at;
 }
 
@@ -244,6 +247,7 @@ enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer)
     }
     for (size_t b = 0; b < layout->buffer_count; b++)
         optimizer->shards[b].reducer = reducer;
+    FUSION_TRY(fusion_optimizer_cut(reducer));
     return allocate_memory(reducer);
 }
 
@@ -252,8 +256,10 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
     struct fusion_optimizer *optimizer = reducer->optimizer;
     if (!optimizer)
         return;
-    if (optimizer->shards)
+    if (optimizer->shards) {
         fusion_optimizer_reset(reducer);
+        fusion_optimizer_forget_borders(reducer);
+    }
     fusion_free_memory(reducer, optimizer->parameters);
     free(optimizer->memory);
     free(optimizer->shards);
@@ -461,9 +467,7 @@ static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffe
     struct fusion_optimizer *optimizer = reducer->optimizer;
     struct fusion_shard *shard = &optimizer->shards[buffer];
     const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
-    const struct shoal_options options = fusion_options(reducer);
     char *parameters = optimizer->is_atomic ? fusion_buffer_memory(reducer, buffer) : optimizer->parameters + found->begin;
-    const size_t bytes = fusion_shard_bytes(reducer, buffer);
     struct shoal_request *request;
     fusion_lock(reducer);
     optimizer->posted++;
@@ -471,9 +475,7 @@ static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffe
     shard->gather = NULL;
     shard->is_gathered = false;
     fusion_unlock(reducer);
-    const enum shoal_status status =
-        shoal_allgather_post(optimizer->comms[FUSION_GATHER], parameters + bytes * (size_t)reducer->optimizer->place,
-                             parameters, bytes / shoal_type_bytes(found->type), found->type, &options, &request);
+    const enum shoal_status status = fusion_shard_gather(reducer, buffer, parameters, &request);
     if (status != SHOAL_OK) {
         fusion_operation_not_posted(reducer, status, (long)buffer);
         return status;
@@ -500,9 +502,8 @@ enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t bu
 
 void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer)
 {
-    const size_t bytes = fusion_shard_bytes(reducer, buffer);
-    const char *own = fusion_buffer_memory(reducer, buffer) + bytes * (size_t)reducer->optimizer->place;
-    memcpy(reducer->optimizer->shards[buffer].kept, own, bytes);
+    const char *own = fusion_buffer_memory(reducer, buffer) + fusion_shard_begin(reducer, buffer);
+    memcpy(reducer->optimizer->shards[buffer].kept, own, fusion_shard_bytes(reducer, buffer));
 }
 
 /* The parameter's own part as before the step, from its master. */
@@ -556,6 +557,21 @@ void fusion_optimizer_commit(struct shoal_reducer *reducer)
     }
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
         exchange_states(&optimizer->shards[b]);
+}
+
+enum shoal_status fusion_optimizer_rescale(struct shoal_reducer *reducer, struct shoal_step_result *result)
+{
+    struct fusion_optimizer *optimizer = reducer->optimizer;
+    if (!optimizer || optimizer->loss.scale == 0)
+        return SHOAL_OK;
+    if (!fusion_loss_scale_end(&optimizer->loss, !result->is_skipped))
+        return fusion_fail(reducer, SHOAL_ERR_STATE, result->nonfinite_parameter,
+                           "the loss scale would become 0 after %g: gradients are not finite with any scale, so look for the "
+                           "cause in the model or its data",
+                           (double)optimizer->loss.scale);
+    optimizer->scale = fusion_loss_scale_factor(&optimizer->loss);
+    result->loss_scale = (double)optimizer->loss.scale;
+    return SHOAL_OK;
 }
 
 bool fusion_optimizer_is_done(const struct shoal_reducer *reducer)

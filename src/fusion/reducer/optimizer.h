@@ -9,6 +9,7 @@
 #ifndef SHOAL_FUSION_OPTIMIZER_H
 #define SHOAL_FUSION_OPTIMIZER_H
 
+#include "fusion/layout/agree.h"
 #include "fusion/reducer/reducer.h"
 
 /* ---- Making ---- */
@@ -29,6 +30,13 @@ SHOAL_MUST_USE enum shoal_status fusion_optimizer_create(struct shoal_reducer *r
 
 /* Returns NULL, or why teams of that many ranks are impossible. text is room for the answer. */
 const char *fusion_degree_fault(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
+
+/* Returns NULL, or what is wrong with the weights. The degree is possible. text is room for the answer. */
+const char *fusion_borders_fault(const struct shoal_reducer *reducer, char *text, size_t text_bytes);
+
+/* Return the weights as an option that ranks agree on, and a hash of the granules. */
+struct fusion_option fusion_weights_option(const struct shoal_reducer *reducer);
+uint64_t fusion_granules_hash_of(const struct shoal_reducer *reducer);
 
 /* Return the number of ranks of a team, and this rank's number in its team. */
 int fusion_optimizer_degree(const struct shoal_reducer *reducer);
@@ -86,6 +94,10 @@ SHOAL_MUST_USE enum shoal_status fusion_optimizer_step(struct shoal_reducer *red
 /* Like a second attempt, but sets the parameters to their values before the step. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_undo(struct shoal_reducer *reducer, size_t buffer);
 
+/* With a loss scale: writes that of the next step to the result of this one, which is complete otherwise. ERR_STATE, on all
+ * ranks: the scale would be 0. Does nothing otherwise. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_rescale(struct shoal_reducer *reducer, struct shoal_step_result *result);
+
 /* Ends a step that has succeeded, when all gathers are done: from now on its states, and its parameters if is_atomic, are the
  * current ones. */
 void fusion_optimizer_commit(struct shoal_reducer *reducer);
@@ -95,6 +107,10 @@ bool fusion_optimizer_is_done(const struct shoal_reducer *reducer);
 
 /* Returns the first gather that is under way, or NULL. Call with the lock held. */
 struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reducer);
+
+/* Writes the bytes of this rank's shard of a buffer, and those of the longest one. Returns false without an optimizer, or if
+ * there are several teams. */
+bool fusion_optimizer_owned(const struct shoal_reducer *reducer, size_t buffer, uint64_t *own_out, uint64_t *longest_out);
 
 /* ---- The communicators, for failures and statistics; nothing happens without an optimizer ---- */
 

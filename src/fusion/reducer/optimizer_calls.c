@@ -80,7 +80,34 @@ enum shoal_status shoal_reducer_set_gradient_scale(struct shoal_reducer *reducer
     if (!(scale > 0) || scale - scale != 0)
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "shoal_reducer_set_gradient_scale: %g is not a positive number",
                              scale);
+    if (reducer->optimizer->loss.scale > 0)
+        return fusion_refuse(
+            reducer, SHOAL_ERR_STATE,
+            "shoal_reducer_set_gradient_scale: gradients are divided by the optimizer's loss scale: leave one of "
+            "them out");
     reducer->optimizer->scale = scale;
+    return SHOAL_OK;
+}
+
+double shoal_reducer_loss_scale(const struct shoal_reducer *reducer, uint32_t *finite_steps_out)
+{
+    const bool has_scale = reducer && reducer->optimizer;
+    if (finite_steps_out)
+        *finite_steps_out = has_scale ? reducer->optimizer->loss.finite_steps : 0;
+    return has_scale ? (double)reducer->optimizer->loss.scale : 0;
+}
+
+enum shoal_status shoal_reducer_set_loss_scale(struct shoal_reducer *reducer, double scale, uint32_t finite_steps)
+{
+    static const char call[] = "shoal_reducer_set_loss_scale";
+    FUSION_TRY(check_optimizer_call(reducer, call));
+    struct fusion_optimizer *optimizer = reducer->optimizer;
+    if (optimizer->loss.scale == 0)
+        return fusion_refuse(reducer, SHOAL_ERR_STATE, "%s: the optimizer has no loss scale (optimizer->loss_scale)", call);
+    const char *fault = fusion_loss_scale_set(&optimizer->loss, scale, finite_steps);
+    if (fault)
+        return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT, "%s: %g after %u finite steps: %s", call, scale, finite_steps, fault);
+    optimizer->scale = fusion_loss_scale_factor(&optimizer->loss);
     return SHOAL_OK;
 }
 

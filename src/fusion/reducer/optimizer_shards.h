@@ -2,6 +2,8 @@
 #ifndef SHOAL_FUSION_OPTIMIZER_SHARDS_H
 #define SHOAL_FUSION_OPTIMIZER_SHARDS_H
 
+#include "fusion/layout/borders.h"
+#include "fusion/optimizer/loss_scale.h"
 #include "fusion/optimizer/optimizer_group.h"
 #include "fusion/reducer/optimizer.h"
 
@@ -10,6 +12,7 @@
 /* A buffer: the states of this rank's shard, one value for each element, and the gather of its parameters. */
 struct fusion_shard {
     struct shoal_reducer *reducer; /* for the callback */
+    struct fusion_borders borders; /* between the shards of a team's ranks */
     char *states[FUSION_STATES];   /* of the last step that succeeded; NULL if the buffer has no such state */
     char *next[FUSION_STATES];     /* a step writes here and, if it succeeds, exchanges both; NULL: it writes to `states` */
     char *kept;                    /* with steps_early: the gradient of the shard, for a second attempt */
@@ -40,7 +43,8 @@ struct fusion_optimizer {
     char *parameters;             /* of all buffers, laid out as the gradients are */
     char *memory;                 /* of all shards */
     size_t bytes;                 /* of `memory` */
-    double scale;
+    double scale;                 /* factor of gradients: the caller's, or 1 / loss scale */
+    struct fusion_loss_scale loss;
     double *norms; /* with LAMB: the two squared norms of each parameter, followed by room for those of all ranks of a team */
     struct fusion_shard *shards; /* [buffers] */
     size_t posted, gathered;     /* lock: gathers of this step */
@@ -53,9 +57,15 @@ struct fusion_range {
     size_t begin, count;
 };
 
+/* Return the offset of this rank's shard in a buffer, and its length, in bytes. */
+static inline size_t fusion_shard_begin(const struct shoal_reducer *reducer, size_t buffer)
+{
+    return fusion_border(&reducer->optimizer->shards[buffer].borders, reducer->optimizer->place);
+}
+
 static inline size_t fusion_shard_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
-    return reducer->layout->buffers[buffer].bytes / (size_t)reducer->optimizer->degree;
+    return fusion_shard_length(&reducer->optimizer->shards[buffer].borders, reducer->optimizer->place);
 }
 
 /* Returns the elements of a parameter in the shard with that number of its buffer. */
@@ -63,10 +73,10 @@ static inline struct fusion_range fusion_range_of(const struct shoal_reducer *re
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
-    const size_t unit = shoal_type_bytes(each->type), bytes = fusion_shard_bytes(reducer, place->buffer);
-    const size_t shard_begin = bytes * (size_t)number, shard_end = shard_begin + bytes;
-    const size_t begin = fusion_max(shard_begin, place->offset);
-    const size_t end = fusion_min(shard_end, place->offset + each->count * unit);
+    const struct fusion_borders *borders = &reducer->optimizer->shards[place->buffer].borders;
+    const size_t unit = shoal_type_bytes(each->type);
+    const size_t begin = fusion_max(fusion_border(borders, number), place->offset);
+    const size_t end = fusion_min(fusion_border(borders, number + 1), place->offset + each->count * unit);
     if (begin >= end)
         return (struct fusion_range){0, 0};
     return (struct fusion_range){(begin - place->offset) / unit, (end - begin) / unit};
@@ -89,8 +99,7 @@ static inline size_t fusion_shard_offset(const struct shoal_reducer *reducer, si
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
-    return place->offset / unit + element -
-           fusion_shard_bytes(reducer, place->buffer) * (size_t)reducer->optimizer->place / unit;
+    return place->offset / unit + element - fusion_shard_begin(reducer, place->buffer) / unit;
 }
 
 /* Returns the address of an element in an array of states of its shard, or NULL if there is no such array. */
@@ -110,5 +119,18 @@ static inline char *fusion_parameter_at(const struct shoal_reducer *reducer, siz
     const struct fusion_place *place = &reducer->layout->places[parameter];
     return reducer->optimizer->parameters + reducer->layout->buffers[place->buffer].begin + place->offset;
 }
+
+/* ---- optimizer_borders.c ---- */
+
+/* Computes the borders of all buffers. ERR_MEMORY. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_cut(struct shoal_reducer *reducer);
+void fusion_optimizer_forget_borders(struct shoal_reducer *reducer);
+
+/* Post the sum of a buffer in the team, which leaves this rank's shard in its place, and the gather of the team's shards, which
+ * are in `memory` as in a buffer. */
+SHOAL_MUST_USE enum shoal_status fusion_shard_scatter(const struct shoal_reducer *reducer, size_t buffer,
+                                                      struct shoal_request **request_out);
+SHOAL_MUST_USE enum shoal_status fusion_shard_gather(const struct shoal_reducer *reducer, size_t buffer, char *memory,
+                                                     struct shoal_request **request_out);
 
 #endif

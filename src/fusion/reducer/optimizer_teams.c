@@ -129,7 +129,7 @@ static size_t buffer_of(const struct fusion_shard *shard)
 
 static char *own_shard(const struct shoal_reducer *reducer, size_t buffer)
 {
-    return fusion_buffer_memory(reducer, buffer) + fusion_shard_bytes(reducer, buffer) * (size_t)reducer->optimizer->place;
+    return fusion_buffer_memory(reducer, buffer) + fusion_shard_begin(reducer, buffer);
 }
 
 static void across_done(void *arg, enum shoal_status status)
@@ -191,13 +191,9 @@ static void scatter_done(void *arg, enum shoal_status status)
 
 enum shoal_status fusion_optimizer_post(struct shoal_reducer *reducer, size_t buffer)
 {
-    const enum shoal_type type = reducer->layout->buffers[buffer].type;
     struct fusion_shard *shard = &reducer->optimizer->shards[buffer];
-    const struct shoal_options options = fusion_options(reducer);
     struct shoal_request *request;
-    FUSION_TRY(shoal_reduce_scatter_post(
-        reducer->optimizer->comms[FUSION_SCATTER], fusion_buffer_memory(reducer, buffer), own_shard(reducer, buffer),
-        fusion_shard_bytes(reducer, buffer) / shoal_type_bytes(type), type, reducer->options.op, &options, &request));
+    FUSION_TRY(fusion_shard_scatter(reducer, buffer, &request));
     fusion_lock(reducer);
     shard->scatter = request;
     fusion_unlock(reducer);

@@ -7,6 +7,7 @@
 
 #include "fusion/layout/agree.h"
 #include "fusion/layout/lists.h"
+#include "fusion/optimizer/optimizer_group.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
@@ -104,6 +105,7 @@ static enum shoal_status reducer_check_optimizer(const struct shoal_reducer *red
         return SHOAL_OK;
     const char *wrong = fusion_optimizer_check(&reducer->options, parameter_count, room, sizeof room, &status);
     wrong = wrong ? wrong : fusion_degree_fault(reducer, room, sizeof room);
+    wrong = wrong ? wrong : fusion_borders_fault(reducer, room, sizeof room);
     snprintf(text, text_bytes, "%s", wrong ? wrong : "");
     return wrong ? status : SHOAL_OK;
 }
@@ -218,6 +220,10 @@ static void init(struct shoal_reducer *reducer, struct shoal_context *context, s
         memcpy(&reducer->options, options, fusion_min(options->struct_bytes, sizeof *options));
     else
         reducer->options = (struct shoal_reducer_options)SHOAL_REDUCER_OPTIONS_INIT;
+    if (reducer->options.optimizer) {
+        reducer->given = fusion_settings_copy(reducer->options.optimizer);
+        reducer->options.optimizer = &reducer->given;
+    }
     snprintf(reducer->name, sizeof reducer->name, "%.23s", reducer->options.name ? reducer->options.name : "gradients");
 }
 
@@ -275,6 +281,7 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
                                        enum shoal_status status, const char *text)
 {
     const struct shoal_reducer_options *options = &reducer->options;
+    const bool is_known = status == SHOAL_OK && options->optimizer; /* otherwise they may have other lengths */
     const struct fusion_option all[] = {
 #define OPTION(option) fusion_number(#option, (uint64_t)options->option),
         OPTIONS(OPTION)
@@ -284,8 +291,14 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
         fusion_number("the optimizer's steps_early", options->optimizer ? (uint64_t)options->optimizer->steps_early : 0),
         fusion_number("the optimizer's degree", options->optimizer ? (uint64_t)options->optimizer->degree : 0),
         fusion_number("the optimizer's is_atomic", options->optimizer ? (uint64_t)options->optimizer->is_atomic : 0),
+        fusion_real("the optimizer's loss_scale", options->optimizer ? options->optimizer->loss_scale : 0),
+        fusion_real("the optimizer's scale_growth", options->optimizer ? options->optimizer->scale_growth : 0),
+        fusion_real("the optimizer's scale_backoff", options->optimizer ? options->optimizer->scale_backoff : 0),
+        fusion_number("the optimizer's scale_interval", options->optimizer ? options->optimizer->scale_interval : 0),
         fusion_number("the optimizer's number of groups", options->optimizer ? options->optimizer->group_count : 0),
         fusion_hash_option("the hash of the optimizer's group_of", fusion_optimizer_hash(options, parameters->count)),
+        is_known ? fusion_weights_option(reducer) : fusion_list_option("the optimizer's weight", 0, NULL, 0),
+        fusion_hash_option("the hash of the optimizer's granules", is_known ? fusion_granules_hash_of(reducer) : 0),
         fusion_number("a callback", options->on_buffer != NULL),
         fusion_number("a given layout", options->layout != NULL),
         fusion_number("a given order", options->order != NULL),
@@ -386,6 +399,7 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
         return status;
     }
     forget_arguments(&reducer->options);
+    reducer->given = (struct shoal_optimizer)SHOAL_OPTIMIZER_INIT;
     *reducer_out = reducer;
     return SHOAL_OK;
 }

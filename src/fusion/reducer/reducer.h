@@ -29,6 +29,7 @@ struct shoal_reducer {
     struct shoal_context *context;
     struct shoal_comm *comm; /* for buffers, and for agreement between steps */
     struct shoal_reducer_options options;
+    struct shoal_optimizer given; /* what options.optimizer points to, until the reducer is made */
     char name[24];
     int rank, size;
     int hosts, local_size; /* ranks on this host */

@@ -280,6 +280,7 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     FUSION_TRY(fusion_measure_take(reducer, factor_of(reducer, active)));
     FUSION_TRY(wait_for_all(reducer));
     FUSION_TRY(conclude(reducer, active, &result));
+    FUSION_TRY(fusion_optimizer_rescale(reducer, &result));
     if (reducer->optimizer && !result.is_skipped)
         fusion_optimizer_commit(reducer);
     FUSION_TRY(fusion_offload_finish(reducer, result.is_skipped));

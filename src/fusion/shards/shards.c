@@ -15,9 +15,9 @@ struct shards_range shards_range_of(const struct shoal_shards *shards, size_t pa
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
     const struct shoal_parameter *each = &shards->parameters.items[parameter];
     const size_t element = shoal_type_bytes(each->type), offset = shards->offsets[parameter];
-    const size_t shard_begin = unit->is_whole ? 0 : unit->shard_bytes * (size_t)rank;
-    const size_t begin = fusion_max(offset, shard_begin);
-    const size_t end = fusion_min(offset + each->count * element, shard_begin + unit->shard_bytes);
+    const size_t begin = unit->is_whole ? offset : fusion_max(offset, fusion_border(&unit->borders, rank));
+    const size_t own_end = unit->is_whole ? unit->bytes : fusion_border(&unit->borders, rank + 1);
+    const size_t end = fusion_min(offset + each->count * element, own_end);
     if (begin >= end)
         return (struct shards_range){0, 0};
     return (struct shards_range){(begin - offset) / element, (end - begin) / element};
@@ -27,8 +27,7 @@ size_t shards_offset(const struct shoal_shards *shards, size_t parameter, size_t
 {
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
     const size_t bytes = shoal_type_bytes(unit->type);
-    const size_t shard_begin = unit->is_whole ? 0 : unit->shard_bytes * (size_t)shards->rank;
-    return shards->offsets[parameter] / bytes + element - shard_begin / bytes;
+    return shards->offsets[parameter] / bytes + element - unit->shard_begin / bytes;
 }
 
 /* ---- Errors -------------------------------------------------------------------------------------------------------------- */
@@ -126,19 +125,27 @@ static uint32_t find_unit_slot(const struct shoal_shards *shards)
     return best;
 }
 
+static enum shoal_status gather_shards(const struct shoal_shards *shards, const struct shards_unit *unit,
+                                       struct shards_slot *slot)
+{
+    const struct shoal_options options = shards_options(shards);
+    if (unit->borders.counts)
+        return shoal_allgatherv_post(shards->gathers, unit->own, slot->memory, unit->borders.counts, NULL, unit->type, &options,
+                                     &slot->request);
+    return shoal_allgather_post(shards->gathers, unit->own, slot->memory, unit->shard_bytes / shoal_type_bytes(unit->type),
+                                unit->type, &options, &slot->request);
+}
+
 /* Begins to gather a unit that is in no slot. */
 static enum shoal_status post_gather_of(struct shoal_shards *shards, uint32_t u, uint32_t s)
 {
     struct shards_unit *unit = &shards->units[u];
     struct shards_slot *slot = &shards->slots[s];
-    const struct shoal_options options = shards_options(shards);
     if (slot->unit != SHOAL_SHARDS_NONE)
         shards->units[slot->unit].slot = SHARDS_NO_SLOT;
     slot->unit = u;
     unit->slot = s;
-    const enum shoal_status status =
-        shoal_allgather_post(shards->gathers, unit->own, slot->memory, unit->shard_bytes / shoal_type_bytes(unit->type),
-                             unit->type, &options, &slot->request);
+    const enum shoal_status status = gather_shards(shards, unit, slot);
     return status == SHOAL_OK ? SHOAL_OK : shards_fail(shards, status, u, "the gather");
 }
 
@@ -304,19 +311,27 @@ void *shoal_shards_gradient(struct shoal_shards *shards, size_t parameter)
     return memory + shards->offsets[parameter];
 }
 
+/* The sum of a whole unit is on every rank, that of another one is divided into shards. gradients is NULL if it is whole. */
+static enum shoal_status sum_unit(const struct shoal_shards *shards, struct shards_unit *unit, const char *gradients)
+{
+    const struct shoal_options options = shards_options(shards);
+    const size_t count = unit->shard_bytes / shoal_type_bytes(unit->type);
+    if (unit->is_whole)
+        return shoal_allreduce_post(shards->sums, unit->gradient, unit->gradient, count, unit->type, shards->options.op,
+                                    &options, &unit->sum);
+    if (unit->borders.counts)
+        return shoal_reduce_scatterv_post(shards->sums, gradients, unit->gradient, unit->borders.counts, unit->type,
+                                          shards->options.op, &options, &unit->sum);
+    return shoal_reduce_scatter_post(shards->sums, gradients, unit->gradient, count, unit->type, shards->options.op, &options,
+                                     &unit->sum);
+}
+
 static enum shoal_status post_unit_sum(struct shoal_shards *shards, uint32_t u)
 {
     struct shards_unit *unit = &shards->units[u];
-    const struct shoal_options options = shards_options(shards);
-    const size_t element = shoal_type_bytes(unit->type);
-    enum shoal_status status;
-    if (unit->is_whole) {
-        status = shoal_allreduce_post(shards->sums, unit->gradient, unit->gradient, unit->bytes / element, unit->type,
-                                      shards->options.op, &options, &unit->sum);
-    } else {
-        struct shards_gradients *gradients = &shards->gradients[unit->gradient_slot];
-        status = shoal_reduce_scatter_post(shards->sums, gradients->memory, unit->gradient, unit->shard_bytes / element,
-                                           unit->type, shards->options.op, &options, &unit->sum);
+    struct shards_gradients *gradients = unit->is_whole ? NULL : &shards->gradients[unit->gradient_slot];
+    const enum shoal_status status = sum_unit(shards, unit, gradients ? gradients->memory : NULL);
+    if (gradients) {
         gradients->busy = u;
         gradients->posted = ++shards->uses;
         gradients->unit = SHOAL_SHARDS_NONE;
@@ -497,6 +512,18 @@ static void close_gradients(struct shoal_shards *shards)
     memset(shards->is_ready, 0, shards->parameters.count * sizeof *shards->is_ready);
 }
 
+/* Writes the loss scale of the next step to the result. */
+static enum shoal_status end_scale(struct shoal_shards *shards, struct shoal_shards_result *result)
+{
+    if (!fusion_loss_scale_end(&shards->loss, !result->is_skipped))
+        return shards_fail(shards, SHOAL_ERR_STATE, SHOAL_SHARDS_NONE,
+                           "reducing the loss scale, which would become 0 because gradients are not finite with any scale,");
+    if (shards->loss.scale > 0)
+        shards->scale = fusion_loss_scale_factor(&shards->loss);
+    result->loss_scale = (double)shards->loss.scale;
+    return SHOAL_OK;
+}
+
 enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_result *result_out)
 {
     struct shoal_shards_result result = SHOAL_SHARDS_RESULT_INIT;
@@ -511,6 +538,7 @@ enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_sh
         if (shards_unit_of(shards, i)->is_summed)
             step_range(shards, i, shards->scale * result.clip);
     close_gradients(shards);
+    FUSION_TRY(end_scale(shards, &result));
     result.step = ++shards->step;
     shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;

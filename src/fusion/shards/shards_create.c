@@ -22,7 +22,7 @@ static const char *check_own_options(const struct shoal_shards_options *options)
         return "options->op is neither SHOAL_AVG nor SHOAL_SUM";
     if (!(options->max_norm >= 0))
         return "options->max_norm is negative or NaN";
-    if (!optimizer || optimizer->struct_bytes < sizeof *optimizer)
+    if (!optimizer || !fusion_settings_are_set(optimizer))
         return "options->optimizer is NULL, or its struct_bytes is not set: use SHOAL_OPTIMIZER_INIT";
     if (optimizer->rule < SHOAL_SGD || optimizer->rule > SHOAL_LAMB)
         return "optimizer->rule is none of enum shoal_optimizer_rule";
@@ -30,7 +30,7 @@ static const char *check_own_options(const struct shoal_shards_options *options)
         return "the optimizer has no groups, or more than SHOAL_OPTIMIZER_GROUPS_MAX";
     if (optimizer->steps_early || optimizer->is_atomic || optimizer->degree)
         return "steps_early, is_atomic and degree of the optimizer are for reducers: leave them 0";
-    return NULL;
+    return fusion_loss_scale_fault(optimizer, options->checks_finite);
 }
 
 static enum shoal_status copy_groups(struct shoal_shards *shards, char *text, size_t text_bytes)
@@ -115,13 +115,45 @@ static enum shoal_status place_units(struct shoal_shards *shards, char *text, si
         struct shards_unit *unit = &shards->units[u];
         unit->is_whole = unit->bytes < shards->options.whole_bytes;
         unit->bytes = fusion_round_up(fusion_max(unit->bytes, FUSION_ALIGNMENT), FUSION_ALIGNMENT * (size_t)shards->size);
-        unit->shard_bytes = unit->is_whole ? unit->bytes : unit->bytes / (size_t)shards->size;
+        unit->shard_bytes = unit->bytes; /* unless it is divided */
         unit->missing = unit->count;
         unit->slot = unit->gradient_slot = SHARDS_NO_SLOT;
         if (!unit->is_whole)
             shards->largest = fusion_max(shards->largest, unit->bytes);
     }
     return SHOAL_OK;
+}
+
+/* Cuts the units that do not stay whole, in their order. spans has room for all parameters. */
+static enum shoal_status cut_units_in(struct shoal_shards *shards, struct fusion_divider *divider, struct fusion_span *spans)
+{
+    const size_t *granules = shards->options.optimizer->granules;
+    for (uint32_t u = 0; u < shards->unit_count; u++) {
+        struct shards_unit *unit = &shards->units[u];
+        for (uint32_t i = 0; i < unit->count; i++) {
+            const uint32_t parameter = shards->members[unit->first + i];
+            spans[i] = (struct fusion_span){shards->offsets[parameter], shards->parameters.items[parameter].count,
+                                            fusion_granule(granules, parameter)};
+        }
+        if (unit->is_whole)
+            continue;
+        FUSION_TRY(fusion_divider_cut(divider, spans, unit->count, unit->bytes, shoal_type_bytes(unit->type), &unit->borders));
+        unit->shard_begin = fusion_border(&unit->borders, shards->rank);
+        unit->shard_bytes = fusion_shard_length(&unit->borders, shards->rank);
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status cut_units(struct shoal_shards *shards, char *text, size_t text_bytes)
+{
+    struct fusion_span *spans = calloc(shards->parameters.count + 1, sizeof *spans);
+    struct fusion_divider *divider = fusion_divider_create(shards->options.optimizer->weights, shards->size);
+    const enum shoal_status status = spans && divider ? cut_units_in(shards, divider, spans) : SHOAL_ERR_MEMORY;
+    if (status != SHOAL_OK)
+        snprintf(text, text_bytes, "no memory for the borders of %u units on %d ranks", shards->unit_count, shards->size);
+    fusion_divider_free(divider);
+    free(spans);
+    return status;
 }
 
 static bool allocate_lists(struct shoal_shards *shards)
@@ -145,7 +177,10 @@ static bool allocate_lists(struct shoal_shards *shards)
 static enum shoal_status shards_prepare(struct shoal_shards *shards, const struct shoal_parameter *parameters, size_t count,
                                         char *text, size_t text_bytes)
 {
+    char room[FUSION_TEXT_MAX];
     const char *wrong = check_own_options(&shards->options);
+    if (!wrong)
+        wrong = fusion_weights_fault(shards->options.optimizer->weights, shards->size, room, sizeof room);
     if (wrong) {
         snprintf(text, text_bytes, "%s", wrong);
         return SHOAL_ERR_ARGUMENT;
@@ -160,8 +195,11 @@ static enum shoal_status shards_prepare(struct shoal_shards *shards, const struc
     }
     shards->rule = shards->options.optimizer->rule;
     shards->group_count = shards->options.optimizer->group_count;
+    shards->loss = fusion_loss_scale_begin(shards->options.optimizer);
+    shards->scale = shards->loss.scale > 0 ? fusion_loss_scale_factor(&shards->loss) : 1;
     FUSION_TRY(copy_groups(shards, text, text_bytes));
-    return place_units(shards, text, text_bytes);
+    FUSION_TRY(place_units(shards, text, text_bytes));
+    return cut_units(shards, text, text_bytes);
 }
 
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
@@ -297,6 +335,13 @@ static enum shoal_status shards_agree(const struct shoal_shards *shards, enum sh
         fusion_number("the optimizer's rule", (uint64_t)shards->rule),
         fusion_hash_option("the hash of unit_of", is_known ? hash_units(shards) : 0),
         fusion_hash_option("the hash of the optimizer's groups", is_known ? hash_settings(shards) : 0),
+        fusion_real("the optimizer's loss_scale", shards->given.loss_scale),
+        fusion_real("the optimizer's scale_growth", shards->given.scale_growth),
+        fusion_real("the optimizer's scale_backoff", shards->given.scale_backoff),
+        fusion_number("the optimizer's scale_interval", shards->given.scale_interval),
+        fusion_weights_list(is_known ? shards->given.weights : NULL, shards->size),
+        fusion_hash_option("the hash of the optimizer's granules",
+                           is_known ? fusion_granules_hash(shards->given.granules, &shards->parameters) : 0),
     };
     struct fusion_agreement agreement = {.context = shards->context,
                                          .comm = shards->gathers,
@@ -350,9 +395,12 @@ enum shoal_status shoal_shards_create(struct shoal_context *context, struct shoa
     shards->rank = shoal_comm_rank(comm);
     shards->size = shoal_comm_size(comm);
     shards->kernels = shoal_gradient_kernels_at(0);
-    shards->scale = 1;
     memcpy(&shards->options, options ? options : &usual,
            options ? fusion_min(options->struct_bytes, sizeof *options) : sizeof usual);
+    if (shards->options.optimizer) {
+        shards->given = fusion_settings_copy(shards->options.optimizer);
+        shards->options.optimizer = &shards->given;
+    }
     snprintf(shards->name, sizeof shards->name, "%.23s", shards->options.name ? shards->options.name : "shards");
     const enum shoal_status status = shards_make(shards, comm, parameters, parameter_count);
     if (status != SHOAL_OK) {
@@ -362,6 +410,7 @@ enum shoal_status shoal_shards_create(struct shoal_context *context, struct shoa
     shards->options.name = NULL;
     shards->options.unit_of = NULL;
     shards->options.optimizer = NULL;
+    shards->given = (struct shoal_optimizer)SHOAL_OPTIMIZER_INIT;
     *shards_out = shards;
     return SHOAL_OK;
 }
@@ -384,6 +433,8 @@ void shoal_shards_free(struct shoal_shards *shards)
     if (shards->shared && shoal_mem_free(shards->context, shards->shared) != SHOAL_OK)
         shards->shared = NULL; /* it has reported why */
     free(shards->local);
+    for (uint32_t u = 0; shards->units && u < shards->unit_count; u++)
+        fusion_borders_free(&shards->units[u].borders);
     fusion_parameters_free(&shards->parameters);
     free(shards->groups);
     free(shards->group_of);

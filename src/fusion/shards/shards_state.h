@@ -1,10 +1,10 @@
 /* Sharded parameters: shared by the files of struct shoal_shards. See the public header.
  *
- * A unit is a range of bytes: its parameters one after the other, each at a multiple of 64 bytes, padded so that every rank
- * owns equally many bytes. The shard of rank r is the r-th of these equal parts. A unit that stays whole has one shard, which
- * every rank owns.
+ * A unit is a range of bytes: its parameters one after the other, each at a multiple of 64 bytes, padded to a multiple of 64
+ * bytes times ranks. Rank r owns the r-th shard (layout/borders.h): all are equally long without weights and granules. A unit
+ * that stays whole has one shard, which every rank owns.
  *
- *     unit   | p0 | p1      | p2 |padding|        shard_bytes each
+ *     unit   | p0 | p1      | p2 |padding|
  *     owner  |   rank 0   |   rank 1     |
  *
  * Gathers and sums have a communicator each; on both, operations follow each other in the order of the calls, which is the same
@@ -13,7 +13,9 @@
 #define SHOAL_FUSION_SHARDS_STATE_H
 
 #include "fusion/codec/gradient_kernels.h"
+#include "fusion/layout/borders.h"
 #include "fusion/layout/parameters.h"
+#include "fusion/optimizer/loss_scale.h"
 #include "fusion/optimizer/optimizer_group.h"
 #include "shoal/shards.h"
 
@@ -23,17 +25,20 @@
 
 struct shards_unit {
     enum shoal_type type;
-    uint32_t first, count;       /* its parameters, in `members` */
-    size_t bytes, shard_bytes;   /* with padding */
-    bool is_whole;               /* every rank has all of it */
-    char *own;                   /* this rank's shard of the parameters */
-    char *gradient;              /* this rank's shard of the summed gradients */
-    char *states[SHARDS_STATES]; /* of the shard; NULL if there is no such state. A master only if the type has 16 bits */
-    uint32_t slot;               /* where it is live or being gathered, or was last; SHARDS_NO_SLOT: nowhere */
-    uint32_t gradient_slot;      /* where it waits for gradients */
-    uint32_t missing;            /* parameters without a gradient in this step */
-    struct shoal_request *sum;   /* of its gradients; NULL if not under way */
-    bool is_summed;              /* or being summed, in this step */
+    uint32_t first, count;         /* its parameters, in `members` */
+    size_t bytes;                  /* with padding */
+    size_t shard_begin;            /* the offset of this rank's shard, in bytes */
+    size_t shard_bytes;            /* with padding */
+    struct fusion_borders borders; /* without any if it is whole */
+    bool is_whole;                 /* every rank has all of it */
+    char *own;                     /* this rank's shard of the parameters */
+    char *gradient;                /* this rank's shard of the summed gradients */
+    char *states[SHARDS_STATES];   /* of the shard; NULL if there is no such state. A master only if the type has 16 bits */
+    uint32_t slot;                 /* where it is live or being gathered, or was last; SHARDS_NO_SLOT: nowhere */
+    uint32_t gradient_slot;        /* where it waits for gradients */
+    uint32_t missing;              /* parameters without a gradient in this step */
+    struct shoal_request *sum;     /* of its gradients; NULL if not under way */
+    bool is_summed;                /* or being summed, in this step */
 };
 
 /* Memory for one live unit. */
@@ -57,6 +62,7 @@ struct shoal_shards {
     struct shoal_context *context;
     struct shoal_comm *gathers, *sums;
     struct shoal_shards_options options;
+    struct shoal_optimizer given; /* what options.optimizer points to, until the shards are made */
     char name[24];
     int rank, size;
     const struct shoal_gradient_kernels *kernels;
@@ -75,7 +81,8 @@ struct shoal_shards {
     struct shards_gradients gradients[SHARDS_GRADIENTS];
     char *shared, *local; /* what units and slots point to: of shoal_mem_alloc, and ordinary memory */
     size_t largest;       /* bytes of the largest unit that is not whole */
-    double scale;
+    double scale;         /* factor of gradients: the caller's, or 1 / loss scale */
+    struct fusion_loss_scale loss;
     uint64_t uses;
     uint64_t step;
     enum shoal_status failed; /* the status that all calls return after an operation has failed, and why */

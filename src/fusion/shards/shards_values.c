@@ -31,7 +31,32 @@ enum shoal_status shoal_shards_set_gradient_scale(struct shoal_shards *shards, d
     FUSION_TRY(shards_check_between(shards, "shoal_shards_set_gradient_scale"));
     if (!(scale > 0) || scale - scale != 0)
         return shards_refuse(shards, SHOAL_ERR_ARGUMENT, "shoal_shards_set_gradient_scale: %g is not a positive number", scale);
+    if (shards->loss.scale > 0)
+        return shards_refuse(
+            shards, SHOAL_ERR_STATE,
+            "shoal_shards_set_gradient_scale: gradients are divided by the optimizer's loss scale: leave one of "
+            "them out");
     shards->scale = scale;
+    return SHOAL_OK;
+}
+
+double shoal_shards_loss_scale(const struct shoal_shards *shards, uint32_t *finite_steps_out)
+{
+    if (finite_steps_out)
+        *finite_steps_out = shards ? shards->loss.finite_steps : 0;
+    return shards ? (double)shards->loss.scale : 0;
+}
+
+enum shoal_status shoal_shards_set_loss_scale(struct shoal_shards *shards, double scale, uint32_t finite_steps)
+{
+    static const char call[] = "shoal_shards_set_loss_scale";
+    FUSION_TRY(shards_check_between(shards, call));
+    if (shards->loss.scale == 0)
+        return shards_refuse(shards, SHOAL_ERR_STATE, "%s: the optimizer has no loss scale (optimizer->loss_scale)", call);
+    const char *fault = fusion_loss_scale_set(&shards->loss, scale, finite_steps);
+    if (fault)
+        return shards_refuse(shards, SHOAL_ERR_ARGUMENT, "%s: %g after %u finite steps: %s", call, scale, finite_steps, fault);
+    shards->scale = fusion_loss_scale_factor(&shards->loss);
     return SHOAL_OK;
 }
 
