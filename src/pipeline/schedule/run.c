@@ -1,0 +1,388 @@
+/* Runs a schedule: each rank begins its next action as soon as what it needs has come. This gives its times, and if the ranks
+ * come to a stop, who waits for whom. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/struct_bytes.h"
+#include "pipeline/schedule/schedule.h"
+
+#define NEVER -1.0
+#define PASSES 2 /* forward and backward */
+
+struct run {
+    const struct shoal_schedule *schedule;
+    struct shoal_stage_costs costs; /* of one stage */
+    uint32_t slots;                 /* for what has come to a stage, in each pass; 0: without a limit */
+    double *ends[PASSES];           /* [stages * microbatches]: of results that the next stage needs; NEVER: not yet */
+    double *begun[PASSES];          /* [stages * microbatches]: when a stage took what had come */
+    uint32_t *sent[PASSES];         /* [stages]: results that came to a stage, and how many of them it has taken */
+    uint32_t *taken[PASSES];
+    uint32_t *next;  /* [ranks]: the number of its next action */
+    double *free_at; /* [ranks] */
+    double *const *begins_out;
+};
+
+/* ---- Room ---------------------------------------------------------------------------------------------------------------- */
+
+static bool run_open(struct run *run)
+{
+    const size_t stages = run->schedule->stages, cells = stages * run->schedule->microbatches;
+    bool is_there = (run->next = calloc(run->schedule->ranks, sizeof *run->next)) != NULL;
+    is_there &= (run->free_at = calloc(run->schedule->ranks, sizeof *run->free_at)) != NULL;
+    for (int pass = 0; pass < PASSES; pass++) {
+        is_there &= (run->sent[pass] = calloc(stages, sizeof *run->sent[pass])) != NULL;
+        is_there &= (run->taken[pass] = calloc(stages, sizeof *run->taken[pass])) != NULL;
+        is_there &= (run->ends[pass] = malloc(cells * sizeof *run->ends[pass])) != NULL;
+        is_there &= (run->begun[pass] = malloc(cells * sizeof *run->begun[pass])) != NULL;
+        for (size_t i = 0; run->ends[pass] && run->begun[pass] && i < cells; i++)
+            run->ends[pass][i] = run->begun[pass][i] = NEVER;
+    }
+    return is_there;
+}
+
+static void run_close(struct run *run)
+{
+    free(run->next);
+    free(run->free_at);
+    for (int pass = 0; pass < PASSES; pass++) {
+        free(run->sent[pass]);
+        free(run->taken[pass]);
+        free(run->ends[pass]);
+        free(run->begun[pass]);
+    }
+}
+
+/* ---- An action ----------------------------------------------------------------------------------------------------------- */
+
+static size_t run_cell(const struct run *run, uint32_t stage, uint32_t microbatch)
+{
+    return (size_t)stage * run->schedule->microbatches + microbatch;
+}
+
+/* The pass in which an action needs something from another stage and hands something on; -1: weight gradients, in neither. */
+static int pass_of(enum shoal_action_kind kind)
+{
+    return kind == SHOAL_FORWARD ? 0 : kind == SHOAL_WEIGHT_GRADIENT ? -1 : 1;
+}
+
+/* Finds the stage from which an action gets its input. Returns false if it needs none. */
+static bool stage_before(const struct run *run, const struct shoal_action *action, uint32_t *before_out)
+{
+    const int pass = pass_of(action->kind);
+    *before_out = pass == 0 ? action->stage - 1 : action->stage + 1;
+    return pass == 0 ? action->stage > 0 : pass == 1 && action->stage + 1 < run->schedule->stages;
+}
+
+static bool stage_after(const struct run *run, const struct shoal_action *action, uint32_t *after_out)
+{
+    const int pass = pass_of(action->kind);
+    *after_out = pass == 0 ? action->stage + 1 : action->stage - 1;
+    return pass == 0 ? action->stage + 1 < run->schedule->stages : pass == 1 && action->stage > 0;
+}
+
+static bool is_other_rank(const struct run *run, uint32_t one, uint32_t other)
+{
+    return run->schedule->rank_of[one] != run->schedule->rank_of[other];
+}
+
+/* Returns when the input is there, or NEVER. */
+static double input_at(const struct run *run, const struct shoal_action *action)
+{
+    uint32_t before;
+    if (!stage_before(run, action, &before))
+        return 0;
+    const double end = run->ends[pass_of(action->kind)][run_cell(run, before, action->microbatch)];
+    return end == NEVER ? NEVER : end + (is_other_rank(run, before, action->stage) ? run->costs.transfer : 0);
+}
+
+/* Returns true if the next stage has a slot for the result. A stage on the same rank takes it where it is. */
+static bool has_slot(const struct run *run, const struct shoal_action *action)
+{
+    uint32_t after;
+    const int pass = pass_of(action->kind);
+    if (run->slots == 0 || !stage_after(run, action, &after) || !is_other_rank(run, action->stage, after))
+        return true;
+    return run->sent[pass][after] - run->taken[pass][after] < run->slots;
+}
+
+static double cost_of(const struct run *run, enum shoal_action_kind kind)
+{
+    const struct shoal_stage_costs *costs = &run->costs;
+    return kind == SHOAL_FORWARD           ? costs->forward
+           : kind == SHOAL_INPUT_GRADIENT  ? costs->input_gradient
+           : kind == SHOAL_WEIGHT_GRADIENT ? costs->weight_gradient
+                                           : costs->input_gradient + costs->weight_gradient;
+}
+
+/* Performs a rank's next action if it can begin. */
+static bool run_next(struct run *run, uint32_t rank)
+{
+    const struct schedule_list *list = &run->schedule->lists[rank];
+    uint32_t other;
+    if (run->next[rank] == list->count)
+        return false;
+    const struct shoal_action *action = &list->actions[run->next[rank]];
+    const double input = input_at(run, action);
+    if (input == NEVER || !has_slot(run, action))
+        return false;
+    const double begin = input > run->free_at[rank] ? input : run->free_at[rank];
+    const int pass = pass_of(action->kind);
+    if (run->begins_out)
+        run->begins_out[rank][run->next[rank]] = begin;
+    run->free_at[rank] = begin + cost_of(run, action->kind);
+    run->next[rank]++;
+    if (pass < 0)
+        return true;
+    run->ends[pass][run_cell(run, action->stage, action->microbatch)] = run->free_at[rank];
+    run->taken[pass][action->stage] += stage_before(run, action, &other) && is_other_rank(run, other, action->stage);
+    if (stage_after(run, action, &other))
+        run->sent[pass][other] += is_other_rank(run, action->stage, other);
+    return true;
+}
+
+/* Returns true if all ranks have come to their ends. */
+static bool run_all(struct run *run)
+{
+    bool is_moving = true, is_done = true;
+    while (is_moving) {
+        is_moving = false;
+        for (uint32_t r = 0; r < run->schedule->ranks; r++)
+            while (run_next(run, r))
+                is_moving = true;
+    }
+    for (uint32_t r = 0; r < run->schedule->ranks; r++)
+        is_done &= run->next[r] == run->schedule->lists[r].count;
+    return is_done;
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+static double list_activations(const struct shoal_schedule *schedule, uint32_t rank, double kept_share)
+{
+    const struct schedule_list *list = &schedule->lists[rank];
+    double kept = 0, most = 0;
+    uint32_t stages = 0;
+    for (uint32_t s = 0; s < schedule->stages; s++)
+        stages += schedule->rank_of[s] == rank;
+    for (uint32_t i = 0; i < list->count; i++) {
+        const enum shoal_action_kind kind = list->actions[i].kind;
+        kept += kind == SHOAL_FORWARD          ? 1
+                : kind == SHOAL_INPUT_GRADIENT ? kept_share - 1
+                : kind == SHOAL_BACKWARD       ? -1
+                                               : -kept_share;
+        most = kept > most ? kept : most;
+    }
+    return stages ? most / stages : 0;
+}
+
+double schedule_activations(const struct shoal_schedule *schedule, double kept_share)
+{
+    double most = 0;
+    for (uint32_t r = 0; r < schedule->ranks; r++) {
+        const double own = list_activations(schedule, r, kept_share);
+        most = own > most ? own : most;
+    }
+    return most;
+}
+
+/* ---- Times --------------------------------------------------------------------------------------------------------------- */
+
+/* Costs of one stage: a rank's divided by its stages. */
+static struct shoal_stage_costs costs_of_stage(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs)
+{
+    const double stages = (double)schedule->stages / schedule->ranks;
+    return (struct shoal_stage_costs){costs->forward / stages, costs->input_gradient / stages, costs->weight_gradient / stages,
+                                      costs->transfer};
+}
+
+static void sum_up(const struct run *run, double *const *begins, struct shoal_schedule_times *times)
+{
+    const struct shoal_schedule *schedule = run->schedule;
+    double busy = 0;
+    for (uint32_t r = 0; r < schedule->ranks; r++) {
+        const struct schedule_list *list = &schedule->lists[r];
+        const double span = list->count ? run->free_at[r] - begins[r][0] : 0;
+        for (uint32_t i = 0; i < list->count; i++)
+            busy += cost_of(run, list->actions[i].kind);
+        times->step = run->free_at[r] > times->step ? run->free_at[r] : times->step;
+        times->span = span > times->span ? span : times->span;
+    }
+    busy /= schedule->ranks;
+    times->bubble = times->step > 0 ? 1 - busy / times->step : 0;
+    times->span_bubble = times->span > 0 ? 1 - busy / times->span : 0;
+}
+
+/* The fewest slots with which the ranks come to their ends. */
+static enum shoal_status find_slots(const struct shoal_schedule *schedule, uint32_t *slots_out)
+{
+    for (uint32_t slots = 1; slots <= schedule->microbatches; slots++) {
+        struct run run = {.schedule = schedule, .costs = {1, 1, 1, 0}, .slots = slots};
+        const bool is_open = run_open(&run), is_done = is_open && run_all(&run);
+        run_close(&run);
+        if (!is_open)
+            return SHOAL_ERR_MEMORY;
+        *slots_out = slots;
+        if (is_done)
+            break;
+    }
+    return SHOAL_OK;
+}
+
+static void free_begins(double **begins, uint32_t ranks)
+{
+    for (uint32_t r = 0; begins && r < ranks; r++)
+        free(begins[r]);
+    free(begins);
+}
+
+static double **allocate_begins(const struct shoal_schedule *schedule)
+{
+    double **begins = calloc(schedule->ranks, sizeof *begins);
+    for (uint32_t r = 0; begins && r < schedule->ranks; r++) {
+        begins[r] = calloc(schedule->lists[r].count + 1, sizeof **begins);
+        if (!begins[r]) {
+            free_begins(begins, r);
+            return NULL;
+        }
+    }
+    return begins;
+}
+
+static bool are_costs(const struct shoal_stage_costs *costs)
+{
+    const double all[] = {costs->forward, costs->input_gradient, costs->weight_gradient, costs->transfer};
+    bool is_good = true;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        is_good &= all[i] >= 0 && all[i] - all[i] == 0;
+    return is_good;
+}
+
+enum shoal_status shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
+                                      double kept_share, struct shoal_schedule_times *times_out, double *const *begins_out)
+{
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    if (!schedule || !costs || !times_out || times_out->struct_bytes == 0 || !are_costs(costs))
+        return SHOAL_ERR_ARGUMENT;
+    double **begins = begins_out ? NULL : allocate_begins(schedule);
+    double *const *written = begins_out ? begins_out : begins;
+    struct run run = {.schedule = schedule, .costs = costs_of_stage(schedule, costs), .begins_out = written};
+    const bool is_open = written && run_open(&run), is_done = is_open && run_all(&run);
+    enum shoal_status status = is_open ? is_done ? SHOAL_OK : SHOAL_ERR_ARGUMENT : SHOAL_ERR_MEMORY;
+    if (status == SHOAL_OK) {
+        sum_up(&run, written, &times);
+        times.activations = schedule_activations(schedule, kept_share);
+        shoal_struct_copy_out(times_out, &times, sizeof times);
+    }
+    run_close(&run);
+    free_begins(begins, schedule->ranks);
+    return status;
+}
+
+enum shoal_status shoal_schedule_slots(const struct shoal_schedule *schedule, uint32_t *slots_out)
+{
+    return schedule && slots_out ? find_slots(schedule, slots_out) : SHOAL_ERR_ARGUMENT;
+}
+
+/* ---- Faults -------------------------------------------------------------------------------------------------------------- */
+
+/* What has been seen of a stage's microbatch on its rank, in order. */
+enum seen { FORWARD_SEEN = 1, INPUT_SEEN = 2, WEIGHT_SEEN = 4 };
+
+static enum shoal_status check_action(const struct shoal_schedule *schedule, uint32_t rank, const struct shoal_action *action,
+                                      unsigned char *seen, struct schedule_text text)
+{
+    char name[40];
+    schedule_name_action(action, name);
+    if (action->stage >= schedule->stages || action->microbatch >= schedule->microbatches)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s is out of range: %u stages, %u microbatches", rank, name,
+                               schedule->stages, schedule->microbatches);
+    if (schedule->rank_of[action->stage] != rank)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s, but stage %u is on rank %u", rank, name, action->stage,
+                               schedule->rank_of[action->stage]);
+    unsigned char *own = &seen[(size_t)action->stage * schedule->microbatches + action->microbatch];
+    const unsigned char adds = action->kind == SHOAL_FORWARD           ? FORWARD_SEEN
+                               : action->kind == SHOAL_INPUT_GRADIENT  ? INPUT_SEEN
+                               : action->kind == SHOAL_WEIGHT_GRADIENT ? WEIGHT_SEEN
+                                                                       : INPUT_SEEN | WEIGHT_SEEN;
+    if (*own & adds)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes twice, or beside B of the same microbatch", rank,
+                               name);
+    if (action->kind != SHOAL_FORWARD && !(*own & FORWARD_SEEN))
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes before %uF%u", rank, name, action->stage,
+                               action->microbatch);
+    if (action->kind == SHOAL_WEIGHT_GRADIENT && !(*own & INPUT_SEEN))
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes before %uI%u", rank, name, action->stage,
+                               action->microbatch);
+    *own |= adds;
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_lists(const struct shoal_schedule *schedule, unsigned char *seen, struct schedule_text text)
+{
+    for (uint32_t r = 0; r < schedule->ranks; r++)
+        for (uint32_t i = 0; i < schedule->lists[r].count; i++)
+            SCHEDULE_TRY(check_action(schedule, r, &schedule->lists[r].actions[i], seen, text));
+    for (uint32_t s = 0; s < schedule->stages; s++)
+        for (uint32_t m = 0; m < schedule->microbatches; m++) {
+            const unsigned char own = seen[(size_t)s * schedule->microbatches + m];
+            if (own != (FORWARD_SEEN | INPUT_SEEN | WEIGHT_SEEN))
+                return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "%u%s%u is missing on rank %u", s,
+                                       !(own & FORWARD_SEEN) ? "F"
+                                       : !(own & INPUT_SEEN) ? "B"
+                                                             : "W",
+                                       m, schedule->rank_of[s]);
+        }
+    return SHOAL_OK;
+}
+
+/* The rank for which a rank that has stopped waits: the one that makes its input, or that has to free a slot. */
+static uint32_t waits_for(const struct run *run, uint32_t rank)
+{
+    const struct shoal_action *action = &run->schedule->lists[rank].actions[run->next[rank]];
+    uint32_t other = action->stage;
+    if (input_at(run, action) == NEVER)
+        (void)stage_before(run, action, &other);
+    else
+        (void)stage_after(run, action, &other);
+    return run->schedule->rank_of[other];
+}
+
+/* Follows who waits for whom, from the first rank that has stopped, until a rank comes again. */
+static enum shoal_status tell_circle(const struct run *run, struct schedule_text text)
+{
+    char line[400] = "", name[40];
+    uint32_t rank = 0;
+    while (run->next[rank] == run->schedule->lists[rank].count)
+        rank++;
+    for (uint32_t i = 0; i < run->schedule->ranks; i++) /* then it is in the circle */
+        rank = waits_for(run, rank);
+    const uint32_t first = rank;
+    size_t used = 0;
+    do {
+        const struct shoal_action *action = &run->schedule->lists[rank].actions[run->next[rank]];
+        schedule_name_action(action, name);
+        const uint32_t other = waits_for(run, rank);
+        const int more = snprintf(line + used, sizeof line - used, "%srank %u waits with %s for rank %u%s", used ? ", " : "",
+                                  rank, name, other, input_at(run, action) == NEVER ? "" : " to free a slot");
+        used = more > 0 && used + (size_t)more < sizeof line ? used + (size_t)more : used;
+        rank = other;
+    } while (rank != first);
+    return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "ranks wait for each other for ever: %s", line);
+}
+
+enum shoal_status shoal_schedule_check(const struct shoal_schedule *schedule, uint32_t slots, char *text, size_t text_bytes)
+{
+    const struct schedule_text why = {text, text_bytes};
+    if (!schedule)
+        return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "schedule is NULL");
+    unsigned char *seen = calloc((size_t)schedule->stages * schedule->microbatches, 1);
+    struct run run = {.schedule = schedule, .costs = {1, 1, 1, 0}, .slots = slots};
+    enum shoal_status status = seen && run_open(&run) ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    if (status == SHOAL_OK)
+        status = check_lists(schedule, seen, why);
+    if (status == SHOAL_OK && !run_all(&run))
+        status = tell_circle(&run, why);
+    run_close(&run);
+    free(seen);
+    return status == SHOAL_ERR_MEMORY ? schedule_refuse(why, status, "no memory to check the schedule") : status;
+}

@@ -1,0 +1,264 @@
+/* The life of a schedule, and the options of a new one. */
+#include "pipeline/schedule/schedule.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/struct_bytes.h"
+
+/* ---- Text ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status schedule_refuse(struct schedule_text text, enum shoal_status status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (text.at && text.bytes)
+        vsnprintf(text.at, text.bytes, format, args);
+    va_end(args);
+    return status;
+}
+
+static const struct {
+    const char *word;
+} kinds[] = {
+#define SHOAL_SCHEDULE_WORD(name, number, word, text) [number] = {word},
+    SHOAL_SCHEDULE_LIST(SHOAL_SCHEDULE_WORD)
+#undef SHOAL_SCHEDULE_WORD
+};
+#define KINDS (sizeof kinds / sizeof kinds[0])
+
+const char *shoal_schedule_name(enum shoal_schedule_kind kind)
+{
+    return (unsigned)kind < KINDS ? kinds[kind].word : NULL;
+}
+
+void schedule_name_action(const struct shoal_action *action, char name[40])
+{
+    static const char letters[] = {'F', 'B', 'I', 'W'};
+    snprintf(name, 40, "%u%c%u", action->stage, letters[action->kind], action->microbatch);
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status schedule_begin(uint32_t ranks, uint32_t stages, uint32_t microbatches, bool is_v,
+                                 struct shoal_schedule **schedule_out)
+{
+    struct shoal_schedule *schedule = calloc(1, sizeof *schedule);
+    if (!schedule)
+        return SHOAL_ERR_MEMORY;
+    schedule->ranks = ranks;
+    schedule->stages = stages;
+    schedule->microbatches = microbatches;
+    schedule->rank_of = calloc(stages, sizeof *schedule->rank_of);
+    schedule->lists = calloc(ranks, sizeof *schedule->lists);
+    if (!schedule->rank_of || !schedule->lists) {
+        shoal_schedule_free(schedule);
+        return SHOAL_ERR_MEMORY;
+    }
+    for (uint32_t s = 0; s < stages; s++)
+        schedule->rank_of[s] = is_v && s >= ranks ? stages - 1 - s : s % ranks;
+    *schedule_out = schedule;
+    return SHOAL_OK;
+}
+
+void shoal_schedule_free(struct shoal_schedule *schedule)
+{
+    if (!schedule)
+        return;
+    for (uint32_t r = 0; schedule->lists && r < schedule->ranks; r++)
+        free(schedule->lists[r].actions);
+    free(schedule->lists);
+    free(schedule->rank_of);
+    free(schedule);
+}
+
+enum shoal_status schedule_append(struct shoal_schedule *schedule, uint32_t rank, enum shoal_action_kind kind, uint32_t stage,
+                                  uint32_t microbatch)
+{
+    struct schedule_list *list = &schedule->lists[rank];
+    if (list->count == list->room) {
+        const uint32_t room = list->room ? 2 * list->room : 64;
+        struct shoal_action *more = reallocarray(list->actions, room, sizeof *more);
+        if (!more)
+            return SHOAL_ERR_MEMORY;
+        list->actions = more;
+        list->room = room;
+    }
+    list->actions[list->count++] = (struct shoal_action){kind, stage, microbatch};
+    return SHOAL_OK;
+}
+
+/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+
+static bool is_finite(double value)
+{
+    return value - value == 0;
+}
+
+static bool has_turns(enum shoal_schedule_kind kind)
+{
+    return kind == SHOAL_SCHEDULE_INTERLEAVED || kind == SHOAL_SCHEDULE_BREADTH_FIRST;
+}
+
+static enum shoal_status check_costs(const struct shoal_stage_costs *costs, struct schedule_text text)
+{
+    const double all[] = {costs->forward, costs->input_gradient, costs->weight_gradient, costs->transfer};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (!is_finite(all[i]) || all[i] < 0)
+            return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "a cost is negative or not finite: %g", all[i]);
+    if (costs->forward + costs->input_gradient + costs->weight_gradient <= 0)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "a microbatch costs nothing: all times are 0");
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_options(const struct shoal_schedule_options *options, struct schedule_text text)
+{
+    const uint32_t turns = options->stages_per_rank ? options->stages_per_rank : 2;
+    if ((unsigned)options->kind >= KINDS)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "there is no kind of schedule %d", (int)options->kind);
+    if (options->ranks < 1 || options->microbatches < 1 || options->ranks > SCHEDULE_MOST ||
+        options->microbatches > SCHEDULE_MOST)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "%u ranks and %u microbatches: each must be 1 to %u", options->ranks,
+                               options->microbatches, SCHEDULE_MOST);
+    if (has_turns(options->kind) ? turns < 2 || turns > SCHEDULE_MOST / options->ranks : options->stages_per_rank != 0)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
+                               "stages_per_rank is %u: it must be 2 or more for interleaved and breadth-first, and 0 otherwise",
+                               options->stages_per_rank);
+    if (options->kind == SHOAL_SCHEDULE_INTERLEAVED && options->microbatches % options->ranks != 0)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
+                               "interleaved takes turns of %u microbatches, one for each rank, and %u is no multiple of it",
+                               options->ranks, options->microbatches);
+    if (!is_finite(options->activations) || options->activations < 0 || !(options->kept_share >= 0 && options->kept_share <= 1))
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "activations is negative, or kept_share is not in [0, 1]");
+    return check_costs(&options->costs, text);
+}
+
+/* What a kind keeps by its definition; 0: whatever its order needs. */
+static double definition_of(const struct shoal_schedule_options *options)
+{
+    const uint32_t p = options->ranks;
+    switch (options->kind) {
+    case SHOAL_SCHEDULE_ZB_H1:
+    case SHOAL_SCHEDULE_V_ZB:
+        return p;
+    case SHOAL_SCHEDULE_ZB_H2:
+        return 2.0 * p;
+    case SHOAL_SCHEDULE_V_MIN:
+        return (p + 4) / 3;
+    case SHOAL_SCHEDULE_V_HALF:
+        return (p + 2) / 2;
+    default:
+        return 0;
+    }
+}
+
+static bool is_searched(enum shoal_schedule_kind kind)
+{
+    return kind >= SHOAL_SCHEDULE_ZB_H1 && kind <= SHOAL_SCHEDULE_V_ZB;
+}
+
+/* Makes a schedule of one kind. *schedule_out stays NULL if its activations do not suffice. */
+static enum shoal_status make_kind(const struct shoal_schedule_options *options, struct shoal_schedule **schedule_out)
+{
+    const double limit = options->activations > 0 ? options->activations : definition_of(options);
+    *schedule_out = NULL;
+    if (is_searched(options->kind))
+        return schedule_search(options, limit, schedule_out);
+    SCHEDULE_TRY(schedule_write_down(options, schedule_out));
+    if (options->activations > 0 && schedule_activations(*schedule_out, options->kept_share) > options->activations) {
+        shoal_schedule_free(*schedule_out);
+        *schedule_out = NULL;
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status step_of(const struct shoal_schedule *schedule, const struct shoal_schedule_options *options,
+                                 double *step_out)
+{
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    SCHEDULE_TRY(shoal_schedule_time(schedule, &options->costs, options->kept_share, &times, NULL));
+    *step_out = times.step;
+    return SHOAL_OK;
+}
+
+/* Tries every kind, and keeps the one of the shortest step. */
+static enum shoal_status make_best(const struct shoal_schedule_options *options, struct shoal_schedule **best_out)
+{
+    double best_step = 0, step = 0;
+    *best_out = NULL;
+    for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++) {
+        struct shoal_schedule_options own = *options;
+        struct shoal_schedule *made = NULL;
+        own.kind = (enum shoal_schedule_kind)kind;
+        if (own.kind == SHOAL_SCHEDULE_INTERLEAVED && own.microbatches % own.ranks != 0)
+            continue;
+        enum shoal_status status = make_kind(&own, &made);
+        if (status == SHOAL_OK && made)
+            status = step_of(made, options, &step);
+        const bool is_better = status == SHOAL_OK && made && (!*best_out || step < best_step);
+        shoal_schedule_free(is_better ? *best_out : made);
+        if (is_better) {
+            *best_out = made;
+            best_step = step;
+        }
+        if (status != SHOAL_OK) {
+            shoal_schedule_free(*best_out);
+            *best_out = NULL;
+            return status;
+        }
+    }
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_schedule_create(const struct shoal_schedule_options *options, struct shoal_schedule **schedule_out,
+                                        char *text, size_t text_bytes)
+{
+    const struct schedule_text why = {text, text_bytes};
+    struct shoal_schedule_options own = SHOAL_SCHEDULE_OPTIONS_INIT;
+    if (!options || !schedule_out || options->struct_bytes < sizeof own)
+        return schedule_refuse(why, SHOAL_ERR_ARGUMENT,
+                               "schedule_out is NULL, or options is not set: use "
+                               "SHOAL_SCHEDULE_OPTIONS_INIT");
+    own = *options;
+    SCHEDULE_TRY(check_options(&own, why));
+    own.stages_per_rank = !has_turns(own.kind) || own.stages_per_rank ? own.stages_per_rank : 2;
+    const enum shoal_status status =
+        own.kind == SHOAL_SCHEDULE_AUTO ? make_best(&own, schedule_out) : make_kind(&own, schedule_out);
+    if (status != SHOAL_OK)
+        return schedule_refuse(why, status, "no memory for a schedule of %u ranks and %u microbatches", own.ranks,
+                               own.microbatches);
+    if (*schedule_out)
+        return SHOAL_OK;
+    return schedule_refuse(why, SHOAL_ERR_ARGUMENT,
+                           "%s cannot do with %g activations per rank: give more, or none for what it keeps by its definition",
+                           shoal_schedule_name(own.kind), own.activations);
+}
+
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
+
+uint32_t shoal_schedule_ranks(const struct shoal_schedule *schedule)
+{
+    return schedule->ranks;
+}
+
+uint32_t shoal_schedule_stages(const struct shoal_schedule *schedule)
+{
+    return schedule->stages;
+}
+
+uint32_t shoal_schedule_microbatches(const struct shoal_schedule *schedule)
+{
+    return schedule->microbatches;
+}
+
+uint32_t shoal_schedule_rank_of(const struct shoal_schedule *schedule, uint32_t stage)
+{
+    return schedule->rank_of[stage];
+}
+
+const struct shoal_action *shoal_schedule_actions(const struct shoal_schedule *schedule, uint32_t rank, uint32_t *count_out)
+{
+    *count_out = schedule->lists[rank].count;
+    return schedule->lists[rank].actions;
+}

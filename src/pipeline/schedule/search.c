@@ -1,0 +1,470 @@
+/* Schedules whose order is found. Two ways make candidates; the best one that keeps few enough activations is taken.
+ *
+ * Greedy: clocks of all ranks run, and a rank that is free takes the action that its rule prefers among those that are ready.
+ * Weight gradients, which nobody waits for, fill the time in which none is. Rules differ in what they prefer, in how far a rank
+ * runs ahead of its backward passes, and in how long it waits for an action before it begins a weight gradient. This is the
+ * idea of Qi et al., "Zero bubble pipeline parallelism" (2023), section 3.1, with more rules.
+ *
+ * Patterns, for two stages per rank: one microbatch's six actions are placed on each rank so that no two of them fall on the
+ * same time modulo 6; then every microbatch repeats this 6 later. How long its activations live shows at once how many a rank
+ * keeps. Qi et al., "Pipeline parallelism with controllable memory" (2024), section 3. */
+#include "pipeline/schedule/schedule.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define KINDS 3  /* forward, input gradient, weight gradient; see `which` */
+#define PERIOD 6 /* actions of a microbatch on a rank with two stages */
+#define NEVER -1.0
+
+enum which { AHEAD, BACK, WEIGHTS };
+
+static const enum shoal_action_kind kind_of[KINDS] = {SHOAL_FORWARD, SHOAL_INPUT_GRADIENT, SHOAL_WEIGHT_GRADIENT};
+
+/* ---- Greedy -------------------------------------------------------------------------------------------------------------- */
+
+/* Preference of actions that are ready: the lowest goes first. The second stage of a rank is nearer to the loss. */
+struct preference {
+    int forward[2], back[2];
+};
+
+static const struct preference linear_preferences[] = {{{0, 0}, {1, 1}}, {{1, 1}, {0, 0}}};
+static const struct preference v_preferences[] = {
+    {{2, 0}, {1, 1}}, {{2, 1}, {0, 0}}, {{3, 2}, {1, 0}}, {{1, 0}, {2, 2}}, {{1, 1}, {0, 0}}};
+static const double waits[] = {0, 0.25, 0.5, 1};           /* of a weight gradient's time */
+static const double slopes[] = {1, 1.25, 1.5, 1.75, 2};    /* microbatches ahead, for each rank behind this one */
+static const uint32_t extras[] = {0, 1, 2, SCHEDULE_MOST}; /* and beside that */
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+struct rule {
+    const struct preference *preference;
+    double wait, slope;
+    uint32_t extra;
+};
+
+struct candidate {
+    double begin; /* NEVER: none */
+    enum which which;
+    uint32_t stage;
+};
+
+struct clocks {
+    const struct shoal_schedule_options *options;
+    struct shoal_schedule *schedule;
+    struct rule rule;
+    double limit;              /* of activations */
+    double cost[KINDS];        /* of one stage */
+    uint32_t per_rank;         /* stages */
+    double *ends[2];           /* [stages * microbatches]: of forward passes and of input gradients; NEVER: not yet */
+    uint32_t *done[KINDS];     /* [stages]: microbatches */
+    double *free_at;           /* [ranks] */
+    struct candidate *choices; /* [ranks]: the next action */
+};
+
+static uint32_t stage_of(const struct clocks *clocks, uint32_t rank, uint32_t number)
+{
+    return number == 0 ? rank : clocks->schedule->stages - 1 - rank;
+}
+
+static double end_of(const struct clocks *clocks, enum which which, uint32_t stage, uint32_t microbatch)
+{
+    return clocks->ends[which][(size_t)stage * clocks->schedule->microbatches + microbatch];
+}
+
+/* Returns when the result of a stage is on the rank of its neighbor, or NEVER. */
+static double arrival(const struct clocks *clocks, enum which which, uint32_t from, uint32_t to, uint32_t microbatch)
+{
+    const double end = end_of(clocks, which, from, microbatch);
+    const bool is_here = clocks->schedule->rank_of[from] == clocks->schedule->rank_of[to];
+    return end == NEVER ? NEVER : end + (is_here ? 0 : clocks->options->costs.transfer);
+}
+
+/* Returns when the next microbatch of a stage can begin, or NEVER. */
+static double ready_at(const struct clocks *clocks, enum which which, uint32_t stage)
+{
+    const uint32_t microbatch = clocks->done[which][stage];
+    if (which == AHEAD)
+        return stage == 0 ? 0 : arrival(clocks, AHEAD, stage - 1, stage, microbatch);
+    if (microbatch >= clocks->done[AHEAD][stage])
+        return NEVER;
+    if (stage + 1 == clocks->schedule->stages)
+        return end_of(clocks, AHEAD, stage, microbatch);
+    return arrival(clocks, BACK, stage + 1, stage, microbatch);
+}
+
+/* Activations of a rank now. */
+static double kept_now(const struct clocks *clocks, uint32_t rank)
+{
+    double kept = 0;
+    for (uint32_t n = 0; n < clocks->per_rank; n++) {
+        const uint32_t s = stage_of(clocks, rank, n);
+        kept += clocks->done[AHEAD][s] - clocks->done[BACK][s];
+        kept += clocks->options->kept_share * (clocks->done[BACK][s] - clocks->done[WEIGHTS][s]);
+    }
+    return kept / clocks->per_rank;
+}
+
+/* Returns true if the rank may begin another forward pass. The first stage of two leaves room for the second one, without which
+ * no backward pass comes. */
+static bool may_go_ahead(const struct clocks *clocks, uint32_t rank, uint32_t number)
+{
+    const uint32_t s = stage_of(clocks, rank, number);
+    const uint32_t flying = clocks->done[AHEAD][s] - clocks->done[BACK][s];
+    const double room = (double)(clocks->per_rank - number) / clocks->per_rank;
+    const double most = clocks->rule.slope * (clocks->schedule->ranks - 1 - rank) + 1 + clocks->rule.extra;
+    return kept_now(clocks, rank) + room <= clocks->limit + 1e-9 && (number > 0 || flying + 0.5 <= most);
+}
+
+/* Takes the candidate if it is better, by preference among those that are ready by `by`, then by time. */
+static void consider(const struct clocks *clocks, struct candidate *best, int *best_score, struct candidate other,
+                     uint32_t number, double by)
+{
+    const struct preference *preference = clocks->rule.preference;
+    const int wish = other.which == AHEAD ? preference->forward[number] : preference->back[number];
+    const int score = other.begin <= by ? wish : 100;
+    if (best->begin != NEVER && (score > *best_score || (score == *best_score && other.begin >= best->begin)))
+        return;
+    *best = other;
+    *best_score = score;
+}
+
+/* Chooses what a rank does next, as far as that is known. */
+static struct candidate choose(const struct clocks *clocks, uint32_t rank)
+{
+    const double now = clocks->free_at[rank], by = now + clocks->rule.wait * clocks->cost[WEIGHTS];
+    struct candidate best = {NEVER, AHEAD, 0}, weights = {NEVER, WEIGHTS, 0};
+    int score = 0;
+    for (uint32_t n = 0; n < clocks->per_rank; n++) {
+        const uint32_t s = stage_of(clocks, rank, n);
+        for (enum which which = AHEAD; which <= BACK; which++) {
+            const bool is_left = clocks->done[which][s] < clocks->schedule->microbatches;
+            const double ready = is_left ? ready_at(clocks, which, s) : NEVER;
+            if (ready != NEVER && (which == BACK || may_go_ahead(clocks, rank, n)))
+                consider(clocks, &best, &score, (struct candidate){ready > now ? ready : now, which, s}, n, by);
+        }
+        if (clocks->done[WEIGHTS][s] < clocks->done[BACK][s] &&
+            (weights.begin == NEVER || clocks->done[WEIGHTS][s] < clocks->done[WEIGHTS][weights.stage]))
+            weights = (struct candidate){now, WEIGHTS, s};
+    }
+    return best.begin != NEVER && (best.begin <= by || weights.begin == NEVER) ? best : weights;
+}
+
+/* Returns the rank whose next action begins first, or UINT32_MAX. */
+static uint32_t first_rank(const struct clocks *clocks)
+{
+    uint32_t first = UINT32_MAX;
+    for (uint32_t r = 0; r < clocks->schedule->ranks; r++) {
+        const double begin = clocks->choices[r].begin;
+        if (begin != NEVER && (first == UINT32_MAX || begin < clocks->choices[first].begin))
+            first = r;
+    }
+    return first;
+}
+
+static enum shoal_status perform(struct clocks *clocks, uint32_t rank)
+{
+    const struct candidate next = clocks->choices[rank];
+    const uint32_t s = next.stage, microbatch = clocks->done[next.which][s]++;
+    const double end = next.begin + clocks->cost[next.which];
+    clocks->free_at[rank] = end;
+    if (next.which != WEIGHTS)
+        clocks->ends[next.which][(size_t)s * clocks->schedule->microbatches + microbatch] = end;
+    SCHEDULE_TRY(schedule_append(clocks->schedule, rank, kind_of[next.which], s, microbatch));
+    clocks->choices[rank] = choose(clocks, rank);
+    if (next.which == AHEAD && s + 1 < clocks->schedule->stages)
+        clocks->choices[clocks->schedule->rank_of[s + 1]] = choose(clocks, clocks->schedule->rank_of[s + 1]);
+    if (next.which == BACK && s > 0)
+        clocks->choices[clocks->schedule->rank_of[s - 1]] = choose(clocks, clocks->schedule->rank_of[s - 1]);
+    return SHOAL_OK;
+}
+
+static bool allocate_clocks(struct clocks *clocks)
+{
+    const size_t stages = clocks->schedule->stages, ranks = clocks->schedule->ranks;
+    const size_t cells = stages * clocks->schedule->microbatches;
+    bool is_there = (clocks->free_at = calloc(ranks, sizeof *clocks->free_at)) != NULL;
+    is_there &= (clocks->choices = calloc(ranks, sizeof *clocks->choices)) != NULL;
+    for (int w = 0; w < KINDS; w++)
+        is_there &= (clocks->done[w] = calloc(stages, sizeof *clocks->done[w])) != NULL;
+    for (int w = 0; w < 2; w++) {
+        is_there &= (clocks->ends[w] = malloc(cells * sizeof *clocks->ends[w])) != NULL;
+        for (size_t i = 0; clocks->ends[w] && i < cells; i++)
+            clocks->ends[w][i] = NEVER;
+    }
+    return is_there;
+}
+
+static void free_clocks(struct clocks *clocks)
+{
+    free(clocks->free_at);
+    free(clocks->choices);
+    for (int w = 0; w < KINDS; w++)
+        free(clocks->done[w]);
+    for (int w = 0; w < 2; w++)
+        free(clocks->ends[w]);
+}
+
+/* Runs the clocks. *is_whole_out is false if the rule has led to ranks that wait for each other. */
+static enum shoal_status run_clocks(struct clocks *clocks, bool *is_whole_out)
+{
+    const size_t all = (size_t)KINDS * clocks->schedule->stages * clocks->schedule->microbatches;
+    size_t done = 0;
+    for (uint32_t r = 0; r < clocks->schedule->ranks; r++)
+        clocks->choices[r] = choose(clocks, r);
+    for (; done < all; done++) {
+        const uint32_t rank = first_rank(clocks);
+        if (rank == UINT32_MAX)
+            break;
+        SCHEDULE_TRY(perform(clocks, rank));
+    }
+    *is_whole_out = done == all;
+    return SHOAL_OK;
+}
+
+/* *schedule_out is NULL if the rule leads nowhere. */
+static enum shoal_status make_greedy(const struct shoal_schedule_options *options, double limit, bool is_v, struct rule rule,
+                                     struct shoal_schedule **schedule_out)
+{
+    const uint32_t per_rank = is_v ? 2 : 1;
+    const struct shoal_stage_costs *costs = &options->costs;
+    struct clocks clocks = {.options = options, .rule = rule, .limit = limit, .per_rank = per_rank};
+    bool is_whole = false;
+    *schedule_out = NULL;
+    clocks.cost[AHEAD] = costs->forward / per_rank;
+    clocks.cost[BACK] = costs->input_gradient / per_rank;
+    clocks.cost[WEIGHTS] = costs->weight_gradient / per_rank;
+    SCHEDULE_TRY(schedule_begin(options->ranks, per_rank * options->ranks, options->microbatches, is_v, &clocks.schedule));
+    enum shoal_status status = allocate_clocks(&clocks) ? run_clocks(&clocks, &is_whole) : SHOAL_ERR_MEMORY;
+    free_clocks(&clocks);
+    if (is_whole)
+        *schedule_out = clocks.schedule;
+    else
+        shoal_schedule_free(clocks.schedule);
+    return status;
+}
+
+/* ---- Patterns ------------------------------------------------------------------------------------------------------------ */
+
+/* How a microbatch moves: time from one rank to the next one, in each of the four passes, and the pauses between them. */
+struct pattern {
+    uint32_t steps[4], pauses[3];
+};
+
+/* Times of the actions of microbatch 0 on a rank, in this order: forward of both stages, input gradient of the second and of the
+ * first stage, and their weight gradients. */
+struct block {
+    uint32_t times[PERIOD];
+};
+
+/* Returns the first time from `from` on that has this place in the period. */
+static uint32_t next_at(uint32_t from, uint32_t place)
+{
+    return from + (place + PERIOD - from % PERIOD) % PERIOD;
+}
+
+/* Places the weight gradients so that activations live as short as possible. Returns how long they live. */
+static uint32_t place_weights(struct block *block, const uint32_t free_places[2])
+{
+    uint32_t *times = block->times, best = UINT32_MAX;
+    for (int swap = 0; swap < 2; swap++) {
+        const uint32_t second = next_at(times[2] + 1, free_places[swap]), first = next_at(times[3] + 1, free_places[!swap]);
+        const uint32_t life = second - times[1] + first - times[0];
+        if (life >= best)
+            continue;
+        best = life;
+        times[4] = second;
+        times[5] = first;
+    }
+    return best;
+}
+
+/* Returns how long the activations of a microbatch live on a rank, or 0 if two actions have the same place in the period. */
+static uint32_t place_rank(const struct pattern *pattern, uint32_t ranks, uint32_t rank, struct block *block)
+{
+    const uint32_t last = ranks - 1, *steps = pattern->steps, *pauses = pattern->pauses;
+    const uint32_t second = last * steps[0] + pauses[0];        /* of forward passes, on the last rank */
+    const uint32_t back = second + last * steps[1] + pauses[1]; /* on the first rank */
+    const uint32_t first = back + last * steps[2] + pauses[2];  /* on the last rank */
+    uint32_t free_places[2], taken = 0, count = 0;
+    block->times[0] = rank * steps[0];
+    block->times[1] = second + (last - rank) * steps[1];
+    block->times[2] = back + rank * steps[2];
+    block->times[3] = first + (last - rank) * steps[3];
+    for (int i = 0; i < 4; i++) {
+        const uint32_t bit = 1u << block->times[i] % PERIOD;
+        if (taken & bit)
+            return 0;
+        taken |= bit;
+    }
+    for (uint32_t place = 0; place < PERIOD; place++)
+        if (!(taken >> place & 1))
+            free_places[count++] = place;
+    return place_weights(block, free_places);
+}
+
+/* Returns the longest life on any rank, or 0 if the pattern is impossible. */
+static uint32_t life_of(const struct pattern *pattern, uint32_t ranks)
+{
+    uint32_t most = 0;
+    struct block block;
+    for (uint32_t r = 0; r < ranks; r++) {
+        const uint32_t life = place_rank(pattern, ranks, r, &block);
+        if (life == 0)
+            return 0;
+        most = life > most ? life : most;
+    }
+    return most;
+}
+
+/* The time from the first to the last action of a microbatch. */
+static uint32_t length_of(const struct pattern *pattern, uint32_t ranks)
+{
+    struct block block = {{0}};
+    (void)place_rank(pattern, ranks, 0, &block);
+    return block.times[5];
+}
+
+/* The microbatches repeat the block, so a rank's order is that of times; there are at most as many turns under way as a block is
+ * long. */
+static enum shoal_status write_pattern(const struct pattern *pattern, struct shoal_schedule *schedule, uint32_t rank)
+{
+    static const enum shoal_action_kind kinds[PERIOD] = {SHOAL_FORWARD,        SHOAL_FORWARD,         SHOAL_INPUT_GRADIENT,
+                                                         SHOAL_INPUT_GRADIENT, SHOAL_WEIGHT_GRADIENT, SHOAL_WEIGHT_GRADIENT};
+    static const bool is_second[PERIOD] = {false, true, true, false, true, false};
+    uint32_t by_place[PERIOD] = {0}, last = 0;
+    struct block block = {{0}};
+    (void)place_rank(pattern, schedule->ranks, rank, &block);
+    for (uint32_t i = 0; i < PERIOD; i++) {
+        by_place[block.times[i] % PERIOD] = i;
+        last = block.times[i] > last ? block.times[i] : last;
+    }
+    for (uint32_t time = 0; time <= last + PERIOD * (schedule->microbatches - 1); time++) {
+        const uint32_t i = by_place[time % PERIOD];
+        const uint32_t microbatch = time < block.times[i] ? UINT32_MAX : (time - block.times[i]) / PERIOD;
+        if (microbatch < schedule->microbatches)
+            SCHEDULE_TRY(
+                schedule_append(schedule, rank, kinds[i], is_second[i] ? schedule->stages - 1 - rank : rank, microbatch));
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status make_pattern(const struct shoal_schedule_options *options, const struct pattern *pattern,
+                                      struct shoal_schedule **schedule_out)
+{
+    struct shoal_schedule *schedule = NULL;
+    enum shoal_status status = schedule_begin(options->ranks, 2 * options->ranks, options->microbatches, true, &schedule);
+    for (uint32_t r = 0; r < options->ranks && status == SHOAL_OK; r++)
+        status = write_pattern(pattern, schedule, r);
+    if (status != SHOAL_OK) {
+        shoal_schedule_free(schedule);
+        schedule = NULL;
+    }
+    *schedule_out = schedule;
+    return status;
+}
+
+/* ---- The search ---------------------------------------------------------------------------------------------------------- */
+
+struct search {
+    const struct shoal_schedule_options *options;
+    double limit;
+    struct shoal_schedule *best;
+    double best_time;
+};
+
+/* Takes over the schedule, if it is better and keeps few enough activations, or frees it. made may be NULL. */
+static enum shoal_status offer(struct search *search, struct shoal_schedule *made)
+{
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    if (!made)
+        return SHOAL_OK;
+    const enum shoal_status status =
+        shoal_schedule_time(made, &search->options->costs, search->options->kept_share, &times, NULL);
+    const double time = search->options->shortens_span ? times.span : times.step;
+    if (status != SHOAL_OK || times.activations > search->limit + 1e-9 || (search->best && time >= search->best_time)) {
+        shoal_schedule_free(made);
+        return status;
+    }
+    shoal_schedule_free(search->best);
+    search->best = made;
+    search->best_time = time;
+    return SHOAL_OK;
+}
+
+static enum shoal_status try_rule(struct search *search, bool is_v, struct rule rule)
+{
+    struct shoal_schedule *made;
+    SCHEDULE_TRY(make_greedy(search->options, search->limit, is_v, rule, &made));
+    return offer(search, made);
+}
+
+static enum shoal_status try_rules(struct search *search, bool is_v)
+{
+    const struct preference *preferences = is_v ? v_preferences : linear_preferences;
+    const size_t count = is_v ? COUNT_OF(v_preferences) : COUNT_OF(linear_preferences);
+    for (size_t p = 0; p < count; p++)
+        for (size_t w = 0; w < COUNT_OF(waits); w++)
+            for (size_t s = 0; s < COUNT_OF(slopes); s++)
+                for (size_t e = 0; e < COUNT_OF(extras); e++)
+                    SCHEDULE_TRY(try_rule(search, is_v, (struct rule){&preferences[p], waits[w], slopes[s], extras[e]}));
+    return SHOAL_OK;
+}
+
+/* The n-th pattern: a number with a digit for each step and pause. */
+static struct pattern pattern_at(uint32_t n)
+{
+    struct pattern pattern;
+    for (int i = 0; i < 4; i++, n /= 4)
+        pattern.steps[i] = 1 + n % 4;
+    for (int i = 0; i < 3; i++, n /= PERIOD)
+        pattern.pauses[i] = 1 + n % PERIOD;
+    return pattern;
+}
+
+/* Of all patterns with the same life, the shortest. */
+static enum shoal_status try_patterns(struct search *search)
+{
+    const uint32_t all = 4 * 4 * 4 * 4 * PERIOD * PERIOD * PERIOD, ranks = search->options->ranks;
+    const uint32_t lives = (uint32_t)(2 * PERIOD * search->limit) + 1;
+    uint32_t *shortest = malloc(lives * sizeof *shortest);
+    if (!shortest)
+        return SHOAL_ERR_MEMORY;
+    memset(shortest, 0xff, lives * sizeof *shortest);
+    for (uint32_t n = 0; n < all; n++) {
+        const struct pattern pattern = pattern_at(n);
+        const uint32_t life = life_of(&pattern, ranks);
+        if (life == 0 || life >= lives)
+            continue;
+        const uint32_t before = shortest[life];
+        const struct pattern known = pattern_at(before == UINT32_MAX ? 0 : before);
+        if (before == UINT32_MAX || length_of(&pattern, ranks) < length_of(&known, ranks))
+            shortest[life] = n;
+    }
+    enum shoal_status status = SHOAL_OK;
+    for (uint32_t life = 0; life < lives && status == SHOAL_OK; life++) {
+        const struct pattern pattern = pattern_at(shortest[life] == UINT32_MAX ? 0 : shortest[life]);
+        struct shoal_schedule *made = NULL;
+        if (shortest[life] != UINT32_MAX)
+            status = make_pattern(search->options, &pattern, &made);
+        if (status == SHOAL_OK)
+            status = offer(search, made);
+    }
+    free(shortest);
+    return status;
+}
+
+enum shoal_status schedule_search(const struct shoal_schedule_options *options, double activations,
+                                  struct shoal_schedule **schedule_out)
+{
+    const bool is_v = options->kind >= SHOAL_SCHEDULE_V_MIN;
+    struct search search = {options, activations, NULL, 0};
+    enum shoal_status status = try_rules(&search, is_v);
+    if (status == SHOAL_OK && is_v)
+        status = try_patterns(&search);
+    if (status != SHOAL_OK) {
+        shoal_schedule_free(search.best);
+        search.best = NULL;
+    }
+    *schedule_out = search.best;
+    return status;
+}

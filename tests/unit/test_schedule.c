@@ -1,0 +1,325 @@
+/* Schedules of pipelines: every kind over many shapes has no fault and keeps to its memory; published bubble rates from the
+ * published times; the form of torch; and each fault that the checker names. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "reference.h"
+#include "shoal/pipeline.h"
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+#define TEXT 400
+
+static struct shoal_schedule *create(const struct shoal_schedule_options *options)
+{
+    struct shoal_schedule *schedule = NULL;
+    char text[TEXT] = "";
+    const enum shoal_status status = shoal_schedule_create(options, &schedule, text, sizeof text);
+    if (status != SHOAL_OK)
+        fail_msg("%s, %u ranks, %u microbatches: %s", shoal_schedule_name(options->kind), options->ranks, options->microbatches,
+                 text);
+    return schedule;
+}
+
+static struct shoal_schedule_times time_of(const struct shoal_schedule *schedule, const struct shoal_schedule_options *options)
+{
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    assert_int_equal(shoal_schedule_time(schedule, &options->costs, options->kept_share, &times, NULL), SHOAL_OK);
+    return times;
+}
+
+/* ---- Every kind ---------------------------------------------------------------------------------------------------------- */
+
+static double least_activations(const struct shoal_schedule_options *options)
+{
+    const uint32_t p = options->ranks;
+    switch (options->kind) {
+    case SHOAL_SCHEDULE_ZB_H1:
+    case SHOAL_SCHEDULE_V_ZB:
+        return p;
+    case SHOAL_SCHEDULE_ZB_H2:
+        return 2.0 * p;
+    case SHOAL_SCHEDULE_V_MIN:
+        return (p + 4) / 3;
+    case SHOAL_SCHEDULE_V_HALF:
+        return (p + 2) / 2;
+    case SHOAL_SCHEDULE_1F1B:
+        return p < options->microbatches ? p : options->microbatches;
+    default:
+        return options->microbatches;
+    }
+}
+
+static void check_kind(struct shoal_schedule_options *options)
+{
+    struct shoal_schedule *schedule = create(options);
+    const struct shoal_schedule_times times = time_of(schedule, options);
+    const double one = options->costs.forward + options->costs.input_gradient + options->costs.weight_gradient;
+    uint32_t slots = 0;
+    char text[TEXT] = "";
+    if (shoal_schedule_check(schedule, 0, text, sizeof text) != SHOAL_OK)
+        fail_msg("%s, %u ranks, %u microbatches: %s", shoal_schedule_name(options->kind), options->ranks, options->microbatches,
+                 text);
+    assert_int_equal(shoal_schedule_slots(schedule, &slots), SHOAL_OK);
+    assert_int_equal(shoal_schedule_check(schedule, slots, NULL, 0), SHOAL_OK);
+    if (slots > 1)
+        assert_int_equal(shoal_schedule_check(schedule, slots - 1, NULL, 0), SHOAL_ERR_ARGUMENT);
+    assert_true(times.activations <= least_activations(options) + 1e-9);
+    assert_true(times.step >= times.span && times.span >= one * options->microbatches - 1e-6);
+    assert_true(times.bubble >= times.span_bubble - 1e-9 && times.bubble < 1 && times.span_bubble > -1e-9);
+    shoal_schedule_free(schedule);
+}
+
+static void kinds_have_no_fault(void **state)
+{
+    static const uint32_t ranks[] = {1, 2, 3, 4, 7, 8}, microbatches[] = {1, 2, 3, 8, 16, 21};
+    uint64_t random = 5;
+    (void)state;
+    for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++)
+        for (size_t p = 0; p < COUNT_OF(ranks); p++)
+            for (size_t m = 0; m < COUNT_OF(microbatches); m++) {
+                struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+                options.kind = (enum shoal_schedule_kind)kind;
+                options.ranks = ranks[p];
+                options.microbatches = microbatches[m];
+                options.costs =
+                    (struct shoal_stage_costs){1 + (double)reference_below(&random, 9), 1 + (double)reference_below(&random, 9),
+                                               (double)reference_below(&random, 9), (double)reference_below(&random, 3)};
+                if (kind != SHOAL_SCHEDULE_INTERLEAVED || options.microbatches % options.ranks == 0)
+                    check_kind(&options);
+            }
+}
+
+/* GPipe and 1F1B of equal passes: (p - 1) of m + p - 1 turns are idle. */
+static void simple_bubbles_are_known(void **state)
+{
+    (void)state;
+    for (unsigned kind = SHOAL_SCHEDULE_GPIPE; kind <= SHOAL_SCHEDULE_1F1B; kind++) {
+        struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+        options.kind = (enum shoal_schedule_kind)kind;
+        options.ranks = 6;
+        options.microbatches = 10;
+        struct shoal_schedule *schedule = create(&options);
+        assert_true(fabs(time_of(schedule, &options).bubble - 5.0 / 15) < 1e-9);
+        shoal_schedule_free(schedule);
+    }
+}
+
+/* ---- Published rates ----------------------------------------------------------------------------------------------------- */
+
+/* Qi et al., "Zero bubble pipeline parallelism" (ICLR 2024): times of table 9 in ms, bubble rates of table 5 in percent. Weight
+ * gradients need half of an activation there. */
+static const struct {
+    uint32_t ranks, microbatches;
+    struct shoal_stage_costs costs;
+    double one_f_one_b, zb_1p, zb_2p;
+} published[] = {{8, 24, {18.522, 18.086, 9.337, 0.601}, 24.31, 15.85, 4.33},
+                 {8, 24, {29.718, 29.444, 19.927, 0.527}, 23.47, 13.23, 0.29},
+                 {16, 48, {11.347, 11.248, 8.132, 0.377}, 25.52, 13.97, 0.66},
+                 {32, 96, {10.419, 10.207, 7.715, 0.408}, 26.46, 14.21, 0.38}};
+
+static double rate_of(enum shoal_schedule_kind kind, size_t row)
+{
+    struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+    options.kind = kind;
+    options.ranks = published[row].ranks;
+    options.microbatches = published[row].microbatches;
+    options.costs = published[row].costs;
+    options.kept_share = 0.5;
+    options.shortens_span = 1;
+    struct shoal_schedule *schedule = create(&options);
+    const struct shoal_schedule_times times = time_of(schedule, &options);
+    shoal_schedule_free(schedule);
+    return 100 * times.span_bubble;
+}
+
+static void published_rates_come_out(void **state)
+{
+    (void)state;
+    for (size_t row = 0; row < COUNT_OF(published); row++) {
+        const double rates[] = {rate_of(SHOAL_SCHEDULE_1F1B, row), rate_of(SHOAL_SCHEDULE_ZB_H1, row),
+                                rate_of(SHOAL_SCHEDULE_ZB_H2, row)};
+        print_message("row %zu: 1f1b %.2f (%.2f), zb-h1 %.2f (%.2f), zb-h2 %.2f (%.2f)\n", row, rates[0],
+                      published[row].one_f_one_b, rates[1], published[row].zb_1p, rates[2], published[row].zb_2p);
+        assert_true(fabs(rates[0] - published[row].one_f_one_b) < 0.006);
+        assert_true(rates[1] < published[row].zb_1p + 0.006);
+        assert_true(rates[2] < published[row].zb_2p + 0.006);
+    }
+}
+
+/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
+
+static void auto_keeps_to_the_memory(void **state)
+{
+    double before = INFINITY;
+    (void)state;
+    for (double activations = 3; activations <= 24; activations++) {
+        struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+        options.kind = SHOAL_SCHEDULE_AUTO;
+        options.ranks = 8;
+        options.microbatches = 24;
+        options.costs = (struct shoal_stage_costs){1, 1, 1, 0.02};
+        options.activations = activations;
+        struct shoal_schedule *schedule = create(&options);
+        const struct shoal_schedule_times times = time_of(schedule, &options);
+        assert_true(times.activations <= activations + 1e-9);
+        assert_true(times.step <= before + 1e-9); /* more memory does not make it slower */
+        before = times.step;
+        shoal_schedule_free(schedule);
+    }
+}
+
+/* ---- Text ---------------------------------------------------------------------------------------------------------------- */
+
+static char *print(const struct shoal_schedule *schedule, size_t *bytes)
+{
+    char *text = NULL;
+    FILE *out = open_memstream(&text, bytes);
+    assert_non_null(out);
+    assert_int_equal(shoal_schedule_print(schedule, out), SHOAL_OK);
+    fclose(out);
+    return text;
+}
+
+static void text_is_read_back(void **state)
+{
+    (void)state;
+    for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++) {
+        struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+        struct shoal_schedule *read = NULL;
+        char why[TEXT] = "";
+        size_t bytes, again;
+        options.kind = (enum shoal_schedule_kind)kind;
+        options.ranks = 4;
+        options.microbatches = 8;
+        struct shoal_schedule *schedule = create(&options);
+        char *text = print(schedule, &bytes);
+        if (shoal_schedule_read(text, bytes, &read, why, sizeof why) != SHOAL_OK)
+            fail_msg("%s: %s", shoal_schedule_name(options.kind), why);
+        char *second = print(read, &again);
+        assert_int_equal(bytes, again);
+        assert_memory_equal(text, second, bytes);
+        free(text);
+        free(second);
+        shoal_schedule_free(schedule);
+        shoal_schedule_free(read);
+    }
+}
+
+static enum shoal_status read_text(const char *text, char why[TEXT])
+{
+    struct shoal_schedule *schedule = NULL;
+    char *copy = malloc(strlen(text) + 1); /* without a final zero, so that reading beyond the end is seen */
+    assert_non_null(copy);
+    memcpy(copy, text, strlen(text));
+    const enum shoal_status status = shoal_schedule_read(copy, strlen(text), &schedule, why, TEXT);
+    shoal_schedule_free(schedule);
+    free(copy);
+    return status;
+}
+
+static void other_forms_are_read(void **state)
+{
+    char why[TEXT];
+    (void)state;
+    assert_int_equal(read_text("0F0,,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n", why), SHOAL_OK);
+    assert_int_equal(read_text("0F0, 0SEND_F0,0RECV_B0,0B0\r\n1RECV_F0,1F0,1I0,1SEND_B0,1W0,1REDUCE_GRAD", why), SHOAL_OK);
+}
+
+static void faults_are_named(void **state)
+{
+    static const struct {
+        const char *text, *told;
+    } wrong[] = {
+        {"", "no action"},
+        {"0F0,0B0\n1F0", "1B0 is missing on rank 1"},
+        {"0F0,0I0", "0W0 is missing on rank 0"},
+        {"0F0,0F0,0B0", "rank 0: 0F0 comes twice"},
+        {"0F0,0I0,0B0,0W0", "rank 0: 0B0 comes twice, or beside B"},
+        {"0B0,0F0", "rank 0: 0B0 comes before 0F0"},
+        {"0F0,0W0,0I0", "rank 0: 0W0 comes before 0I0"},
+        {"0F0,0B0\n0F1,0B1", "rank 1: 0F1, but stage 0 is on rank 0"},
+        {"0F0,0B0,2F0,2B0", "stage 1 has no action, but there is a stage 2"},
+        {"0F0,0X0", "line 1, cell 2: \"0X0\" is no action"},
+        {"0F0,0B0\n1F0,F1", "line 2, cell 2: \"F1\" is no action"},
+        {"0F0,0B99999999999", "line 1, cell 2"},
+        {"0F0,0B0,0F60000", "actions are missing"},
+        {"0F1,0F0,0B0,0B1\n1F0,1B0,1F1,1B1",
+         "ranks wait for each other for ever: rank 0 waits with 0B0"}, /* rank 1 then waits for nobody */
+    };
+    char why[TEXT];
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(wrong) - 1; i++) {
+        assert_int_equal(read_text(wrong[i].text, why), SHOAL_ERR_ARGUMENT);
+        if (!strstr(why, wrong[i].told))
+            fail_msg("\"%s\" gave: %s", wrong[i].text, why);
+    }
+}
+
+/* Two ranks that need each other's later action; and two with one slot, which send to each other before they receive. */
+static void circles_are_told(void **state)
+{
+    struct shoal_schedule *schedule = NULL;
+    char why[TEXT] = "";
+    (void)state;
+    assert_int_equal(read_text("0F0,3F0,0B0,3B0,0F1,0B1,3F1,3B1\n1F0,2F1,2F0,1F1,2B0,1B0,2B1,1B1", why), SHOAL_ERR_ARGUMENT);
+    assert_string_equal(why, "ranks wait for each other for ever: rank 0 waits with 3F0 for rank 1, rank 1 waits with 2F1 for "
+                             "rank 1");
+    const char *text = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3";
+    assert_int_equal(shoal_schedule_read(text, strlen(text), &schedule, why, sizeof why), SHOAL_OK);
+    assert_int_equal(shoal_schedule_check(schedule, 1, why, sizeof why), SHOAL_OK); /* F are taken as they come */
+    shoal_schedule_free(schedule);
+    text = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3";
+    assert_int_equal(shoal_schedule_read(text, strlen(text), &schedule, why, sizeof why), SHOAL_OK);
+    assert_int_equal(shoal_schedule_check(schedule, 1, why, sizeof why), SHOAL_ERR_ARGUMENT);
+    assert_non_null(strstr(why, "to free a slot"));
+    shoal_schedule_free(schedule);
+}
+
+static void options_are_checked(void **state)
+{
+    static const struct {
+        struct shoal_schedule_options options;
+        const char *told;
+    } wrong[] = {
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 4, 0, {1, 1, 1, 0}, 0, 1, 0}, "0 ranks"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 2, {1, 1, 1, 0}, 0, 1, 0}, "stages_per_rank is 2"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_INTERLEAVED, 4, 6, 2, {1, 1, 1, 0}, 0, 1, 0},
+         "6 is no multiple"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0},
+         "negative or not finite"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {0, 0, 0, 1}, 0, 1, 0}, "costs nothing"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4, 8, 0, {1, 1, 1, 0}, 2, 1, 0}, "1f1b cannot do with 2"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_ZB_H1, 4, 8, 0, {1, 1, 1, 0}, 0.5, 1, 0}, "cannot do with 0.5"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 2, 0}, "kept_share"},
+        {{0, SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 1, 0}, "SHOAL_SCHEDULE_OPTIONS_INIT"},
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
+        struct shoal_schedule *schedule = NULL;
+        char why[TEXT] = "";
+        assert_int_equal(shoal_schedule_create(&wrong[i].options, &schedule, why, sizeof why), SHOAL_ERR_ARGUMENT);
+        if (!strstr(why, wrong[i].told) || schedule)
+            fail_msg("case %zu gave: %s", i, why);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kinds_have_no_fault),      cmocka_unit_test(simple_bubbles_are_known),
+        cmocka_unit_test(published_rates_come_out), cmocka_unit_test(auto_keeps_to_the_memory),
+        cmocka_unit_test(text_is_read_back),        cmocka_unit_test(other_forms_are_read),
+        cmocka_unit_test(faults_are_named),         cmocka_unit_test(circles_are_told),
+        cmocka_unit_test(options_are_checked),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
