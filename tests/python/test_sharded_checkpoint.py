@@ -349,7 +349,8 @@ def flip(path, at):
 
 def shoal_checkpoint(*words, options=()):
     command = [sys.executable, *options, "-m", "shoal", "checkpoint", *map(str, words)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    # From the root folder: `-m` imports from the working folder too, and build/torch would be found as a package.
+    result = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120)
     return result.returncode, result.stdout, result.stderr
 
 
