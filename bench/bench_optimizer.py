@@ -27,8 +27,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOAL, PYTHON = ROOT / "build/shoal", ROOT / "build/torch/bin/python3"
-WAYS = ("reduction", "ddp", "zero", "fsdp2", "deepspeed1", "deepspeed2", "deepspeed3")
-CONTESTANTS = ["reduction", *(f"{way}-{backend}" for way in WAYS[1:] for backend in ("shoal", "gloo"))]
+OWN = ("reduction", "shards")  # over Shoal only
+WAYS = (*OWN, "ddp", "zero", "fsdp2", "deepspeed1", "deepspeed2", "deepspeed3")
+CONTESTANTS = [*OWN, *(f"{way}-{backend}" for way in WAYS[len(OWN):] for backend in ("shoal", "gloo"))]
 MODELS = {"gpt2": (768, 12, 50257, 1024), "small": (384, 6, 8192, 512), "tiny": (64, 2, 512, 64)}
 COLUMNS, RATE, RUN_S, WARMUPS = 4, 1e-3, 600, 2
 
@@ -74,6 +75,10 @@ def wrapped(way, module):
         import shoal.torch
         optimizer = torch.optim.AdamW(module.parameters(), **adamw)
         model = shoal.torch.DistributedDataParallel(module, optimizer=optimizer)
+    elif way == "shards":
+        import shoal.torch
+        optimizer = torch.optim.AdamW(module.parameters(), **adamw)
+        model = shoal.torch.ShardedDataParallel(module, optimizer)
     else:
         model = torch.nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
         if way == "zero":
