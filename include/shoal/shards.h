@@ -115,8 +115,8 @@ SHOAL_CALL shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_re
 
 /* ---- 3. Settings and values ---------------------------------------------------------------------------------------------- */
 
-/* Like shoal_reducer_set_group and shoal_reducer_set_gradient_scale, at any time. They apply from the next shoal_shards_step on,
- * also to gradients that are ready already. */
+/* Like shoal_reducer_set_group and shoal_reducer_set_gradient_scale, at any time. They apply from the next shoal_shards_step
+ * on, also to gradients that are ready already. */
 SHOAL_CALL shoal_shards_set_group(struct shoal_shards *shards, size_t group, const struct shoal_optimizer_group *settings);
 SHOAL_CALL shoal_shards_set_gradient_scale(struct shoal_shards *shards, double scale);
 
