@@ -141,9 +141,10 @@ class _Flow:
     """Gathers and releases units. All ranks run the same passes, so they make the same calls. Hooks call it on the thread that
     runs the forward or backward pass."""
 
-    def __init__(self, shards, units, names, parameters, live_units):
+    def __init__(self, shards, units, names, parameters, live_units, marker):
         placeholders = _placeholders_of(parameters)
         self._shards, self._names, self._parameters, self._most = shards, names, parameters, live_units
+        self._marker = marker  # a parameter that gets a zero gradient, because a loss scaler looks for one; or None
         self.units = [_LiveUnit(unit, parameters, placeholders, shards.address_of(unit.indices[0]) is not None)
                       for unit in units.all]  # now only units that stay whole have an address
         self._unit_of = [self.units[unit.number] for unit in units.of]
@@ -301,6 +302,8 @@ class _Flow:
         if gradient.stride() != parameter.stride() or gradient.is_conj() or gradient.is_neg():
             gradient = torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype).copy_(gradient)
         self._shards.ready(index, gradient)
+        if parameter is self._marker:
+            parameter.grad = torch.zeros_like(gradient)
 
     def step(self):
         """Steps this rank's shards. A unit without gradients stays as it is."""
@@ -330,11 +333,15 @@ class _Sharding(_optimizer.Translation):
     WHERE, REMEDY = "on shards", "use torch.distributed.fsdp.fully_shard over \"shoal\""
     CALLS, READ, WRITE = "shards_", "read", "write"
 
-    def attach(self, shards, flow):
-        self._flow = flow
+    def attach(self, shards):
         self._take_over(shards)
         if self._scaler is not None:  # GradScaler then leaves the check for infinity to step()
             self.optimizer._step_supports_amp_scaling = True
+
+    def make_flow(self, shards, units, live_units):
+        marker = self._marker if self._scaler is not None else None
+        self._flow = _Flow(shards, units, self._names, self._parameters, live_units, marker)
+        return self._flow
 
     def step(self):
         self._pass_settings()
@@ -398,11 +405,11 @@ class ShardedDataParallel(nn.Module):
             ddp._compare_shapes(self.process_group, names, parameters)
             _copy_from_first(self.process_group, module)
         self._shards = self._make_shards(names, parameters, divided, live_units=live_units, whole_bytes=whole_bytes)
-        self._optimizer.attach(self._shards, None)
+        self._optimizer.attach(self._shards)
         with torch.no_grad():
             for index, parameter in enumerate(parameters):
                 self._optimizer.write_parameter(index, parameter)
-        self._flow = self._optimizer._flow = _Flow(self._shards, divided, names, parameters, live_units)
+        self._flow = self._optimizer.make_flow(self._shards, divided, live_units)
         for owner, used in divided.used_by:
             self._hook(owner, [self._flow.units[unit.number] for unit in used])
 
