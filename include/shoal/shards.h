@@ -113,6 +113,10 @@ struct shoal_shards_result {
  * error; values are then as the last step left them. */
 SHOAL_CALL shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_result *result_out);
 
+/* Drops the gradients that are ready, as if the step had not begun: for a batch that the program leaves out. Waits for the sums
+ * that are under way, which all ranks must have begun. Live units stay live. Returns the error of an operation that failed. */
+SHOAL_CALL shoal_shards_drop(struct shoal_shards *shards);
+
 /* ---- 3. Settings and values ---------------------------------------------------------------------------------------------- */
 
 /* Like shoal_reducer_set_group and shoal_reducer_set_gradient_scale, at any time. They apply from the next shoal_shards_step

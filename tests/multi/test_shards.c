@@ -481,6 +481,30 @@ static void late_settings_body(struct world *world)
     close_job(&job);
 }
 
+/* Gradients that are dropped, of whole units and of a part of one, change nothing: the steps around them are as without. */
+static void drops_body(struct world *world)
+{
+    struct job job;
+    double values[ELEMENTS_MAX] = {0};
+    open_job(&job, world, 29, SHOAL_ADAMW);
+    OK(world, create(&job));
+    load(&job);
+    for (job.step = 0; job.step < STEPS; job.step++) {
+        OK(world, shoal_shards_drop(job.shards));
+        forward(&job);
+        job.step += 100; /* other gradients */
+        for (uint32_t u = UNITS; u-- > 2;)
+            backward_of(&job, u);
+        OK(world, shoal_shards_ready(job.shards, 0, values, job.parameters[0].count));
+        OK(world, shoal_shards_drop(job.shards));
+        job.step -= 100;
+        (void)run_step(&job);
+        plain_step(&job, 1);
+        check_values(&job);
+    }
+    close_job(&job);
+}
+
 static void misuse_of_gradients_body(struct world *world)
 {
     struct job job;
@@ -548,6 +572,7 @@ static void run_all(const char *where)
                  {"shards_move_to_fewer_ranks", moves_body, 0},
                  {"shards_gather_another_unit_than_the_next", odd_next_body, 0},
                  {"shards_apply_late_settings", late_settings_body, 0},
+                 {"shards_drop_gradients", drops_body, 0},
                  {"shards_refuse_options", refused_body, 0},
                  {"shards_name_what_differs", differing_body, 0},
                  {"shards_refuse_calls", misuse_body, 0},

@@ -346,13 +346,16 @@ def passes_without_steps(world):
         pair.check(f"step {step}")
 
 
+class Fault(Exception):
+    pass
+
+
+def fail(*_):
+    raise Fault
+
+
 def exceptions(world):
     """After an exception in a forward or backward pass, which all ranks have, the next step runs as if nothing had happened."""
-    class Fault(Exception):
-        pass
-
-    def fail(*_):
-        raise Fault
     pair = Pair(world, Language, loss=language_loss, live_units=2)
     pair.step(0)
     for place in (pair.model.module.blocks[2], pair.model.module.blocks[2].up):
@@ -365,6 +368,41 @@ def exceptions(world):
         expect(not pair.model._flow._live, "units are live after an exception")
         pair.step(2)
         pair.check("after an exception")
+
+
+def left_out(world):
+    """zero_grad() drops gradients: of a batch for which no step was made, and of a backward pass that an exception has ended."""
+    pair = Pair(world, Language, loss=language_loss)
+    for step in range(3):
+        pair.step(step)
+        language_loss(pair.model, world, 10 + step).backward()
+        (pair.own if step % 2 else pair.model).zero_grad()
+        handle = pair.model.module.blocks[1].up.bias.register_hook(fail)
+        try:
+            language_loss(pair.model, world, 20 + step).backward()
+            raise AssertionError("no exception")
+        except Fault:
+            pass
+        handle.remove()
+        pair.own.zero_grad()
+        pair.check(f"step {step}")
+
+
+def interleaves(world):
+    """Gradients of several units come in turns: sums need memory for two units only."""
+    class Towers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.towers = nn.ModuleList(nn.Sequential(*(nn.Linear(12, 12) for _ in range(4))) for _ in range(5))
+            self.last = nn.Linear(12, 4)
+
+        def forward(self, x):
+            states = [x] * len(self.towers)
+            for floor in range(4):
+                states = [torch.tanh(tower[floor](state)) for tower, state in zip(self.towers, states)]
+            return self.last(sum(states))
+    pair = Pair(world, Towers, units={nn.Sequential})
+    pair.run()
 
 
 def unused(world):
@@ -594,8 +632,7 @@ def refuses(world):
 
     plain_loss(model, world, 0).backward()
     message_of(RuntimeError, lambda: plain_loss(model, world, 1).backward(), "second gradient", "the sum of all losses")
-    model._flow.release_all()
-    own.step()
+    own.zero_grad()
     loss = plain_loss(model, world, 2)
     old = plain_loss(model, world, 3)
     loss.backward()
@@ -620,7 +657,7 @@ def differing(world):
 CASES = [optimizer_case(*row) for row in OPTIMIZERS.items()]
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
     odd_models, units, repeats, half_precision, schedules_and_groups, late_rates, clips, closures_and_hooks, passes_without_steps,
-    exceptions, unused, aliases, resumes, starts_equal)]
+    exceptions, left_out, interleaves, unused, aliases, resumes, starts_equal)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, in_place, released, refuses, releases_memory)]
 CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (repeats_nested, keeps_its_share)]
 CASES += [Case("differing", differing, sizes=(2,))]

@@ -38,6 +38,10 @@ class _Stepped:
         return loss
     step.hooked = True  # else torch wraps it once more when a state is loaded
 
+    def zero_grad(self, set_to_none=True):
+        self._reduction.drop()
+        super().zero_grad(set_to_none)
+
     def add_param_group(self, param_group):
         if getattr(self, "_reduction", None) is not None:
             raise RuntimeError(f"shoal: parameters cannot be added to an optimizer that runs {self._reduction.WHERE}: add them before the "
@@ -325,6 +329,9 @@ class Reduction(Translation):
 
     def step(self):
         """Does nothing: the backward pass has stepped the parameters."""
+
+    def drop(self):
+        """Does nothing: after a backward pass no gradients are left."""
 
     # ---- Values ----
 

@@ -30,7 +30,9 @@ class Units:
     used_by      pairs of a module and the units that its forward pass needs
 
     chosen: what ShardedDataParallel documents as `units`. A parameter belongs to the innermost chosen module around the module that
-    owns it, or else to its owner alone. A parameter of several owners belongs to the first of them; the others use its unit."""
+    owns it, or else to its owner alone. A parameter of several owners belongs to the first of them; the others use its unit.
+    A module uses the units of the parameters that it owns itself, and a chosen one also those of all modules in it that have no
+    other chosen module around them. So units are live if a program calls only parts of a chosen module, as of a ModuleList."""
 
     def __init__(self, module, parameters, chosen=None):
         self._numbers = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -45,7 +47,9 @@ class Units:
             around = module
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) in self._numbers:
-                self._assign(self._numbers[id(parameter)], around or module)
+                unit = self._assign(self._numbers[id(parameter)], around or module)
+                for user in (module, around or module):
+                    self._used.setdefault(id(user), (user, {}))[1][unit] = True
         for child in module._modules.values():
             if child is not None:
                 self._walk(child, around)
@@ -58,8 +62,7 @@ class Units:
                 self.all.append(self._by_owner[kind])
             self.of[index] = self._by_owner[kind]
             self.of[index].indices.append(index)
-        _, used = self._used.setdefault(id(owner), (owner, {}))
-        used[self.of[index]] = True
+        return self.of[index]
 
 
 def _chooser(module, chosen):
@@ -127,6 +130,10 @@ class Shards:
     def ready(self, index, gradient):
         """Copies a gradient, whose elements have the order of the parameter's in memory."""
         self.check(self._library.shards_ready(self.address, index, gradient.data_ptr(), self._counts[index]))
+
+    def drop(self):
+        """Drops the gradients that are ready."""
+        self.check(self._library.shards_drop(self.address))
 
     def step(self):
         """Steps this rank's shards. Returns struct shoal_shards_result."""

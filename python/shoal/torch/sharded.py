@@ -67,7 +67,11 @@ class _LiveUnit:
         self.begin, self.end, self.bytes = 0, 0, None  # while it is live
         self.users = 0  # modules whose forward pass runs
         self.is_pinned = False  # a forward pass that repeats within a backward pass has kept tensors in this memory
+        self.clear_gradients()
+
+    def clear_gradients(self):
         self.missing = len(self.indices)  # gradients in this step
+        self.waiting = []  # those that autograd has accumulated, and the engine does not have yet
 
     def show(self, shards):
         addresses = [shards.address_of(index) for index in self.indices]
@@ -152,6 +156,7 @@ class _Flow:
         self._live = {}  # by number, the one that was used last at the end
         self._orders = {"forward": _Order(), "inference": _Order(), "backward": _Order()}
         self.is_inside = self._is_backward_begun = False  # inside: the wrapper's forward pass runs
+        self._open = None  # the unit whose gradients the engine gets one by one
         self.steps = 0
         for index, (name, parameter) in enumerate(zip(names, parameters)):
             parameter._shoal_name = name
@@ -282,16 +287,26 @@ class _Flow:
         unit = self._unit_of[index]
         if self._is_ready[index]:
             raise RuntimeError(f"shoal: parameter {self._names[index]} got a second gradient before optimizer.step(): make one backward "
-                               "pass for each step, of the sum of all losses; with a reentrant checkpoint of a module that is used "
-                               "twice pass use_reentrant=False")
+                               "pass for each step, of the sum of all losses, or call zero_grad() to leave a batch out; with a "
+                               "reentrant checkpoint of a module that is used twice pass use_reentrant=False")
         self._is_ready[index] = 1
         unit.missing -= 1
-        if unit.missing:
-            return
-        for each in unit.indices:
-            self._mark(each)
-        unit.is_pinned = False
-        self._release_unused(unit)
+        unit.waiting.append(index)
+        if self._open is None:
+            self._open = unit
+        if unit is self._open or not unit.missing:
+            self._mark_waiting(unit)
+        if not unit.missing:
+            self._open = None if unit is self._open else self._open
+            unit.is_pinned = False
+            self._release_unused(unit)
+
+    def _mark_waiting(self, unit):
+        """The engine has room for gradients of two units that are incomplete. One is marked as its gradients come, so that the next
+        one reuses their memory. The others keep them until they are complete, and then pass through the second place."""
+        for index in unit.waiting:
+            self._mark(index)
+        unit.waiting.clear()
 
     def _mark(self, index):
         parameter = self._parameters[index]
@@ -315,10 +330,22 @@ class _Flow:
         self.release_all()
         result = self._shards.step()
         self.steps += 1
-        self._is_ready = bytearray(len(self._parameters))
-        for unit in self.units:
-            unit.missing = len(unit.indices)
+        self._clear_gradients()
         return result
+
+    def drop(self):
+        """Drops gradients of a backward pass that no step follows."""
+        if any(self._is_ready):
+            self._shards.drop()
+            for unit in self.units:
+                for index in unit.waiting:
+                    self._parameters[index].grad = None
+            self._clear_gradients()
+
+    def _clear_gradients(self):
+        self._is_ready, self._open = bytearray(len(self._parameters)), None
+        for unit in self.units:
+            unit.clear_gradients()
 
 
 def _is_in_backward():
@@ -348,6 +375,9 @@ class _Sharding(_optimizer.Translation):
         self._result = self._flow.step()
         if self._scaler is not None:
             self._report_to_scaler(self._result.is_skipped)
+
+    def drop(self):
+        self._flow.drop()
 
     def _report_to_scaler(self, is_skipped):
         """Its update() then lowers the scale on all ranks alike."""
@@ -447,6 +477,9 @@ class ShardedDataParallel(nn.Module):
         if replaced:
             raise RuntimeError(f"shoal: parameter {self._watched.names[replaced[0]]} was replaced by another tensor: set the values of a "
                                "sharded module with load_full_state_dict()")
+
+    def zero_grad(self, set_to_none=True):
+        self._optimizer.optimizer.zero_grad(set_to_none)
 
     def grad_norm(self):
         """With max_norm=: the norm of the last step's averages, before they were clipped; None before a step."""

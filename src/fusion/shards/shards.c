@@ -533,3 +533,11 @@ enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_sh
     shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;
 }
+
+enum shoal_status shoal_shards_drop(struct shoal_shards *shards)
+{
+    FUSION_TRY(shards_check(shards));
+    FUSION_TRY(shards_wait_for_sums(shards));
+    close_gradients(shards);
+    return SHOAL_OK;
+}
