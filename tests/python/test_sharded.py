@@ -371,7 +371,7 @@ def exceptions(world):
 
 
 def left_out(world):
-    """zero_grad() drops gradients: of a batch for which no step was made, and of a backward pass that an exception has ended."""
+    """zero_grad() drops gradients if no step was made for a batch, or an exception has ended the backward pass."""
     pair = Pair(world, Language, loss=language_loss)
     for step in range(3):
         pair.step(step)

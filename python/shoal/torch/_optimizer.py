@@ -113,7 +113,7 @@ def _rule(optimizer):
 
 
 def _check(optimizer, where, remedy):
-    """Refuses an optimizer that the engines do not have. where, remedy: for the errors."""
+    """Refuses an optimizer that the engines do not have. The error contains `where` and `remedy`."""
     if isinstance(optimizer, _Stepped):
         raise ValueError("shoal: this optimizer already steps the parameters of another module: make one for each module")
     if type(optimizer) not in SERVED:
@@ -192,7 +192,7 @@ class Translation:
         return getattr(self._library, self.CALLS + "parameter_steps")(self._engine.address, index)
 
     def _pass_settings(self):
-        """Passes on what the program has changed in param_groups, and the loss scale."""
+        """Passes on changes of param_groups, and the loss scale."""
         for number, (before, now) in enumerate(zip(self._settings, self._read_settings())):
             if before != now:
                 self._call("set_group", number, ctypes.byref(_native.OptimizerGroup(**now)))
