@@ -7,6 +7,7 @@ import gc
 import io
 import pathlib
 import warnings
+import weakref
 
 import ranks
 import torch
@@ -354,6 +355,44 @@ def fail(*_):
     raise Fault
 
 
+def modules_of_torch(world):
+    """Attention, which reads a parameter of a module that it does not call; encoders, whose evaluation takes another way; recurrent
+    and parametrized modules; and evaluation in inference mode before training."""
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.MultiheadAttention(12, 2, batch_first=True)
+            self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, 16, 0.0, batch_first=True), 3)
+            self.recurrent, self.last = nn.LSTM(12, 12, batch_first=True), nn.utils.parametrizations.weight_norm(nn.Linear(12, 4))
+
+        def forward(self, x):
+            x = x[:, None, :].expand(-1, 3, -1)
+            x, _ = self.first(x, x, x)
+            x, _ = self.recurrent(self.encoder(x))
+            return self.last(x[:, -1])
+    pair = Pair(world, Mixed, OPTIMIZERS["SGD"])
+    for step in range(3):
+        for manager in (torch.inference_mode, torch.no_grad):
+            x, _ = plain_batch(world, 9)
+            seen = []
+            for model in (pair.model, pair.theirs.module):
+                model.eval()
+                with manager():
+                    seen.append(model(x).clone())
+                model.train()
+            expect(torch.allclose(*seen, atol=1e-5), "an evaluation differs")
+        pair.step(step)
+        pair.check(f"step {step}")
+
+
+def mixed_precision(world):
+    """torch.autocast keeps casts of parameters within its context."""
+    def loss(model, world, step):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return language_loss(model, world, step)
+    Pair(world, Language, OPTIMIZERS["SGD"], loss).run(3, 2e-4)
+
+
 def exceptions(world):
     """After an exception in a forward or backward pass, which all ranks have, the next step runs as if nothing had happened."""
     pair = Pair(world, Language, loss=language_loss, live_units=2)
@@ -511,8 +550,8 @@ def keeps_its_share(world):
 
 
 def releases_memory(world):
-    """A module that is gone leaves no memory and no communicator behind, also if a graph or a parameter lives longer."""
-    kept = []
+    """Memory lives as long as the module, a graph or a parameter that uses it, and no longer."""
+    kept, handles = [], []
     for _ in range(3):
         model = nn.Linear(512, 512)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -521,11 +560,17 @@ def releases_memory(world):
         kept.append((loss, model.module.weight))
         with torch.no_grad():
             model(torch.randn(3, 512))
-        loss.backward()
+        loss.backward(retain_graph=True)
         optimizer.step()
+        handle = model._shards._handle
         del model, optimizer, loss
-    dist.barrier()
+        handles.append(weakref.ref(handle))
+        del handle
     gc.collect()
+    expect(all(handle() for handle in handles), "memory was freed that a graph may use")
+    kept.clear()
+    gc.collect()
+    expect(not any(handle() for handle in handles), "memory is left")
 
 
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------------
@@ -638,6 +683,13 @@ def refuses(world):
     loss.backward()
     own.step()
     message_of(RuntimeError, old.backward, "before optimizer.step()")
+    whole = plain()
+    own = sgd(whole)
+    whole = sharded(whole, own, whole_bytes=1 << 20)
+    old = plain_loss(whole, world, 2)
+    plain_loss(whole, world, 3).backward()
+    own.step()
+    message_of(RuntimeError, old.backward, "modified by an inplace operation")
     x = torch.randn(3, 12, requires_grad=True)
     message_of(NotImplementedError, lambda: torch.autograd.grad(model(x).sum(), x, create_graph=True), "create_graph=True")
     module[2].weight = nn.Parameter(torch.zeros(16, 16))
@@ -657,7 +709,7 @@ def differing(world):
 CASES = [optimizer_case(*row) for row in OPTIMIZERS.items()]
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
     odd_models, units, repeats, half_precision, schedules_and_groups, late_rates, clips, closures_and_hooks, passes_without_steps,
-    exceptions, left_out, interleaves, unused, aliases, resumes, starts_equal)]
+    modules_of_torch, mixed_precision, exceptions, left_out, interleaves, unused, aliases, resumes, starts_equal)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, in_place, released, refuses, releases_memory)]
 CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (repeats_nested, keeps_its_share)]
 CASES += [Case("differing", differing, sizes=(2,))]

@@ -43,8 +43,8 @@ class Units:
         self.used_by = [(owner, list(units)) for owner, units in self._used.values()]
 
     def _walk(self, module, around):
-        if self._is_chosen(module):
-            around = module
+        if self._is_chosen(module) or (around is None and isinstance(module, torch.nn.MultiheadAttention)):
+            around = module  # attention reads the parameters of its output layer without calling that
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) in self._numbers:
                 unit = self._assign(self._numbers[id(parameter)], around or module)

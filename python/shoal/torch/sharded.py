@@ -76,7 +76,8 @@ class _LiveUnit:
     def show(self, shards):
         addresses = [shards.address_of(index) for index in self.indices]
         if addresses[0] not in self._places:
-            self._places[addresses[0]] = self._views_at(shards, addresses)
+            with torch.inference_mode(False):  # a later training pass uses the same views
+                self._places[addresses[0]] = self._views_at(shards, addresses)
         self.bytes, views = self._places[addresses[0]]
         self.begin, self.end = addresses[0], addresses[0] + self.bytes.numel()
         for parameter, view in zip(self._parameters, views):
@@ -89,6 +90,11 @@ class _LiveUnit:
         begins = [address - addresses[0] for address in addresses]
         return whole, [whole[begin:begin + size].view(form.dtype).as_strided(form.shape, form.stride())
                        for begin, size, form in zip(begins, sizes, self._placeholders)]
+
+    def mark_stepped(self):
+        """Graphs that have kept values of a whole unit as they were before a step are refused."""
+        for parameter in self._parameters if self.is_whole else ():
+            torch.autograd.graph.increment_version(parameter)
 
     def hide(self):
         self.is_pinned = False
@@ -330,6 +336,8 @@ class _Flow:
         self.release_all()
         result = self._shards.step()
         self.steps += 1
+        for unit in self.units:
+            unit.mark_stepped()
         self._clear_gradients()
         return result
 
