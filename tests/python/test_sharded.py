@@ -629,6 +629,37 @@ def starts_equal(world):
         expect(model.module.mark == (0 if init_sync else 5), model.module.mark)
 
 
+def starts_on_meta(world):
+    """A model on the device meta gets its values one module after the other: those that the whole model gets, or those of rank 0."""
+    def init(module):
+        for each in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            each.copy_(torch.linspace(0.9, 0.1, each.numel()).view(each.shape))
+    mine, theirs = Pair.__new__(Pair), seeded(Language)
+    with torch.no_grad():
+        for module in theirs.modules():
+            init(module)
+    with torch.device("meta"):
+        model = Language()
+    model.norm.bias.requires_grad_(False)
+    theirs.norm.bias.requires_grad_(False)
+    mine.world, mine.loss, mine.theirs, mine.own = world, language_loss, replicated(theirs), OPTIMIZERS["SGD"](model.parameters())
+    mine.model, mine.other = sharded(model, mine.own, init=init), OPTIMIZERS["SGD"](theirs.parameters())
+    mine.check("at first", 0)
+    mine.run()
+    with torch.device("meta"):
+        model = plain()
+    torch.manual_seed(world.rank)
+    model = sharded(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    torch.manual_seed(0)
+    wanted = nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    state = model.full_state_dict()
+    if world.rank == 0:
+        close(state.values(), wanted.state_dict().values(), 0, "reset_parameters()")
+    with torch.device("meta"):
+        model = Language()
+    message_of(ValueError, lambda: sharded(model, torch.optim.SGD(model.parameters(), lr=0.1)), "no reset_parameters(): pass init=")
+
+
 # ---- Errors ----------------------------------------------------------------------------------------------------------------
 
 
@@ -709,7 +740,8 @@ def differing(world):
 CASES = [optimizer_case(*row) for row in OPTIMIZERS.items()]
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
     odd_models, units, repeats, half_precision, schedules_and_groups, late_rates, clips, closures_and_hooks, passes_without_steps,
-    modules_of_torch, mixed_precision, exceptions, left_out, interleaves, unused, aliases, resumes, starts_equal)]
+    modules_of_torch, mixed_precision, exceptions, left_out, interleaves, unused, aliases, resumes, starts_equal,
+    starts_on_meta)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, in_place, released, refuses, releases_memory)]
 CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (repeats_nested, keeps_its_share)]
 CASES += [Case("differing", differing, sizes=(2,))]

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from .. import _native
-from . import _communicator, _gradients, _optimizer, _shards, ddp
+from . import _communicator, _first_values, _gradients, _optimizer, _shards, ddp
 from ._parameters import Parameters
 
 CHANGED = "change the module before it is wrapped, or make a new ShardedDataParallel of it on all ranks"
@@ -103,18 +103,6 @@ class _LiveUnit:
             parameter.__class__ = Released
 
 
-def _placeholders_of(parameters):
-    """Tensors of the parameters' forms that share memory which nobody reads or writes, and so take none."""
-    largest = max(parameter.numel() * parameter.element_size() for parameter in parameters)
-    memory = torch.empty(max(largest, 1), dtype=torch.uint8)
-    placeholders = []
-    for parameter in parameters:
-        size = parameter.numel() * parameter.element_size()
-        strides = torch.empty_like(parameter, device="meta").stride()
-        placeholders.append(memory[:size].view(parameter.dtype).as_strided(parameter.shape, strides))
-    return placeholders
-
-
 # ---- Which units are live --------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +140,7 @@ class _Flow:
     runs the forward or backward pass."""
 
     def __init__(self, shards, units, names, parameters, live_units, marker):
-        placeholders = _placeholders_of(parameters)
+        placeholders = _first_values.placeholders_of(parameters)
         self._shards, self._names, self._parameters, self._most = shards, names, parameters, live_units
         self._marker = marker  # a parameter that gets a zero gradient, because a loss scaler looks for one; or None
         self.units = [_LiveUnit(unit, parameters, placeholders, shards.address_of(unit.indices[0]) is not None)
@@ -424,15 +412,18 @@ class ShardedDataParallel(nn.Module):
     torch.amp.GradScaler that scales the loss: a step with an infinite gradient is skipped on all ranks.
 
     Making it is a collective call. Rank 0's parameters and buffers are copied to all ranks, unless init_sync=False promises that
-    they are equal. Parameters that require no gradient, and buffers, stay whole on every rank."""
+    they are equal. Parameters on the device meta get their values one module after the other, by `init`, a function that sets what
+    a module owns itself, or by its reset_parameters(). Parameters that require no gradient, and buffers, stay whole on every
+    rank."""
 
     def __init__(self, module, optimizer, units=None, live_units=3, whole_bytes=WHOLE_BYTES, max_norm=None, grad_scaler=None,
-                 process_group=None, init_sync=True):
+                 process_group=None, init_sync=True, init=None):
         super().__init__()
         if not (isinstance(live_units, int) and live_units >= 2):
             raise ValueError(f"shoal: live_units is {live_units!r}, but must be a number from 2 on: one unit computes while the next one "
                              "is gathered")
         self.module = module
+        new = _first_values.leave_meta(module, optimizer)
         self._watched = Parameters(module, (), CHANGED)
         names, parameters = self._watched.names, self._watched.tensors
         _check(names, parameters)
@@ -441,12 +432,11 @@ class ShardedDataParallel(nn.Module):
         divided = _shards.Units(module, parameters, units)
         if init_sync:
             ddp._compare_shapes(self.process_group, names, parameters)
-            _copy_from_first(self.process_group, module)
         self._shards = self._make_shards(names, parameters, divided, live_units=live_units, whole_bytes=whole_bytes)
         self._optimizer.attach(self._shards)
-        with torch.no_grad():
-            for index, parameter in enumerate(parameters):
-                self._optimizer.write_parameter(index, parameter)
+        indices = {id(parameter): index for index, parameter in enumerate(parameters)}
+        _first_values.set_values(module, new, init, self.process_group if init_sync else None,
+                                 lambda parameter: self._optimizer.write_parameter(indices[id(parameter)], parameter.detach()))
         self._flow = self._optimizer.make_flow(self._shards, divided, live_units)
         for owner, used in divided.used_by:
             self._hook(owner, [self._flow.units[unit.number] for unit in used])
@@ -570,9 +560,3 @@ def _check_state(own, state, strict):
         if own[name].shape != state[name].shape:
             raise ValueError(f"shoal: the state is of another module: {name} has the shape {list(state[name].shape)} there and "
                              f"{list(own[name].shape)} here")
-
-
-def _copy_from_first(group, module):
-    """Copies rank 0's parameters and buffers to every rank."""
-    tensors = [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
-    torch.distributed._broadcast_coalesced(group, tensors, ddp.BROADCAST_BYTES, 0)
