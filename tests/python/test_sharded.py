@@ -488,6 +488,34 @@ def aliases(world):
     pair.run()
 
 
+def aliases_repeated(world):
+    """A detached view of a parameter is needed after the last gradient of its unit, in a forward pass that a checkpoint repeats,
+    and meanwhile other units are gathered."""
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.inner = nn.Parameter(torch.randn(12, 12) / 4), nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+
+        def forward(self, x):
+            x = torch.tanh(x @ self.weight.detach().T)
+            for inner in self.inner:
+                x = checkpoint(inner, x, use_reentrant=False)
+            return torch.tanh(x @ self.weight)
+
+    class Views(nn.Module):
+        def __init__(self, kind):
+            super().__init__()
+            self.layers, self.last, self.kind = nn.ModuleList(Layer() for _ in range(2)), nn.Linear(12, 4), kind
+
+        def forward(self, x):
+            x = x.requires_grad_()
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=self.kind)
+            return self.last(x)
+    for kind in (False, True):
+        Pair(world, lambda: Views(kind), OPTIMIZERS["SGD"], units=nn.Linear, live_units=2).run()
+
+
 def in_place(world):
     """A saved tensor that is changed in place is refused, as torch's own graphs do."""
     pair = Pair(world, plain)
@@ -740,7 +768,7 @@ def differing(world):
 CASES = [optimizer_case(*row) for row in OPTIMIZERS.items()]
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
     odd_models, units, repeats, half_precision, schedules_and_groups, late_rates, clips, closures_and_hooks, passes_without_steps,
-    modules_of_torch, mixed_precision, exceptions, left_out, interleaves, unused, aliases, resumes, starts_equal,
+    modules_of_torch, mixed_precision, exceptions, left_out, interleaves, unused, aliases, aliases_repeated, resumes, starts_equal,
     starts_on_meta)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, in_place, released, refuses, releases_memory)]
 CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (repeats_nested, keeps_its_share)]

@@ -69,8 +69,8 @@ def _chooser(module, chosen):
     """Returns a function that returns true for modules whose parameters shall be one unit."""
     if chosen is None:
         lists = [each for each in module.modules() if isinstance(each, (torch.nn.ModuleList, torch.nn.Sequential))]
-        longest = max(lists, key=len, default=())
-        members = {id(each) for each in longest}
+        groups = [[id(each) for each in one if any(True for _ in each.parameters())] for one in lists]
+        members = set(max(groups, key=len, default=()))
         return lambda each: id(each) in members
     if callable(chosen) and not isinstance(chosen, type):
         return chosen

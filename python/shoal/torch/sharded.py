@@ -6,8 +6,8 @@
 
     forward     a hook before a module gathers its unit: its parameters become views of that memory; a hook after it releases the
                 unit: its parameters are Released
-    backward    saved tensors that are in the memory of a unit were saved as positions in it: the first that is needed gathers the
-                unit again. The last gradient of a unit begins their sum and releases the unit
+    backward    the graph has kept tensors in the memory of a unit as places in it: the first one that is needed gathers the unit
+                again. The last gradient of a unit begins the sum of all of them and releases the unit
     step        optimizer.step() waits for the sums and steps this rank's shards
 
                               gather(u)                        gather(u)                ready(all of u), release(u)
@@ -66,7 +66,8 @@ class _LiveUnit:
         self._places = {}  # address: bytes, views of parameters
         self.begin, self.end, self.bytes = 0, 0, None  # while it is live
         self.users = 0  # modules whose forward pass runs
-        self.is_pinned = False  # a forward pass that repeats within a backward pass has kept tensors in this memory
+        self.is_repeated = False  # a forward pass within a backward pass has used it, whose graph may keep tensors in this memory
+        self._uses = 0  # of the memory by our own tensors
         self.clear_gradients()
 
     def clear_gradients(self):
@@ -83,6 +84,14 @@ class _LiveUnit:
         for parameter, view in zip(self._parameters, views):
             parameter.__class__ = nn.Parameter
             parameter.data = view
+        self._uses = self._uses_now()
+
+    def _uses_now(self):
+        return torch._C._storage_Use_Count(self.bytes.untyped_storage()._cdata)
+
+    def is_kept(self):
+        """Returns true if a graph may need this place in memory: a repeated forward pass keeps tensors instead of places."""
+        return self.is_repeated and self._uses_now() > self._uses
 
     def _views_at(self, shards, addresses):
         sizes = [form.numel() * form.element_size() for form in self._placeholders]
@@ -97,7 +106,7 @@ class _LiveUnit:
             torch.autograd.graph.increment_version(parameter)
 
     def hide(self):
-        self.is_pinned = False
+        self.is_repeated = False
         for parameter, placeholder in zip(self._parameters, self._placeholders):
             parameter.data = placeholder
             parameter.__class__ = Released
@@ -169,24 +178,23 @@ class _Flow:
 
     # ---- Live units ----
 
-    def use(self, unit):
-        """Makes a unit live."""
+    def use(self, unit, spared=None):
+        """Makes a unit live, and leaves the unit `spared` live."""
         if unit.is_whole:
             return
         if unit.number not in self._live:
-            self._make_room(unit)
+            self._make_room(unit, spared)
             self._shards.gather(unit, self._order().after(unit.number))
             unit.show(self._shards)
         self._live.pop(unit.number, None)
         self._live[unit.number] = unit
 
-    def _make_room(self, wanted):
-        """Releases the unit that was used longest ago, if as many as possible are live. The one that was used last stays: an
-        operation of the backward pass may need it together with the wanted one."""
+    def _make_room(self, wanted, spared):
+        """Releases the unit that was used longest ago, if as many as possible are live."""
         if len(self._live) < self._most:
             return
-        for unit in list(self._live.values())[:-1]:
-            if not unit.users and not unit.is_pinned:
+        for unit in self._live.values():
+            if not unit.users and not unit.is_kept() and unit is not spared:
                 self._release(unit)
                 return
         raise RuntimeError(f"shoal: no room for the unit of parameter {self._names[wanted.indices[0]]}: {self._most} units are live and "
@@ -199,7 +207,7 @@ class _Flow:
         self._shards.release(unit)
 
     def _release_unused(self, unit):
-        if unit.number in self._live and not unit.users:
+        if unit.number in self._live and not unit.users and not unit.is_kept():
             self._release(unit)
 
     def release_all(self):
@@ -237,9 +245,8 @@ class _Flow:
         is_repeated = _is_in_backward() and torch.is_grad_enabled()  # by a checkpoint: its backward pass follows
         for unit in units:
             unit.users = max(0, unit.users - 1)
-            if is_repeated and unit.missing:
-                unit.is_pinned = True
-            else:
+            unit.is_repeated |= is_repeated
+            if not is_repeated:
                 self._release_unused(unit)
 
     # ---- Saved tensors ----
@@ -271,7 +278,8 @@ class _Flow:
         if torch.is_grad_enabled():
             raise NotImplementedError(f"shoal: create_graph=True is not possible with the sharded parameter {name}: such a graph would "
                                       "keep memory of units that are released")
-        self.use(saved.unit)
+        last = next(reversed(self._live.values()), None)  # the same operation may just have got a tensor of this unit
+        self.use(saved.unit, last)
         return saved.tensor()
 
     # ---- Gradients and steps ----
@@ -292,7 +300,6 @@ class _Flow:
             self._mark_waiting(unit)
         if not unit.missing:
             self._open = None if unit is self._open else self._open
-            unit.is_pinned = False
             self._release_unused(unit)
 
     def _mark_waiting(self, unit):
