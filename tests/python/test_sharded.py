@@ -725,7 +725,7 @@ def refuses(world):
     message_of(TypeError, wrap(sgd(module), module), "sharded already")
     message_of(RuntimeError, lambda: own.add_param_group({"params": [nn.Parameter(torch.zeros(1))]}), "cannot be added")
     message_of(RuntimeError, own.state_dict, "consolidate_state_dict() on all ranks before")
-    message_of(RuntimeError, model.state_dict, "full_state_dict() on all ranks")
+    message_of(RuntimeError, model.state_dict, "full_state_dict() or save_checkpoint() on all ranks")
     message_of(RuntimeError, lambda: model.load_state_dict({}), "load_full_state_dict()")
     message_of(TypeError, lambda: copy.deepcopy(model), "full_state_dict()")
     message_of(RuntimeError, lambda: model.to(torch.float64), "before it is wrapped")

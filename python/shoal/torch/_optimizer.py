@@ -15,6 +15,7 @@ as before; its class becomes a subclass whose step() leaves the work to the engi
 from __future__ import annotations
 
 import ctypes
+import os
 
 import torch
 
@@ -224,20 +225,31 @@ class Translation:
         return self._names
 
     @property
-    def parameters(self):
-        return self._parameters
+    def forms(self):
+        """Tensors on the device meta, with the parameters' types, shapes and strides."""
+        return self._forms
 
     @property
     def numbers(self):
         """Each parameter's number in the optimizer."""
         return self._numbers
 
-    @property
-    def address(self):
-        return self._engine.address
+    def save(self, folder, options):
+        """A sharded checkpoint (include/shoal/checkpoints.h)."""
+        self.settle()
+        self._call("save", os.fsencode(folder), ctypes.byref(options))
 
-    def check(self, status):
-        self._engine.check(status)
+    def load(self, folder, options):
+        self.settle()
+        self._call("load", os.fsencode(folder), ctypes.byref(options), None)
+        self.loaded()
+
+    def settle(self):
+        """Takes over values that the program has written."""
+
+    def loaded(self):
+        """The engine has written parameters and states."""
+        self._collected = None
 
     def _states_of(self, index):
         """Pairs of a state's name in torch's form, and its number."""
@@ -380,16 +392,14 @@ class Reduction(Translation):
     # ---- Values ----
 
     def settle(self):
-        """Takes over values that the program has written, before a sharded checkpoint."""
         if self._take_back() or self._versions_now() != self._versions:
             self._load_parameters()
 
     def loaded(self):
-        """The engine has written parameters and states."""
+        super().loaded()
         for parameter in self._parameters:
             torch.autograd.graph.increment_version(parameter)
         self._versions = self._versions_now()
-        self._collected = None
 
     def take_states(self, states):
         self._check_shapes(states)

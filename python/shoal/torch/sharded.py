@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from .. import _native
-from . import _communicator, _first_values, _gradients, _optimizer, _shards, ddp
+from . import _checkpoint, _communicator, _first_values, _gradients, _optimizer, _shards, ddp
 from ._parameters import Parameters
 
 CHANGED = "change the module before it is wrapped, or make a new ShardedDataParallel of it on all ranks"
@@ -100,8 +100,8 @@ class _LiveUnit:
         return whole, [whole[begin:begin + size].view(form.dtype).as_strided(form.shape, form.stride())
                        for begin, size, form in zip(begins, sizes, self._placeholders)]
 
-    def mark_stepped(self):
-        """Graphs that have kept values of a whole unit as they were before a step are refused."""
+    def mark_changed(self):
+        """Graphs that have kept former values of a whole unit are refused."""
         for parameter in self._parameters if self.is_whole else ():
             torch.autograd.graph.increment_version(parameter)
 
@@ -134,8 +134,8 @@ class _Order:
 class _Saved:
     """A tensor in the memory of a live unit, as an autograd graph keeps it: its place in the unit."""
 
-    def __init__(self, unit, tensor, steps):
-        self.unit, self.steps, self.offset = unit, steps, tensor.data_ptr() - unit.begin
+    def __init__(self, unit, tensor, changes):
+        self.unit, self.changes, self.offset = unit, changes, tensor.data_ptr() - unit.begin
         self.form = tensor.dtype, tensor.shape, tensor.stride()
 
     def tensor(self):
@@ -160,7 +160,7 @@ class _Flow:
         self._orders = {"forward": _Order(), "inference": _Order(), "backward": _Order()}
         self.is_inside = self._is_backward_begun = False  # inside: the wrapper's forward pass runs
         self._open = None  # the unit whose gradients the engine gets one by one
-        self.steps = 0
+        self.changes = 0
         for index, (name, parameter) in enumerate(zip(names, parameters)):
             parameter._shoal_name = name
             parameter.register_post_accumulate_grad_hook(self._hook_of(index))
@@ -257,7 +257,7 @@ class _Flow:
             address = tensor.data_ptr()
             for unit in self._live.values():
                 if unit.begin <= address < unit.end:
-                    return _Saved(unit, tensor, self.steps)
+                    return _Saved(unit, tensor, self.changes)
         return tensor.detach(), tensor._version  # detached, else a graph would own its own output
 
     def unpack(self, kept):
@@ -272,9 +272,9 @@ class _Flow:
 
     def _tensor_of(self, saved):
         name = self._names[saved.unit.indices[0]]
-        if saved.steps != self.steps:
-            raise RuntimeError(f"shoal: this graph needs the unit of parameter {name} as it was before optimizer.step(): make the "
-                               "backward pass before the step")
+        if saved.changes != self.changes:
+            raise RuntimeError(f"shoal: this graph needs the unit of parameter {name} as it was before optimizer.step() or "
+                               "load_checkpoint(): make the backward pass before that")
         if torch.is_grad_enabled():
             raise NotImplementedError(f"shoal: create_graph=True is not possible with the sharded parameter {name}: such a graph would "
                                       "keep memory of units that are released")
@@ -330,11 +330,15 @@ class _Flow:
                                    "units that are used as a whole (units=), or freeze it with requires_grad_(False)")
         self.release_all()
         result = self._shards.step()
-        self.steps += 1
-        for unit in self.units:
-            unit.mark_stepped()
+        self.count_change()
         self._clear_gradients()
         return result
+
+    def count_change(self):
+        """Parameters have other values. Graphs that need the former ones are refused."""
+        self.changes += 1
+        for unit in self.units:
+            unit.mark_changed()
 
     def drop(self):
         """Drops gradients of a backward pass that no step follows."""
@@ -390,6 +394,13 @@ class _Sharding(_optimizer.Translation):
 
     # ---- Values of parameters ----
 
+    def settle(self):
+        self._flow.release_all()
+
+    def loaded(self):
+        super().loaded()
+        self._flow.count_change()
+
     def read_parameter(self, index):
         """Returns a whole parameter. All ranks call it, in the same order."""
         values = self._empty(index)
@@ -421,10 +432,10 @@ class ShardedDataParallel(nn.Module):
     Making it is a collective call. Rank 0's parameters and buffers are copied to all ranks, unless init_sync=False promises that
     they are equal. Parameters on the device meta get their values one module after the other, by `init`, a function that sets what
     a module owns itself, or by its reset_parameters(). Parameters that require no gradient, and buffers, stay whole on every
-    rank."""
+    rank. `shard_weights`: a number for each rank, whose share of the parameters is proportional to it; equal shares otherwise."""
 
     def __init__(self, module, optimizer, units=None, live_units=3, whole_bytes=WHOLE_BYTES, max_norm=None, grad_scaler=None,
-                 process_group=None, init_sync=True, init=None):
+                 process_group=None, init_sync=True, init=None, shard_weights=None):
         super().__init__()
         if not (isinstance(live_units, int) and live_units >= 2):
             raise ValueError(f"shoal: live_units is {live_units!r}, but must be a number from 2 on: one unit computes while the next one "
@@ -439,7 +450,8 @@ class ShardedDataParallel(nn.Module):
         divided = _shards.Units(module, parameters, units)
         if init_sync:
             ddp._compare_shapes(self.process_group, names, parameters)
-        self._shards = self._make_shards(names, parameters, divided, live_units=live_units, whole_bytes=whole_bytes)
+        weights = _optimizer.weights_of(shard_weights, self.process_group.size())
+        self._shards = self._make_shards(names, parameters, divided, weights, live_units=live_units, whole_bytes=whole_bytes)
         self._optimizer.attach(self._shards)
         indices = {id(parameter): index for index, parameter in enumerate(parameters)}
         _first_values.set_values(module, new, init, self.process_group if init_sync else None,
@@ -448,13 +460,13 @@ class ShardedDataParallel(nn.Module):
         for owner, used in divided.used_by:
             self._hook(owner, [self._flow.units[unit.number] for unit in used])
 
-    def _make_shards(self, names, parameters, divided, **options):
+    def _make_shards(self, names, parameters, divided, weights, **options):
         group = self.process_group
         timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
         store = torch.distributed.distributed_c10d._get_process_group_store(group)
         communicator = _gradients.Communicator(store, group.rank(), group.size(), timeout, "shards")
         return _shards.Shards(communicator, names, parameters, divided, timeout_ms=_communicator.milliseconds(timeout), **options,
-                              **self._optimizer.options())
+                              **self._optimizer.options(weights=weights))
 
     def _hook(self, owner, units):
         flow = self._flow
@@ -524,6 +536,16 @@ class ShardedDataParallel(nn.Module):
                 else:
                     self._optimizer.write_parameter(index, state[name])
 
+    def save_checkpoint(self, folder, step, extra=None, keep=0):
+        """Saves a sharded checkpoint of the module and its optimizer, in which each rank writes its share, as
+        shoal.torch.DistributedDataParallel.save_checkpoint() does. Either class loads it."""
+        _checkpoint.save(self.module, self.process_group, self._optimizer, folder, step, extra, keep)
+
+    def load_checkpoint(self, folder, step=None):
+        """Loads a sharded checkpoint, of which each rank reads its share, as DistributedDataParallel.load_checkpoint() does.
+        Returns (step, extra)."""
+        return _checkpoint.load(self.module, self.process_group, self._optimizer, folder, step)
+
     def memory(self):
         """Returns the bytes of shards, live units, gradients and whole units on this rank, by these names."""
         used = self._shards.memory()
@@ -531,7 +553,7 @@ class ShardedDataParallel(nn.Module):
                 for name in ("shard_bytes", "live_bytes", "gradient_bytes", "whole_bytes")}
 
     def state_dict(self, *_, **__):
-        raise RuntimeError("shoal: each rank has only its shard of the parameters: call full_state_dict() on all ranks")
+        raise RuntimeError("shoal: each rank has only its shard of the parameters: call full_state_dict() or save_checkpoint() on all ranks")
 
     def load_state_dict(self, *_, **__):
         raise RuntimeError("shoal: each rank keeps only its shard of the parameters: call load_full_state_dict() on all ranks")
