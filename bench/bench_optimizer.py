@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""Measures what communication and optimizer add to a training step: an optimizer in the reduction compared with
-DistributedDataParallel, ZeroRedundancyOptimizer, FSDP2 and DeepSpeed's ZeRO, each over Shoal and over Gloo.
+"""Measures what communication and optimizer add to a training step: an optimizer in the reduction and sharded parameters
+(shoal.torch.ShardedDataParallel), compared with DistributedDataParallel, ZeroRedundancyOptimizer, FSDP2 and DeepSpeed's ZeRO,
+each over Shoal and over Gloo.
 
   bench/bench_optimizer.py                    GPT-2 small (124 million parameters), AdamW, two ranks, five rounds
   bench/bench_optimizer.py --only reduction ddp
+  bench/bench_optimizer.py --only shards fsdp2 deepspeed3 --chained       sharded parameters
   bench/bench_optimizer.py --model tiny --rounds 1 --steps 3      a try
 
 Needs `make build/torch/deepspeed`. Each round starts the ranks of all contestants one after the other, in rotated order; nothing
 else runs. A rank has one thread and one core. The model has the parameters of GPT-2 in its blocks, and little computation for
 each: see bench/torch_training.py. Each rank also times steps without communication and optimizer. What both add is the median
-step less the fastest such median of the round, because that one depends on how a contestant has left the memory. After the
+step less the fastest such median of the round, because that one depends on how a contestant has left the memory. With
+--chained the inputs require gradients, so that the backward pass needs the parameters again, as in a chain of layers. After the
 first step the loss must be that of the first contestant, within rounding; later ones amplify differences in rounding.
 
 Prints a table: what is added, in milliseconds; its ratio to the first contestant in the same round (median, least and most of
@@ -27,8 +30,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOAL, PYTHON = ROOT / "build/shoal", ROOT / "build/torch/bin/python3"
-WAYS = ("reduction", "ddp", "zero", "fsdp2", "deepspeed1", "deepspeed2", "deepspeed3")
-CONTESTANTS = ["reduction", *(f"{way}-{backend}" for way in WAYS[1:] for backend in ("shoal", "gloo"))]
+OWN = ("reduction", "shards")  # over Shoal only
+WAYS = (*OWN, "ddp", "zero", "fsdp2", "deepspeed1", "deepspeed2", "deepspeed3")
+CONTESTANTS = [*OWN, *(f"{way}-{backend}" for way in WAYS[len(OWN):] for backend in ("shoal", "gloo"))]
 MODELS = {"gpt2": (768, 12, 50257, 1024), "small": (384, 6, 8192, 512), "tiny": (64, 2, 512, 64)}
 COLUMNS, RATE, RUN_S, WARMUPS = 4, 1e-3, 600, 2
 
@@ -74,6 +78,10 @@ def wrapped(way, module):
         import shoal.torch
         optimizer = torch.optim.AdamW(module.parameters(), **adamw)
         model = shoal.torch.DistributedDataParallel(module, optimizer=optimizer)
+    elif way == "shards":
+        import shoal.torch
+        optimizer = torch.optim.AdamW(module.parameters(), **adamw)
+        model = shoal.torch.ShardedDataParallel(module, optimizer)
     else:
         model = torch.nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
         if way == "zero":
@@ -125,7 +133,7 @@ def rank_main(options):
     way, _, backend = options.rank.partition("-")
     dist.init_process_group(backend or "shoal")
     alone = stack_of(options.model)
-    batches = [block.batch_make(dist.get_rank()) for block in alone.blocks]
+    batches = [block.batch_make(dist.get_rank()).requires_grad_(options.chained) for block in alone.blocks]
     with contextlib.redirect_stdout(sys.stderr):
         step = wrapped(way, stack_of(options.model))
 
@@ -157,7 +165,7 @@ def rank_main(options):
 
 def run(contestant, options):
     words = [SHOAL, "run", "-n", "2", "--no-prefix", "--bind", "core", PYTHON, Path(__file__).resolve(), "--rank", contestant, "--model",
-             options.model, "--steps", str(options.steps)]
+             options.model, "--steps", str(options.steps), *["--chained"] * options.chained]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "SHOAL_LIBRARY": str(ROOT / "build/libshoal.so"),
                    "OMP_NUM_THREADS": "1", "SHOAL_LOG": "warn", "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_S, env=environment)
@@ -185,6 +193,7 @@ def main():
     parser.add_argument("--model", choices=MODELS, default="gpt2")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="measured in a round")
+    parser.add_argument("--chained", action="store_true", help="the backward pass needs the parameters, as in a chain of layers")
     parser.add_argument("--only", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--rank", help=argparse.SUPPRESS)

@@ -72,8 +72,9 @@ SHOAL_API void shoal_shards_free(struct shoal_shards *shards);
 /* ---- 2. A step ----------------------------------------------------------------------------------------------------------- */
 
 /* Makes a unit live: waits until all of its parameters are here. Then begins to gather unit `next`, if it is not
- * SHOAL_SHARDS_NONE. A unit that was released and whose memory was not needed since is live at once. Errors: ERR_ARGUMENT (out
- * of range), ERR_STATE (live_units units are already live: release one; the message names one), those of the operation. */
+ * SHOAL_SHARDS_NONE. A unit that was released and whose memory was not needed since is live at once. A next unit that is not
+ * the next one costs its gather: its memory is used for others when no other is free. Errors: ERR_ARGUMENT (out of range),
+ * ERR_STATE (live_units units are already live: release one; the message names one), those of the operation. */
 SHOAL_CALL shoal_shards_gather(struct shoal_shards *shards, uint32_t unit, uint32_t next);
 
 /* Returns the address of a parameter of a live unit: its count elements, aligned to 64 bytes. They are valid until the unit is
@@ -115,9 +116,14 @@ struct shoal_shards_result {
  * error; values are then as the last step left them. */
 SHOAL_CALL shoal_shards_step(struct shoal_shards *shards, struct shoal_shards_result *result_out);
 
+/* Drops the gradients that are ready, as if the step had not begun: for a batch that the program leaves out. Waits for the sums
+ * that are under way, which all ranks must have begun. Live units stay live. Returns the error of an operation that failed. */
+SHOAL_CALL shoal_shards_drop(struct shoal_shards *shards);
+
 /* ---- 3. Settings and values ---------------------------------------------------------------------------------------------- */
 
-/* Like shoal_reducer_set_group and shoal_reducer_set_gradient_scale, between two steps. */
+/* Like shoal_reducer_set_group and shoal_reducer_set_gradient_scale, at any time. They apply from the next shoal_shards_step
+ * on, also to gradients that are ready already. */
 SHOAL_CALL shoal_shards_set_group(struct shoal_shards *shards, size_t group, const struct shoal_optimizer_group *settings);
 SHOAL_CALL shoal_shards_set_gradient_scale(struct shoal_shards *shards, double scale);
 

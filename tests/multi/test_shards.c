@@ -203,8 +203,11 @@ static void backward_of(struct job *job, uint32_t unit)
     for (size_t n = 0; n < EACH; n++) {
         const size_t i = unit * EACH + order[n];
         const struct shoal_parameter *each = &job->parameters[i];
-        void *gradient = reference_below(&job->random, 2) ? shoal_shards_gradient(job->shards, i) : memory;
-        CHECK(job->world, gradient, "no room for the gradient of parameter %zu", i);
+        const char *address = reference_below(&job->random, 2) ? shoal_shards_gradient(job->shards, i) : NULL;
+        void *gradient = address ? shoal_shards_gradient(job->shards, i) : memory;
+        CHECK(job->world, !address || gradient == address, "parameter %zu has two addresses for its gradient", i);
+        for (size_t k = 0; address && k < each->count * shoal_type_bytes(each->type); k++)
+            CHECK(job->world, !address[k], "the gradient of parameter %zu does not begin as zeros", i);
         for (size_t k = 0; k < each->count; k++)
             gradient_put(each->type, gradient, k, gradient_value(job->step, job->world->rank, i, k));
         OK(job->world, shoal_shards_ready(job->shards, i, gradient, each->count));
@@ -591,6 +594,75 @@ static void misuse_body(struct world *world)
     close_job(&job);
 }
 
+/* A next unit that the program does not use makes room for those that it uses. */
+static void odd_next_body(struct world *world)
+{
+    struct job job;
+    open_job(&job, world, 27, SHOAL_SGD);
+    job.options.live_units = 2;
+    OK(world, create(&job));
+    load(&job);
+    OK(world, shoal_shards_gather(job.shards, 0, 1));
+    for (uint32_t u = UNITS - 1; u > 1; u--) {
+        OK(world, shoal_shards_gather(job.shards, u, 1));
+        check_unit(&job, 0);
+        check_unit(&job, u);
+        OK(world, shoal_shards_release(job.shards, u));
+    }
+    OK(world, shoal_shards_release(job.shards, 0));
+    (void)run_step(&job);
+    close_job(&job);
+}
+
+/* Settings that change after the gradients are ready apply to their step. */
+static void late_settings_body(struct world *world)
+{
+    struct job job;
+    double values[ELEMENTS_MAX];
+    open_job(&job, world, 28, SHOAL_SGD);
+    job.group.decay = 0;
+    OK(world, create(&job));
+    load(&job);
+    forward(&job);
+    backward(&job);
+    job.group.rate = 0.5;
+    OK(world, shoal_shards_set_group(job.shards, 0, &job.group));
+    OK(world, shoal_shards_set_gradient_scale(job.shards, 0.25));
+    OK(world, shoal_shards_step(job.shards, NULL));
+    for (size_t i = 0; i < PARAMETERS; i++) {
+        OK(world, shoal_shards_read(job.shards, i, SHOAL_STATE_MASTER, values));
+        for (size_t k = 0; k < job.parameters[i].count; k++) {
+            job.wanted[i][k] -= 0.125 * average(&job, i, k);
+            check_near(&job, i, k, gradient_get(real_of(&job, i), values, k), 1e-2);
+        }
+    }
+    close_job(&job);
+}
+
+/* Gradients that are dropped, of whole units and of a part of one, change nothing: the steps around them are as without. */
+static void drops_body(struct world *world)
+{
+    struct job job;
+    double values[ELEMENTS_MAX] = {0};
+    open_job(&job, world, 29, SHOAL_ADAMW);
+    OK(world, create(&job));
+    load(&job);
+    for (job.step = 0; job.step < STEPS; job.step++) {
+        OK(world, shoal_shards_drop(job.shards));
+        forward(&job);
+        job.step += 100; /* other gradients */
+        for (uint32_t u = UNITS; u-- > 2;)
+            backward_of(&job, u);
+        OK(world, shoal_shards_ready(job.shards, 0, values, job.parameters[0].count));
+        OK(world, shoal_shards_drop(job.shards));
+        job.step -= 100;
+        (void)run_step(&job);
+        plain_step(&job, 1);
+        check_values(&job);
+    }
+    close_job(&job);
+}
+
 static void misuse_of_gradients_body(struct world *world)
 {
     struct job job;
@@ -604,7 +676,7 @@ static void misuse_of_gradients_body(struct world *world)
     REFUSED(world, shoal_shards_ready(shards, 0, values, job.parameters[0].count), SHOAL_ERR_STATE,
             "ready in this step already");
     REFUSED(world, shoal_shards_step(shards, NULL), SHOAL_ERR_STATE, "parameter 1 has no gradient, but others of unit 0");
-    REFUSED(world, shoal_shards_set_gradient_scale(shards, 0.5), SHOAL_ERR_STATE, "gradients are ready");
+    REFUSED(world, shoal_shards_write(shards, 0, SHOAL_STATE_MASTER, values), SHOAL_ERR_STATE, "gradients are ready");
     OK(world, shoal_shards_ready(shards, EACH, values, job.parameters[EACH].count));
     REFUSED(world, shoal_shards_ready(shards, 2 * EACH, values, job.parameters[2 * EACH].count), SHOAL_ERR_STATE,
             "units 0 and 1 do already");
@@ -660,6 +732,9 @@ static void run_all(const char *where)
                  {"shards_keep_their_weight", weights_body, 0},
                  {"shards_of_an_older_program", older_body, 0},
                  {"shards_move_to_fewer_ranks", moves_body, 0},
+                 {"shards_gather_another_unit_than_the_next", odd_next_body, 0},
+                 {"shards_apply_late_settings", late_settings_body, 0},
+                 {"shards_drop_gradients", drops_body, 0},
                  {"shards_refuse_options", refused_body, 0},
                  {"shards_name_what_differs", differing_body, 0},
                  {"shards_refuse_calls", misuse_body, 0},

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Sharded checkpoints of shoal.torch.DistributedDataParallel(model, optimizer=...): other numbers of ranks load them, one plain
-file goes out and comes back, torch's own optimizers continue from it, and each misuse has its error on all ranks."""
+"""Sharded checkpoints of shoal.torch.DistributedDataParallel(model, optimizer=...) and ShardedDataParallel: other numbers of ranks
+and either class load them, one plain file goes out and comes back, torch's own optimizers continue from it, and each misuse has
+its error on all ranks."""
 import contextlib
 import json
 import os
@@ -186,6 +187,83 @@ def keeps_few(world):
         expect(shoal.checkpoint.steps(folder) == [3, 4], shoal.checkpoint.steps(folder))
 
 
+# ---- Sharded parameters --------------------------------------------------------------------------------------------------
+
+
+def sharded_trainer(name="AdamW", seed=1, make=Net, **options):
+    import shoal.torch
+    module = seeded(make, seed)
+    optimizer = OPTIMIZERS[name](module.parameters())
+    return shoal.torch.ShardedDataParallel(module, optimizer, **{"whole_bytes": 0, **options}), optimizer
+
+
+def whole_state(model):
+    """The state of a sharded module, on every rank."""
+    states = [model.full_state_dict(to=rank) for rank in range(model.process_group.size())]
+    return states[model.process_group.rank()]
+
+
+def by_either_class(world):
+    """A checkpoint of one class continues in the other; fewer ranks and other units load it too. Some units are whole."""
+    few = dist.new_group([0, 1], backend=ranks.BACKEND)
+    for name in OPTIMIZERS:
+        with folder_of(world) as folder:
+            model, own = sharded_trainer(name)
+            for step in range(3):
+                step_of(model, own, step)
+            own.param_groups[0]["lr"] = 0.02
+            model.save_checkpoint(folder, 3, extra={"epoch": 7})
+            wanted = whole_state(model)
+            ddp, ddp_own = trainer(name, 2)
+            expect(ddp.load_checkpoint(folder) == (3, {"epoch": 7}) and ddp_own.param_groups[0]["lr"] == 0.02, ddp_own.param_groups[0])
+            close(state_of(ddp), wanted, 0, f"{name}: by the reduction")
+            ddp.save_checkpoint(folder, 4)
+            if world.rank < 2:
+                again, again_own = sharded_trainer(name, 2, process_group=few, whole_bytes=300, shard_weights=(1, 3))
+                step_of(again, again_own, 9)
+                again.load_checkpoint(folder, 4)
+                close(whole_state(again), wanted, 0, f"{name}: by two ranks")
+            for step in range(3, 5):
+                step_of(model, own, step)
+                step_of(ddp, ddp_own, step)
+                if world.rank < 2:
+                    step_of(again, again_own, step)
+            found = whole_state(model)
+            close(state_of(ddp), found, 2e-6, f"{name}: continued in the reduction")
+            if world.rank < 2:
+                close(whole_state(again), found, 2e-6, f"{name}: continued by two ranks")
+
+
+def same_bits_sharded(world):
+    for dtype, options in ((torch.float32, {}), (torch.bfloat16, {"whole_bytes": 300}), (torch.float32, {"max_norm": 1.0})):
+        with folder_of(world) as folder:
+            model, own = sharded_trainer(make=lambda: Net(dtype), **options)
+            for step in range(3):
+                step_of(model, own, step, dtype)
+            model.save_checkpoint(folder, 3, keep=1)
+            again, again_own = sharded_trainer(seed=2, make=lambda: Net(dtype), **options)
+            again.load_checkpoint(folder, 3)
+            for step in range(3, 6):
+                step_of(model, own, step, dtype)
+                step_of(again, again_own, step, dtype)
+            close(whole_state(again), whole_state(model), 0, f"{dtype} {options}")
+
+
+def refuses_sharded(world):
+    """After an error a module trains on; a graph from before a load is refused."""
+    with folder_of(world) as folder:
+        model, own = sharded_trainer()
+        step_of(model, own, 0)
+        message_of(RuntimeError, lambda: model.load_checkpoint(folder), "has no complete checkpoint")
+        model.save_checkpoint(folder, 1)
+        message_of(Exception, lambda: sharded_trainer("Adagrad")[0].load_checkpoint(folder), "another optimizer", "SHOAL_ADAMW")
+        loss = model(torch.ones(8, 12)).sum()
+        model.load_checkpoint(folder)
+        message_of(RuntimeError, loss.backward, "before optimizer.step() or load_checkpoint()")
+        message_of(ValueError, lambda: sharded_trainer(shard_weights=[1.0] * 9), f"9 numbers, but {world.size} ranks")
+        step_of(model, own, 1)
+
+
 # ---- One plain file ------------------------------------------------------------------------------------------------------
 
 
@@ -349,7 +427,8 @@ def flip(path, at):
 
 def shoal_checkpoint(*words, options=()):
     command = [sys.executable, *options, "-m", "shoal", "checkpoint", *map(str, words)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    # From the root folder: `-m` imports from the working folder too, and build/torch would be found as a package.
+    result = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=120)
     return result.returncode, result.stdout, result.stderr
 
 
@@ -422,10 +501,10 @@ def command_errors(world):
         says(["list", folder], 1, "damaged", "is missing")
 
 
-CASES = [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (same_bits,)]
-CASES += [Case("other_numbers", other_numbers, sizes=(3,), fresh=True)]
+CASES = [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (same_bits, same_bits_sharded)]
+CASES += [Case("other_numbers", other_numbers, sizes=(3,), fresh=True), Case("by_either_class", by_either_class, sizes=(3,), fresh=True)]
 CASES += [Case(body.__name__, body, sizes=(2,)) for body in (before_the_first_step, after_changes, keeps_few, whole_for_torch, whole_of_torch, safetensors,
-                                                             refuses)]
+                                                             refuses, refuses_sharded)]
 CASES += [Case(body.__name__, body, sizes=(1,)) for body in (command, command_without_packages, command_errors)]
 
 if __name__ == "__main__":

@@ -538,6 +538,7 @@ FUNCTIONS = {
     "shoal_shards_gradient": (c_void_p, [c_void_p, c_size_t]),
     "shoal_shards_ready": (c_int, [c_void_p, c_size_t, c_void_p, c_size_t]),
     "shoal_shards_step": (c_int, [c_void_p, POINTER(ShardsResult)]),
+    "shoal_shards_drop": (c_int, [c_void_p]),
     "shoal_shards_set_group": (c_int, [c_void_p, c_size_t, POINTER(OptimizerGroup)]),
     "shoal_shards_set_gradient_scale": (c_int, [c_void_p, c_double]),
     "shoal_shards_loss_scale": (c_double, [c_void_p, POINTER(c_uint32)]),

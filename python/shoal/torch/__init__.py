@@ -138,7 +138,7 @@ def join(store, rank, size, timeout, name, ranks):
     return create(context, comm, rank, size, timeout, name, ranks)
 
 
-_LATER = {"DistributedDataParallel": "ddp", "LocalSGD": "outer", "DiLoCo": "outer", "DistributedSampler": "sampler",
+_LATER = {"DistributedDataParallel": "ddp", "ShardedDataParallel": "sharded", "LocalSGD": "outer", "DiLoCo": "outer", "DistributedSampler": "sampler",
           "SyncBatchNorm": "norm", "convert_sync_batchnorm": "norm", "divide_batch": "sampler", "hooks": "hooks"}
 
 

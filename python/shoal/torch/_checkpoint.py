@@ -1,11 +1,10 @@
-"""Sharded checkpoints of a module whose optimizer runs in the reduction. The engine saves and loads parameters and states
-(include/shoal/checkpoints.h). Its bytes of the program's own hold what else a module needs: shapes, buffers, the settings of
+"""Sharded checkpoints of a module whose optimizer an engine runs (Translation of _optimizer.py). The engine saves and loads
+parameters and states (include/shoal/checkpoints.h). Its bytes of the program's own hold what else a module needs: shapes, buffers, the settings of
 the optimizer's groups, and what the program adds."""
 from __future__ import annotations
 
 import collections
 import ctypes
-import os
 
 import torch
 import torch.distributed as dist
@@ -24,9 +23,9 @@ _BUFFER_KINDS = {**_KINDS, torch.int64: "I64", torch.int32: "I32", torch.int16: 
 # ---- What a checkpoint knows of a module ---------------------------------------------------------------------------------
 
 
-def _entries(reduction):
-    return [checkpoint.Parameter(name, _KINDS.get(parameter.dtype), list(parameter.shape), 0, 0, checkpoint.order_of(parameter), number)
-            for name, parameter, number in zip(reduction.names, reduction.parameters, reduction.numbers)]
+def _entries(engine):
+    return [checkpoint.Parameter(name, _KINDS.get(form.dtype), list(form.shape), 0, 0, checkpoint.order_of(form), number)
+            for name, form, number in zip(engine.names, engine.forms, engine.numbers)]
 
 
 def _aliases(module, entries):
@@ -45,9 +44,9 @@ def _buffers(module):
     return {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
-def _pack(module, reduction, extra):
+def _pack(module, engine, extra):
     """The bytes for rank 0 to save."""
-    data, buffers, entries = bytearray(), {}, _entries(reduction)
+    data, buffers, entries = bytearray(), {}, _entries(engine)
     for entry in entries:
         if entry.type is None:
             raise ValueError(f"shoal: parameter {entry.name} is of complex128, which checkpoints cannot hold: use complex64")
@@ -58,7 +57,7 @@ def _pack(module, reduction, extra):
         raw = bytes(_bytes_of(buffer))
         buffers[name] = {"type": _BUFFER_KINDS[buffer.dtype], "shape": list(buffer.shape), "begin": len(data), "end": len(data) + len(raw)}
         data += raw
-    optimizer = reduction.optimizer
+    optimizer = engine.optimizer
     header = checkpoint.header_of(entries, _optimizer.base_of(optimizer), buffers, _aliases(module, entries))
     begin = len(data)
     try:
@@ -101,18 +100,15 @@ def _from_first(group, function):
 # ---- Saving and loading --------------------------------------------------------------------------------------------------
 
 
-def save(ddp, reduction, folder, step, extra, keep):
-    group = ddp.process_group
+def save(module, group, engine, folder, step, extra, keep):
     packed = b""
-    ddp._steps.follow()  # the program may have replaced parameters
 
     def prepare():
         nonlocal packed
-        packed = _pack(ddp.module, reduction, extra)
+        packed = _pack(module, engine, extra)
     _from_first(group, prepare)
-    reduction.settle()
     options = _native.SaveOptions(step=step, extra=ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p), extra_bytes=len(packed), keep=keep)
-    reduction.check(_native.load().reducer_save(reduction.address, os.fsencode(folder), ctypes.byref(options)))
+    engine.save(folder, options)
 
 
 def _read_header(folder, step):
@@ -120,26 +116,22 @@ def _read_header(folder, step):
         return opened.step, opened.extra()
 
 
-def load(ddp, reduction, folder, step):
-    ddp._steps.follow()
-    step, packed = _from_first(ddp.process_group, lambda: _read_header(folder, step))
+def load(module, group, engine, folder, step):
+    step, packed = _from_first(group, lambda: _read_header(folder, step))
     header, data = checkpoint.unpack(packed)
     buffers = checkpoint.buffers_of(header, data)
     own = checkpoint.own_of(header, data)
     if header:
-        _compare(header, _entries(reduction))
-        _compare_buffers(buffers, _buffers(ddp.module))
-        _compare_groups(own.get("groups"), reduction.optimizer)
-    reduction.settle()
-    options = _native.LoadOptions(step=step)
-    reduction.check(_native.load().reducer_load(reduction.address, os.fsencode(folder), ctypes.byref(options), None))
-    reduction.loaded()
+        _compare(header, _entries(engine))
+        _compare_buffers(buffers, _buffers(module))
+        _compare_groups(own.get("groups"), engine.optimizer)
+    engine.load(folder, _native.LoadOptions(step=step))
     with torch.no_grad():
-        for name, buffer in _buffers(ddp.module).items():
+        for name, buffer in _buffers(module).items():
             if name in buffers:
                 buffer.copy_(buffers[name])
     if own.get("groups"):
-        torch.optim.Optimizer.load_state_dict(reduction.optimizer, {"state": {}, "param_groups": own["groups"]})
+        torch.optim.Optimizer.load_state_dict(engine.optimizer, {"state": {}, "param_groups": own["groups"]})
     return Loaded(step, own.get("extra") if header else data or None)
 
 

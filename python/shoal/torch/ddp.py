@@ -518,7 +518,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         if optimizer is None:
             return None
         return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler,
-                                    self._weights_of(communicator), **self._modes)
+                                    weights=self._weights_of(communicator), **self._modes)
 
     def _weights_of(self, communicator):
         """shard_weights for the engine: one for each rank that shares a copy of the states."""
@@ -590,18 +590,21 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         its share. All ranks call it between steps; it returns when the checkpoint is on the disk. `extra` of rank 0 is saved
         with it: tensors, numbers, strings, and lists and dicts of these. keep: how many checkpoints stay; 0 for all. Frozen
         parameters are not saved."""
-        _checkpoint.save(self, self._reduction_for("save_checkpoint", "torch.save"), folder, step, extra, keep)
+        reduction = self._reduction_for("save_checkpoint", "torch.save")
+        _checkpoint.save(self.module, self.process_group, reduction, folder, step, extra, keep)
 
     def load_checkpoint(self, folder, step=None):
         """With optimizer=: loads a checkpoint that any number of ranks has saved; None for the latest. All ranks call it
         between steps. It replaces parameters, buffers, states and the settings of groups. After an error nothing has
         changed. Returns (step, extra)."""
-        return _checkpoint.load(self, self._reduction_for("load_checkpoint", "torch.load"), folder, step)
+        reduction = self._reduction_for("load_checkpoint", "torch.load")
+        return _checkpoint.load(self.module, self.process_group, reduction, folder, step)
 
     def _reduction_for(self, name, other):
         if not self._reduction:
             raise RuntimeError(f"shoal: {name}() is for modules with optimizer=, whose states are divided: without it, every rank has "
                                f"all of them: use {other} with the state_dict() of module and optimizer")
+        self._steps.follow()  # the program may have replaced parameters
         return self._reduction
 
     def compare_parameters(self):

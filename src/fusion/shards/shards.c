@@ -109,12 +109,14 @@ static struct shoal_options shards_options(const struct shoal_shards *shards)
 /* ---- Gather and release -------------------------------------------------------------------------------------------------- */
 
 /* Returns the slot that makes room, or SHARDS_NO_SLOT: an empty one, else the one whose unit was used longest ago. All ranks
- * choose alike, because they make the same calls. */
-static uint32_t find_unit_slot(const struct shoal_shards *shards)
+ * choose alike, because they make the same calls. may_wait: a unit that is being gathered makes room if no other one does. */
+static uint32_t find_unit_slot(const struct shoal_shards *shards, bool may_wait)
 {
-    uint32_t best = SHARDS_NO_SLOT;
+    uint32_t best = SHARDS_NO_SLOT, gathered = SHARDS_NO_SLOT;
     for (uint32_t s = 0; s < shards->options.live_units; s++) {
         const struct shards_slot *slot = &shards->slots[s];
+        if (slot->request && may_wait && gathered == SHARDS_NO_SLOT)
+            gathered = s;
         if (slot->is_live || slot->request)
             continue;
         if (slot->unit == SHOAL_SHARDS_NONE)
@@ -122,7 +124,7 @@ static uint32_t find_unit_slot(const struct shoal_shards *shards)
         if (best == SHARDS_NO_SLOT || slot->used < shards->slots[best].used)
             best = s;
     }
-    return best;
+    return best == SHARDS_NO_SLOT ? gathered : best;
 }
 
 static enum shoal_status gather_shards(const struct shoal_shards *shards, const struct shards_unit *unit,
@@ -151,29 +153,31 @@ static enum shoal_status post_gather_of(struct shoal_shards *shards, uint32_t u,
 
 static enum shoal_status no_room(const struct shoal_shards *shards, uint32_t unit)
 {
-    for (uint32_t s = 0; s < shards->options.live_units; s++)
-        if (shards->slots[s].is_live)
-            return shards_refuse(shards, SHOAL_ERR_STATE,
-                                 "shoal_shards_gather: no room for unit %u: %u units are live or being gathered, such as unit "
-                                 "%u: release one, or raise live_units",
-                                 unit, shards->options.live_units, shards->slots[s].unit);
-    return shards_refuse(shards, SHOAL_ERR_STATE, "shoal_shards_gather: no room for unit %u: %u units are being gathered", unit,
-                         shards->options.live_units);
+    return shards_refuse(shards, SHOAL_ERR_STATE,
+                         "shoal_shards_gather: no room for unit %u: %u units are live, such as unit %u: release one, or raise "
+                         "live_units",
+                         unit, shards->options.live_units, shards->slots[0].unit);
+}
+
+/* Waits until a slot has its unit. Does nothing if no gather is under way. */
+static enum shoal_status wait_for_gather(struct shoal_shards *shards, uint32_t s)
+{
+    const enum shoal_status status = shards_wait(&shards->slots[s].request);
+    return status == SHOAL_OK ? SHOAL_OK : shards_fail(shards, status, shards->slots[s].unit, "the gather");
 }
 
 static enum shoal_status make_live(struct shoal_shards *shards, uint32_t u)
 {
     struct shards_unit *unit = &shards->units[u];
     if (unit->slot == SHARDS_NO_SLOT) {
-        const uint32_t s = find_unit_slot(shards);
+        const uint32_t s = find_unit_slot(shards, true);
         if (s == SHARDS_NO_SLOT)
             return no_room(shards, u);
+        FUSION_TRY(wait_for_gather(shards, s));
         FUSION_TRY(post_gather_of(shards, u, s));
     }
+    FUSION_TRY(wait_for_gather(shards, unit->slot));
     struct shards_slot *slot = &shards->slots[unit->slot];
-    const enum shoal_status status = shards_wait(&slot->request);
-    if (status != SHOAL_OK)
-        return shards_fail(shards, status, u, "the gather");
     slot->is_live = true;
     slot->used = ++shards->uses;
     return SHOAL_OK;
@@ -181,8 +185,8 @@ static enum shoal_status make_live(struct shoal_shards *shards, uint32_t u)
 
 static void begin_next(struct shoal_shards *shards, uint32_t u, enum shoal_status *status)
 {
-    const uint32_t s =
-        shards->units[u].slot == SHARDS_NO_SLOT && !shards->units[u].is_whole ? find_unit_slot(shards) : SHARDS_NO_SLOT;
+    const bool is_needed = shards->units[u].slot == SHARDS_NO_SLOT && !shards->units[u].is_whole;
+    const uint32_t s = is_needed ? find_unit_slot(shards, false) : SHARDS_NO_SLOT;
     if (s != SHARDS_NO_SLOT) /* otherwise it is here already, or has to wait for room */
         *status = post_gather_of(shards, u, s);
 }
@@ -228,9 +232,7 @@ enum shoal_status shards_forget_slots(struct shoal_shards *shards)
 {
     for (uint32_t s = 0; s < shards->options.live_units; s++) {
         struct shards_slot *slot = &shards->slots[s];
-        const enum shoal_status status = shards_wait(&slot->request);
-        if (status != SHOAL_OK)
-            return shards_fail(shards, status, slot->unit, "the gather");
+        FUSION_TRY(wait_for_gather(shards, s));
         if (slot->unit != SHOAL_SHARDS_NONE)
             shards->units[slot->unit].slot = SHARDS_NO_SLOT;
         slot->unit = SHOAL_SHARDS_NONE;
@@ -270,6 +272,17 @@ static uint32_t find_gradients(const struct shoal_shards *shards)
     return found;
 }
 
+/* The sum and the norm also read what is between parameters. */
+static void zero_padding(const struct shoal_shards *shards, const struct shards_unit *unit, char *memory)
+{
+    for (uint32_t m = unit->first; m < unit->first + unit->count; m++) {
+        const size_t i = shards->members[m];
+        const size_t begin = shards->offsets[i] + fusion_parameter_bytes(&shards->parameters.items[i]);
+        const bool is_last = m + 1 == unit->first + unit->count;
+        memset(memory + begin, 0, (is_last ? unit->bytes : shards->offsets[shards->members[m + 1]]) - begin);
+    }
+}
+
 static enum shoal_status open_gradients(struct shoal_shards *shards, uint32_t u)
 {
     struct shards_unit *unit = &shards->units[u];
@@ -283,16 +296,16 @@ static enum shoal_status open_gradients(struct shoal_shards *shards, uint32_t u)
     gradients->busy = SHOAL_SHARDS_NONE;
     gradients->unit = u;
     unit->gradient_slot = g;
-    memset(gradients->memory, 0, unit->bytes);
+    zero_padding(shards, unit, gradients->memory);
     return SHOAL_OK;
 }
 
-/* Returns the memory of a unit's gradients, which is zeroed when it is opened. */
+/* Returns the memory of a unit's gradients. */
 static enum shoal_status gradients_of(struct shoal_shards *shards, uint32_t u, char **memory_out)
 {
     struct shards_unit *unit = &shards->units[u];
     if (unit->is_whole && unit->missing == unit->count && unit->gradient_slot == SHARDS_NO_SLOT) {
-        memset(unit->gradient, 0, unit->bytes);
+        zero_padding(shards, unit, unit->gradient);
         unit->gradient_slot = 0; /* opened; it needs no memory of the two */
     }
     if (!unit->is_whole && unit->gradient_slot == SHARDS_NO_SLOT)
@@ -308,6 +321,10 @@ void *shoal_shards_gradient(struct shoal_shards *shards, size_t parameter)
         return NULL;
     if (shards_unit_of(shards, parameter)->is_summed || gradients_of(shards, shards->unit_of[parameter], &memory) != SHOAL_OK)
         return NULL;
+    if (!shards->is_begun[parameter]) {
+        memset(memory + shards->offsets[parameter], 0, fusion_parameter_bytes(&shards->parameters.items[parameter]));
+        shards->is_begun[parameter] = true;
+    }
     return memory + shards->offsets[parameter];
 }
 
@@ -358,7 +375,7 @@ enum shoal_status shoal_shards_ready(struct shoal_shards *shards, size_t paramet
     char *own = memory + shards->offsets[parameter];
     if (count && gradient != own)
         memcpy(own, gradient, count * shoal_type_bytes(unit->type));
-    shards->is_ready[parameter] = true;
+    shards->is_ready[parameter] = shards->is_begun[parameter] = true;
     return --unit->missing == 0 ? post_unit_sum(shards, shards->unit_of[parameter]) : SHOAL_OK;
 }
 
@@ -510,6 +527,7 @@ static void close_gradients(struct shoal_shards *shards)
     for (size_t g = 0; g < SHARDS_GRADIENTS; g++)
         shards->gradients[g].unit = SHOAL_SHARDS_NONE;
     memset(shards->is_ready, 0, shards->parameters.count * sizeof *shards->is_ready);
+    memset(shards->is_begun, 0, shards->parameters.count * sizeof *shards->is_begun);
 }
 
 /* Writes the loss scale of the next step to the result. */
@@ -541,5 +559,13 @@ enum shoal_status shoal_shards_step(struct shoal_shards *shards, struct shoal_sh
     FUSION_TRY(end_scale(shards, &result));
     result.step = ++shards->step;
     shoal_struct_copy_out(result_out, &result, sizeof result);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_shards_drop(struct shoal_shards *shards)
+{
+    FUSION_TRY(shards_check(shards));
+    FUSION_TRY(shards_wait_for_sums(shards));
+    close_gradients(shards);
     return SHOAL_OK;
 }

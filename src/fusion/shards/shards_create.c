@@ -167,10 +167,11 @@ static bool allocate_lists(struct shoal_shards *shards)
     shards->steps = calloc(count, sizeof *shards->steps);
     shards->norms = calloc(2 * count * (1 + (size_t)shards->size), sizeof *shards->norms);
     shards->is_ready = calloc(count, sizeof *shards->is_ready);
+    shards->is_begun = calloc(count, sizeof *shards->is_begun);
     shards->units = calloc(count, sizeof *shards->units);
     shards->slots = calloc(shards->options.live_units, sizeof *shards->slots);
     return shards->groups && shards->group_of && shards->unit_of && shards->members && shards->offsets && shards->norms &&
-           shards->steps && shards->is_ready && shards->units && shards->slots;
+           shards->steps && shards->is_ready && shards->is_begun && shards->units && shards->slots;
 }
 
 /* Checks all that a rank can check by itself. */
@@ -444,6 +445,7 @@ void shoal_shards_free(struct shoal_shards *shards)
     free(shards->steps);
     free(shards->norms);
     free(shards->is_ready);
+    free(shards->is_begun);
     free(shards->units);
     free(shards->slots);
     free(shards);

@@ -75,6 +75,7 @@ struct shoal_shards {
     uint64_t *steps;                        /* [parameters] */
     double *norms;                          /* with LAMB: two squared norms of each parameter, followed by those of each rank */
     bool *is_ready;                         /* [parameters] */
+    bool *is_begun;                         /* [parameters]: in this step its gradient's memory was zeroed, or it is ready */
     struct shards_unit *units;
     uint32_t unit_count;
     struct shards_slot *slots; /* [options.live_units] */

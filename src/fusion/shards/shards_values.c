@@ -10,7 +10,7 @@ enum shoal_status shoal_shards_set_group(struct shoal_shards *shards, size_t gro
                                          const struct shoal_optimizer_group *settings)
 {
     static const char call[] = "shoal_shards_set_group";
-    FUSION_TRY(shards_check_between(shards, call));
+    FUSION_TRY(shards_check(shards));
     if (group >= shards->group_count || !fusion_group_is_set(settings))
         return shards_refuse(shards, SHOAL_ERR_ARGUMENT,
                              "%s: group %zu is out of range (there are %zu), or struct_bytes is not set", call, group,
@@ -28,7 +28,7 @@ enum shoal_status shoal_shards_set_group(struct shoal_shards *shards, size_t gro
 
 enum shoal_status shoal_shards_set_gradient_scale(struct shoal_shards *shards, double scale)
 {
-    FUSION_TRY(shards_check_between(shards, "shoal_shards_set_gradient_scale"));
+    FUSION_TRY(shards_check(shards));
     if (!(scale > 0) || scale - scale != 0)
         return shards_refuse(shards, SHOAL_ERR_ARGUMENT, "shoal_shards_set_gradient_scale: %g is not a positive number", scale);
     if (shards->loss.scale > 0)
