@@ -38,8 +38,8 @@ static const uint32_t extras[] = {0, 1, 2, SCHEDULE_MOST}; /* and beside that */
 
 struct rule {
     const struct preference *preference;
-    double wait, slope;
-    uint32_t extra;
+    double wait;
+    double *ahead; /* [ranks]: microbatches that a rank's first stage may have begun and not finished */
 };
 
 struct candidate {
@@ -111,8 +111,7 @@ static bool may_go_ahead(const struct clocks *clocks, uint32_t rank, uint32_t nu
     const uint32_t s = stage_of(clocks, rank, number);
     const uint32_t flying = clocks->done[AHEAD][s] - clocks->done[BACK][s];
     const double room = (double)(clocks->per_rank - number) / clocks->per_rank;
-    const double most = clocks->rule.slope * (clocks->schedule->ranks - 1 - rank) + 1 + clocks->rule.extra;
-    return kept_now(clocks, rank) + room <= clocks->limit + 1e-9 && (number > 0 || flying + 0.5 <= most);
+    return kept_now(clocks, rank) + room <= clocks->limit + 1e-9 && (number > 0 || flying + 0.5 <= clocks->rule.ahead[rank]);
 }
 
 /* Takes the candidate if it is better, by preference among those that are ready by `by`, then by time. */
@@ -368,45 +367,93 @@ static enum shoal_status make_pattern(const struct shoal_schedule_options *optio
 struct search {
     const struct shoal_schedule_options *options;
     double limit;
+    bool is_v;
     struct shoal_schedule *best;
     double best_time;
+    struct rule tried, kept; /* the rule of the last try, and the best one, if `best` comes from a rule; each has room of its own */
 };
 
 /* Takes over the schedule, if it is better and keeps few enough activations, or frees it. made may be NULL. */
-static enum shoal_status offer(struct search *search, struct shoal_schedule *made)
+static enum shoal_status offer(struct search *search, struct shoal_schedule *made, bool *is_better_out)
 {
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    *is_better_out = false;
     if (!made)
         return SHOAL_OK;
     const enum shoal_status status =
         shoal_schedule_time(made, &search->options->costs, search->options->kept_share, &times, NULL);
     const double time = search->options->shortens_span ? times.span : times.step;
-    if (status != SHOAL_OK || times.activations > search->limit + 1e-9 || (search->best && time >= search->best_time)) {
+    if (status != SHOAL_OK || times.activations > search->limit + 1e-9 ||
+        (search->best && time >= search->best_time * (1 - 1e-12))) {
         shoal_schedule_free(made);
         return status;
     }
     shoal_schedule_free(search->best);
     search->best = made;
     search->best_time = time;
+    *is_better_out = true;
     return SHOAL_OK;
 }
 
-static enum shoal_status try_rule(struct search *search, bool is_v, struct rule rule)
+static void copy_rule(const struct search *search, struct rule *to, const struct rule *from)
 {
-    struct shoal_schedule *made;
-    SCHEDULE_TRY(make_greedy(search->options, search->limit, is_v, rule, &made));
-    return offer(search, made);
+    to->preference = from->preference;
+    to->wait = from->wait;
+    memcpy(to->ahead, from->ahead, search->options->ranks * sizeof *to->ahead);
 }
 
-static enum shoal_status try_rules(struct search *search, bool is_v)
+static enum shoal_status try_rule(struct search *search, bool *is_better_out)
 {
-    const struct preference *preferences = is_v ? v_preferences : linear_preferences;
-    const size_t count = is_v ? COUNT_OF(v_preferences) : COUNT_OF(linear_preferences);
+    struct shoal_schedule *made;
+    SCHEDULE_TRY(make_greedy(search->options, search->limit, search->is_v, search->tried, &made));
+    SCHEDULE_TRY(offer(search, made, is_better_out));
+    if (*is_better_out)
+        copy_rule(search, &search->kept, &search->tried);
+    return SHOAL_OK;
+}
+
+static enum shoal_status try_slopes(struct search *search)
+{
+    const uint32_t ranks = search->options->ranks;
+    bool is_better;
+    for (size_t s = 0; s < COUNT_OF(slopes); s++)
+        for (size_t e = 0; e < COUNT_OF(extras); e++) {
+            for (uint32_t r = 0; r < ranks; r++)
+                search->tried.ahead[r] = slopes[s] * (ranks - 1 - r) + 1 + extras[e];
+            SCHEDULE_TRY(try_rule(search, &is_better));
+        }
+    return SHOAL_OK;
+}
+
+static enum shoal_status try_rules(struct search *search)
+{
+    const struct preference *preferences = search->is_v ? v_preferences : linear_preferences;
+    const size_t count = search->is_v ? COUNT_OF(v_preferences) : COUNT_OF(linear_preferences);
     for (size_t p = 0; p < count; p++)
-        for (size_t w = 0; w < COUNT_OF(waits); w++)
-            for (size_t s = 0; s < COUNT_OF(slopes); s++)
-                for (size_t e = 0; e < COUNT_OF(extras); e++)
-                    SCHEDULE_TRY(try_rule(search, is_v, (struct rule){&preferences[p], waits[w], slopes[s], extras[e]}));
+        for (size_t w = 0; w < COUNT_OF(waits); w++) {
+            search->tried.preference = &preferences[p];
+            search->tried.wait = waits[w];
+            SCHEDULE_TRY(try_slopes(search));
+        }
+    return SHOAL_OK;
+}
+
+/* Changes the best rule on one rank after the other, as long as this helps. */
+static enum shoal_status improve_rule(struct search *search)
+{
+    static const double changes[] = {-1, 1, -2, 2};
+    bool is_better = search->best != NULL;
+    while (is_better) {
+        is_better = false;
+        for (uint32_t r = 0; r < search->options->ranks; r++)
+            for (size_t c = 0; c < COUNT_OF(changes); c++) {
+                bool has_helped;
+                copy_rule(search, &search->tried, &search->kept);
+                search->tried.ahead[r] += changes[c];
+                SCHEDULE_TRY(try_rule(search, &has_helped));
+                is_better |= has_helped;
+            }
+    }
     return SHOAL_OK;
 }
 
@@ -421,14 +468,10 @@ static struct pattern pattern_at(uint32_t n)
     return pattern;
 }
 
-/* Of all patterns with the same life, the shortest. */
-static enum shoal_status try_patterns(struct search *search)
+/* Of all patterns with the same life, finds the shortest; UINT32_MAX: there is none. */
+static void find_patterns(uint32_t ranks, uint32_t *shortest, uint32_t lives)
 {
-    const uint32_t all = 4 * 4 * 4 * 4 * PERIOD * PERIOD * PERIOD, ranks = search->options->ranks;
-    const uint32_t lives = (uint32_t)(2 * PERIOD * search->limit) + 1;
-    uint32_t *shortest = malloc(lives * sizeof *shortest);
-    if (!shortest)
-        return SHOAL_ERR_MEMORY;
+    const uint32_t all = 4 * 4 * 4 * 4 * PERIOD * PERIOD * PERIOD;
     memset(shortest, 0xff, lives * sizeof *shortest);
     for (uint32_t n = 0; n < all; n++) {
         const struct pattern pattern = pattern_at(n);
@@ -440,14 +483,25 @@ static enum shoal_status try_patterns(struct search *search)
         if (before == UINT32_MAX || length_of(&pattern, ranks) < length_of(&known, ranks))
             shortest[life] = n;
     }
-    enum shoal_status status = SHOAL_OK;
+}
+
+static enum shoal_status try_patterns(struct search *search)
+{
+    const double most = search->limit < search->options->microbatches ? search->limit : search->options->microbatches;
+    const uint32_t lives = (uint32_t)(2 * PERIOD * most) + 1;
+    uint32_t *shortest = malloc(lives * sizeof *shortest);
+    enum shoal_status status = shortest ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    if (shortest)
+        find_patterns(search->options->ranks, shortest, lives);
     for (uint32_t life = 0; life < lives && status == SHOAL_OK; life++) {
-        const struct pattern pattern = pattern_at(shortest[life] == UINT32_MAX ? 0 : shortest[life]);
         struct shoal_schedule *made = NULL;
-        if (shortest[life] != UINT32_MAX)
-            status = make_pattern(search->options, &pattern, &made);
+        bool is_better;
+        if (shortest[life] == UINT32_MAX)
+            continue;
+        const struct pattern pattern = pattern_at(shortest[life]);
+        status = make_pattern(search->options, &pattern, &made);
         if (status == SHOAL_OK)
-            status = offer(search, made);
+            status = offer(search, made, &is_better);
     }
     free(shortest);
     return status;
@@ -456,11 +510,18 @@ static enum shoal_status try_patterns(struct search *search)
 enum shoal_status schedule_search(const struct shoal_schedule_options *options, double activations,
                                   struct shoal_schedule **schedule_out)
 {
-    const bool is_v = options->kind >= SHOAL_SCHEDULE_V_MIN;
-    struct search search = {options, activations, NULL, 0};
-    enum shoal_status status = try_rules(&search, is_v);
-    if (status == SHOAL_OK && is_v)
+    struct search search = {.options = options, .limit = activations, .is_v = options->kind >= SHOAL_SCHEDULE_V_MIN};
+    search.tried.ahead = calloc(options->ranks, sizeof *search.tried.ahead);
+    search.kept.ahead = calloc(options->ranks, sizeof *search.kept.ahead);
+    enum shoal_status status = search.tried.ahead && search.kept.ahead ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    if (status == SHOAL_OK)
+        status = try_rules(&search);
+    if (status == SHOAL_OK)
+        status = improve_rule(&search);
+    if (status == SHOAL_OK && search.is_v)
         status = try_patterns(&search);
+    free(search.tried.ahead);
+    free(search.kept.ahead);
     if (status != SHOAL_OK) {
         shoal_schedule_free(search.best);
         search.best = NULL;
