@@ -36,10 +36,15 @@ static const double slopes[] = {1, 1.25, 1.5, 1.75, 2};    /* microbatches ahead
 static const uint32_t extras[] = {0, 1, 2, SCHEDULE_MOST}; /* and beside that */
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 
+/* Of a rank. */
+struct habit {
+    double ahead; /* microbatches that its first stage may have begun and not finished */
+    double wait;  /* for an action before it begins a weight gradient, as a share of that one's time */
+};
+
 struct rule {
     const struct preference *preference;
-    double wait;
-    double *ahead; /* [ranks]: microbatches that a rank's first stage may have begun and not finished */
+    struct habit *habits; /* [ranks] */
 };
 
 struct candidate {
@@ -111,7 +116,7 @@ static bool may_go_ahead(const struct clocks *clocks, uint32_t rank, uint32_t nu
     const uint32_t s = stage_of(clocks, rank, number);
     const uint32_t flying = clocks->done[AHEAD][s] - clocks->done[BACK][s];
     const double room = (double)(clocks->per_rank - number) / clocks->per_rank;
-    return kept_now(clocks, rank) + room <= clocks->limit + 1e-9 && (number > 0 || flying + 0.5 <= clocks->rule.ahead[rank]);
+    return kept_now(clocks, rank) + room <= clocks->limit + 1e-9 && (number > 0 || flying + 0.5 <= clocks->rule.habits[rank].ahead);
 }
 
 /* Takes the candidate if it is better, by preference among those that are ready by `by`, then by time. */
@@ -130,7 +135,7 @@ static void consider(const struct clocks *clocks, struct candidate *best, int *b
 /* Chooses what a rank does next, as far as that is known. */
 static struct candidate choose(const struct clocks *clocks, uint32_t rank)
 {
-    const double now = clocks->free_at[rank], by = now + clocks->rule.wait * clocks->cost[WEIGHTS];
+    const double now = clocks->free_at[rank], by = now + clocks->rule.habits[rank].wait * clocks->cost[WEIGHTS];
     struct candidate best = {NEVER, AHEAD, 0}, weights = {NEVER, WEIGHTS, 0};
     int score = 0;
     for (uint32_t n = 0; n < clocks->per_rank; n++) {
@@ -398,8 +403,7 @@ static enum shoal_status offer(struct search *search, struct shoal_schedule *mad
 static void copy_rule(const struct search *search, struct rule *to, const struct rule *from)
 {
     to->preference = from->preference;
-    to->wait = from->wait;
-    memcpy(to->ahead, from->ahead, search->options->ranks * sizeof *to->ahead);
+    memcpy(to->habits, from->habits, search->options->ranks * sizeof *to->habits);
 }
 
 static enum shoal_status try_rule(struct search *search, bool *is_better_out)
@@ -412,14 +416,14 @@ static enum shoal_status try_rule(struct search *search, bool *is_better_out)
     return SHOAL_OK;
 }
 
-static enum shoal_status try_slopes(struct search *search)
+static enum shoal_status try_slopes(struct search *search, double wait)
 {
     const uint32_t ranks = search->options->ranks;
     bool is_better;
     for (size_t s = 0; s < COUNT_OF(slopes); s++)
         for (size_t e = 0; e < COUNT_OF(extras); e++) {
             for (uint32_t r = 0; r < ranks; r++)
-                search->tried.ahead[r] = slopes[s] * (ranks - 1 - r) + 1 + extras[e];
+                search->tried.habits[r] = (struct habit){slopes[s] * (ranks - 1 - r) + 1 + extras[e], wait};
             SCHEDULE_TRY(try_rule(search, &is_better));
         }
     return SHOAL_OK;
@@ -432,8 +436,7 @@ static enum shoal_status try_rules(struct search *search)
     for (size_t p = 0; p < count; p++)
         for (size_t w = 0; w < COUNT_OF(waits); w++) {
             search->tried.preference = &preferences[p];
-            search->tried.wait = waits[w];
-            SCHEDULE_TRY(try_slopes(search));
+            SCHEDULE_TRY(try_slopes(search, waits[w]));
         }
     return SHOAL_OK;
 }
@@ -441,7 +444,7 @@ static enum shoal_status try_rules(struct search *search)
 /* Changes the best rule on one rank after the other, as long as this helps. */
 static enum shoal_status improve_rule(struct search *search)
 {
-    static const double changes[] = {-1, 1, -2, 2};
+    static const struct habit changes[] = {{-1, 0}, {1, 0}, {-2, 0}, {2, 0}, {0, -0.25}, {0, 0.25}, {0, 0.5}};
     bool is_better = search->best != NULL;
     while (is_better) {
         is_better = false;
@@ -449,7 +452,8 @@ static enum shoal_status improve_rule(struct search *search)
             for (size_t c = 0; c < COUNT_OF(changes); c++) {
                 bool has_helped;
                 copy_rule(search, &search->tried, &search->kept);
-                search->tried.ahead[r] += changes[c];
+                search->tried.habits[r].ahead += changes[c].ahead;
+                search->tried.habits[r].wait += changes[c].wait;
                 SCHEDULE_TRY(try_rule(search, &has_helped));
                 is_better |= has_helped;
             }
@@ -511,17 +515,17 @@ enum shoal_status schedule_search(const struct shoal_schedule_options *options, 
                                   struct shoal_schedule **schedule_out)
 {
     struct search search = {.options = options, .limit = activations, .is_v = options->kind >= SHOAL_SCHEDULE_V_MIN};
-    search.tried.ahead = calloc(options->ranks, sizeof *search.tried.ahead);
-    search.kept.ahead = calloc(options->ranks, sizeof *search.kept.ahead);
-    enum shoal_status status = search.tried.ahead && search.kept.ahead ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    search.tried.habits = calloc(options->ranks, sizeof *search.tried.habits);
+    search.kept.habits = calloc(options->ranks, sizeof *search.kept.habits);
+    enum shoal_status status = search.tried.habits && search.kept.habits ? SHOAL_OK : SHOAL_ERR_MEMORY;
     if (status == SHOAL_OK)
         status = try_rules(&search);
     if (status == SHOAL_OK)
         status = improve_rule(&search);
     if (status == SHOAL_OK && search.is_v)
         status = try_patterns(&search);
-    free(search.tried.ahead);
-    free(search.kept.ahead);
+    free(search.tried.habits);
+    free(search.kept.habits);
     if (status != SHOAL_OK) {
         shoal_schedule_free(search.best);
         search.best = NULL;
