@@ -14,7 +14,6 @@ struct run {
     struct shoal_stage_costs costs; /* of one stage */
     uint32_t slots;                 /* for what has come to a stage, in each pass; 0: without a limit */
     double *ends[PASSES];           /* [stages * microbatches]: of results that the next stage needs; NEVER: not yet */
-    double *begun[PASSES];          /* [stages * microbatches]: when a stage took what had come */
     uint32_t *sent[PASSES];         /* [stages]: results that came to a stage, and how many of them it has taken */
     uint32_t *taken[PASSES];
     uint32_t *next;  /* [ranks]: the number of its next action */
@@ -33,9 +32,8 @@ static bool run_open(struct run *run)
         is_there &= (run->sent[pass] = calloc(stages, sizeof *run->sent[pass])) != NULL;
         is_there &= (run->taken[pass] = calloc(stages, sizeof *run->taken[pass])) != NULL;
         is_there &= (run->ends[pass] = malloc(cells * sizeof *run->ends[pass])) != NULL;
-        is_there &= (run->begun[pass] = malloc(cells * sizeof *run->begun[pass])) != NULL;
-        for (size_t i = 0; run->ends[pass] && run->begun[pass] && i < cells; i++)
-            run->ends[pass][i] = run->begun[pass][i] = NEVER;
+        for (size_t i = 0; run->ends[pass] && i < cells; i++)
+            run->ends[pass][i] = NEVER;
     }
     return is_there;
 }
@@ -48,7 +46,6 @@ static void run_close(struct run *run)
         free(run->sent[pass]);
         free(run->taken[pass]);
         free(run->ends[pass]);
-        free(run->begun[pass]);
     }
 }
 
@@ -335,7 +332,7 @@ static enum shoal_status check_lists(const struct shoal_schedule *schedule, unsi
     return SHOAL_OK;
 }
 
-/* The rank for which a rank that has stopped waits: the one that makes its input, or that has to free a slot. */
+/* The stage for which a rank that has stopped waits: the one that makes its input, or that has to free a slot. */
 static uint32_t waits_for(const struct run *run, uint32_t rank)
 {
     const struct shoal_action *action = &run->schedule->lists[rank].actions[run->next[rank]];
@@ -344,28 +341,40 @@ static uint32_t waits_for(const struct run *run, uint32_t rank)
         (void)stage_before(run, action, &other);
     else
         (void)stage_after(run, action, &other);
-    return run->schedule->rank_of[other];
+    return other;
+}
+
+/* Adds to a line of `room` bytes what a rank waits for. */
+static void tell_wait(const struct run *run, uint32_t rank, char *line, size_t room)
+{
+    const struct shoal_action *action = &run->schedule->lists[rank].actions[run->next[rank]];
+    const uint32_t stage = waits_for(run, rank), other = run->schedule->rank_of[stage];
+    char name[40];
+    schedule_name_action(action, name);
+    if (input_at(run, action) == NEVER)
+        snprintf(line, room, "rank %u waits with %s for %u%c%u of rank %u", rank, name, stage,
+                 action->kind == SHOAL_FORWARD ? 'F' : 'B', action->microbatch, other);
+    else
+        snprintf(line, room, "rank %u waits with %s for a free slot of stage %u on rank %u", rank, name, stage, other);
 }
 
 /* Follows who waits for whom, from the first rank that has stopped, until a rank comes again. */
 static enum shoal_status tell_circle(const struct run *run, struct schedule_text text)
 {
-    char line[400] = "", name[40];
+    char line[400] = "";
     uint32_t rank = 0;
     while (run->next[rank] == run->schedule->lists[rank].count)
         rank++;
     for (uint32_t i = 0; i < run->schedule->ranks; i++) /* then it is in the circle */
-        rank = waits_for(run, rank);
+        rank = run->schedule->rank_of[waits_for(run, rank)];
     const uint32_t first = rank;
-    size_t used = 0;
     do {
-        const struct shoal_action *action = &run->schedule->lists[rank].actions[run->next[rank]];
-        schedule_name_action(action, name);
-        const uint32_t other = waits_for(run, rank);
-        const int more = snprintf(line + used, sizeof line - used, "%srank %u waits with %s for rank %u%s", used ? ", " : "",
-                                  rank, name, other, input_at(run, action) == NEVER ? "" : " to free a slot");
-        used = more > 0 && used + (size_t)more < sizeof line ? used + (size_t)more : used;
-        rank = other;
+        const size_t used = strlen(line), gap = used ? 2 : 0;
+        if (used + gap + 1 < sizeof line) {
+            memcpy(line + used, ", ", gap);
+            tell_wait(run, rank, line + used + gap, sizeof line - used - gap);
+        }
+        rank = run->schedule->rank_of[waits_for(run, rank)];
     } while (rank != first);
     return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "ranks wait for each other for ever: %s", line);
 }
