@@ -40,6 +40,7 @@ static const uint32_t extras[] = {0, 1, 2, SCHEDULE_MOST}; /* and beside that */
 struct habit {
     double ahead; /* microbatches that its first stage may have begun and not finished */
     double wait;  /* for an action before it begins a weight gradient, as a share of that one's time */
+    double tail;  /* in how many last backward passes it waits longer, because nothing makes up for a delay any more */
 };
 
 struct rule {
@@ -132,10 +133,17 @@ static void consider(const struct clocks *clocks, struct candidate *best, int *b
     *best_score = score;
 }
 
+static double wait_of(const struct clocks *clocks, uint32_t rank)
+{
+    const uint32_t last = stage_of(clocks, rank, 0);
+    const uint32_t left = clocks->schedule->microbatches - clocks->done[BACK][last];
+    return left <= clocks->rule.habits[rank].tail ? 1 : clocks->rule.habits[rank].wait;
+}
+
 /* Chooses what a rank does next, as far as that is known. */
 static struct candidate choose(const struct clocks *clocks, uint32_t rank)
 {
-    const double now = clocks->free_at[rank], by = now + clocks->rule.habits[rank].wait * clocks->cost[WEIGHTS];
+    const double now = clocks->free_at[rank], by = now + wait_of(clocks, rank) * clocks->cost[WEIGHTS];
     struct candidate best = {NEVER, AHEAD, 0}, weights = {NEVER, WEIGHTS, 0};
     int score = 0;
     for (uint32_t n = 0; n < clocks->per_rank; n++) {
@@ -423,7 +431,7 @@ static enum shoal_status try_slopes(struct search *search, double wait)
     for (size_t s = 0; s < COUNT_OF(slopes); s++)
         for (size_t e = 0; e < COUNT_OF(extras); e++) {
             for (uint32_t r = 0; r < ranks; r++)
-                search->tried.habits[r] = (struct habit){slopes[s] * (ranks - 1 - r) + 1 + extras[e], wait};
+                search->tried.habits[r] = (struct habit){slopes[s] * (ranks - 1 - r) + 1 + extras[e], wait, 1};
             SCHEDULE_TRY(try_rule(search, &is_better));
         }
     return SHOAL_OK;
@@ -444,7 +452,7 @@ static enum shoal_status try_rules(struct search *search)
 /* Changes the best rule on one rank after the other, as long as this helps. */
 static enum shoal_status improve_rule(struct search *search)
 {
-    static const struct habit changes[] = {{-1, 0}, {1, 0}, {-2, 0}, {2, 0}, {0, -0.25}, {0, 0.25}, {0, 0.5}};
+    static const struct habit changes[] = {{-1, 0, 0}, {1, 0, 0}, {-2, 0, 0}, {2, 0, 0}, {0, -0.25, 0}, {0, 0.25, 0}, {0, 0, 1}, {0, 0, -1}, {0, 0, 4}};
     bool is_better = search->best != NULL;
     while (is_better) {
         is_better = false;
@@ -454,6 +462,7 @@ static enum shoal_status improve_rule(struct search *search)
                 copy_rule(search, &search->tried, &search->kept);
                 search->tried.habits[r].ahead += changes[c].ahead;
                 search->tried.habits[r].wait += changes[c].wait;
+                search->tried.habits[r].tail += changes[c].tail;
                 SCHEDULE_TRY(try_rule(search, &has_helped));
                 is_better |= has_helped;
             }
