@@ -10,6 +10,7 @@
  * keeps. Qi et al., "Pipeline parallelism with controllable memory" (2024), section 3. */
 #include "pipeline/schedule/schedule.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,11 +60,14 @@ struct clocks {
     struct shoal_schedule *schedule;
     struct rule rule;
     double limit;              /* of activations */
+    double known;              /* the time of the best schedule so far; INFINITY: none */
     double cost[KINDS];        /* of one stage */
     uint32_t per_rank;         /* stages */
     double *ends[2];           /* [stages * microbatches]: of forward passes and of input gradients; NEVER: not yet */
     uint32_t *done[KINDS];     /* [stages]: microbatches */
     double *free_at;           /* [ranks] */
+    double *from;              /* [ranks]: when what counts began: the first action of all, or of the rank; NEVER: not yet */
+    double *left;              /* [ranks]: time of the actions that are left */
     struct candidate *choices; /* [ranks]: the next action */
 };
 
@@ -173,12 +177,21 @@ static uint32_t first_rank(const struct clocks *clocks)
     return first;
 }
 
+/* Returns true if the rank cannot be done sooner than with the best schedule. */
+static bool is_hopeless(const struct clocks *clocks, uint32_t rank)
+{
+    return clocks->free_at[rank] + clocks->left[rank] - clocks->from[rank] >= clocks->known;
+}
+
 static enum shoal_status perform(struct clocks *clocks, uint32_t rank)
 {
     const struct candidate next = clocks->choices[rank];
     const uint32_t s = next.stage, microbatch = clocks->done[next.which][s]++;
     const double end = next.begin + clocks->cost[next.which];
     clocks->free_at[rank] = end;
+    clocks->left[rank] -= clocks->cost[next.which];
+    if (clocks->from[rank] == NEVER)
+        clocks->from[rank] = clocks->options->shortens_span ? next.begin : 0;
     if (next.which != WEIGHTS)
         clocks->ends[next.which][(size_t)s * clocks->schedule->microbatches + microbatch] = end;
     SCHEDULE_TRY(schedule_append(clocks->schedule, rank, kind_of[next.which], s, microbatch));
@@ -195,6 +208,8 @@ static bool allocate_clocks(struct clocks *clocks)
     const size_t stages = clocks->schedule->stages, ranks = clocks->schedule->ranks;
     const size_t cells = stages * clocks->schedule->microbatches;
     bool is_there = (clocks->free_at = calloc(ranks, sizeof *clocks->free_at)) != NULL;
+    is_there &= (clocks->from = calloc(ranks, sizeof *clocks->from)) != NULL;
+    is_there &= (clocks->left = calloc(ranks, sizeof *clocks->left)) != NULL;
     is_there &= (clocks->choices = calloc(ranks, sizeof *clocks->choices)) != NULL;
     for (int w = 0; w < KINDS; w++)
         is_there &= (clocks->done[w] = calloc(stages, sizeof *clocks->done[w])) != NULL;
@@ -209,6 +224,8 @@ static bool allocate_clocks(struct clocks *clocks)
 static void free_clocks(struct clocks *clocks)
 {
     free(clocks->free_at);
+    free(clocks->from);
+    free(clocks->left);
     free(clocks->choices);
     for (int w = 0; w < KINDS; w++)
         free(clocks->done[w]);
@@ -216,30 +233,37 @@ static void free_clocks(struct clocks *clocks)
         free(clocks->ends[w]);
 }
 
-/* Runs the clocks. *is_whole_out is false if the rule has led to ranks that wait for each other. */
+/* Runs the clocks. *is_whole_out is false if the rule has led to ranks that wait for each other, or to a longer schedule than
+ * the best one. */
 static enum shoal_status run_clocks(struct clocks *clocks, bool *is_whole_out)
 {
     const size_t all = (size_t)KINDS * clocks->schedule->stages * clocks->schedule->microbatches;
+    const double work = clocks->cost[AHEAD] + clocks->cost[BACK] + clocks->cost[WEIGHTS];
     size_t done = 0;
-    for (uint32_t r = 0; r < clocks->schedule->ranks; r++)
+    for (uint32_t r = 0; r < clocks->schedule->ranks; r++) {
         clocks->choices[r] = choose(clocks, r);
+        clocks->from[r] = NEVER;
+        clocks->left[r] = work * clocks->per_rank * clocks->schedule->microbatches;
+    }
     for (; done < all; done++) {
         const uint32_t rank = first_rank(clocks);
         if (rank == UINT32_MAX)
             break;
         SCHEDULE_TRY(perform(clocks, rank));
+        if (is_hopeless(clocks, rank))
+            break;
     }
     *is_whole_out = done == all;
     return SHOAL_OK;
 }
 
 /* *schedule_out is NULL if the rule leads nowhere. */
-static enum shoal_status make_greedy(const struct shoal_schedule_options *options, double limit, bool is_v, struct rule rule,
-                                     struct shoal_schedule **schedule_out)
+static enum shoal_status make_greedy(const struct shoal_schedule_options *options, double limit, double known, bool is_v,
+                                     struct rule rule, struct shoal_schedule **schedule_out)
 {
     const uint32_t per_rank = is_v ? 2 : 1;
     const struct shoal_stage_costs *costs = &options->costs;
-    struct clocks clocks = {.options = options, .rule = rule, .limit = limit, .per_rank = per_rank};
+    struct clocks clocks = {.options = options, .rule = rule, .limit = limit, .known = known, .per_rank = per_rank};
     bool is_whole = false;
     *schedule_out = NULL;
     clocks.cost[AHEAD] = costs->forward / per_rank;
@@ -397,7 +421,7 @@ static enum shoal_status offer(struct search *search, struct shoal_schedule *mad
         shoal_schedule_time(made, &search->options->costs, search->options->kept_share, &times, NULL);
     const double time = search->options->shortens_span ? times.span : times.step;
     if (status != SHOAL_OK || times.activations > search->limit + 1e-9 ||
-        (search->best && time >= search->best_time * (1 - 1e-12))) {
+        (search->best && time >= search->best_time * (1 - 1e-12))) { /* rounding is no gain */
         shoal_schedule_free(made);
         return status;
     }
@@ -417,7 +441,8 @@ static void copy_rule(const struct search *search, struct rule *to, const struct
 static enum shoal_status try_rule(struct search *search, bool *is_better_out)
 {
     struct shoal_schedule *made;
-    SCHEDULE_TRY(make_greedy(search->options, search->limit, search->is_v, search->tried, &made));
+    const double known = search->best ? search->best_time * (1 - 1e-12) : INFINITY;
+    SCHEDULE_TRY(make_greedy(search->options, search->limit, known, search->is_v, search->tried, &made));
     SCHEDULE_TRY(offer(search, made, is_better_out));
     if (*is_better_out)
         copy_rule(search, &search->kept, &search->tried);
