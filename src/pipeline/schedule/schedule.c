@@ -182,15 +182,19 @@ static enum shoal_status step_of(const struct shoal_schedule *schedule, const st
     return SHOAL_OK;
 }
 
-/* Tries every kind, and keeps the one of the shortest step. */
+/* Tries every kind, and keeps the one of the shortest step. ZB_H1, V_MIN and V_HALF search as ZB_H2 and V_ZB do, with fewer
+ * activations. */
 static enum shoal_status make_best(const struct shoal_schedule_options *options, struct shoal_schedule **best_out)
 {
+    static const enum shoal_schedule_kind tried[] = {SHOAL_SCHEDULE_GPIPE,       SHOAL_SCHEDULE_1F1B,
+                                                     SHOAL_SCHEDULE_INTERLEAVED, SHOAL_SCHEDULE_BREADTH_FIRST,
+                                                     SHOAL_SCHEDULE_ZB_H2,       SHOAL_SCHEDULE_V_ZB};
     double best_step = 0, step = 0;
     *best_out = NULL;
-    for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++) {
+    for (size_t i = 0; i < sizeof tried / sizeof tried[0]; i++) {
         struct shoal_schedule_options own = *options;
         struct shoal_schedule *made = NULL;
-        own.kind = (enum shoal_schedule_kind)kind;
+        own.kind = tried[i];
         if (own.kind == SHOAL_SCHEDULE_INTERLEAVED && own.microbatches % own.ranks != 0)
             continue;
         enum shoal_status status = make_kind(&own, &made);

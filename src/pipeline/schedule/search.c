@@ -17,6 +17,7 @@
 #define KINDS 3  /* forward, input gradient, weight gradient; see `which` */
 #define PERIOD 6 /* actions of a microbatch on a rank with two stages */
 #define NEVER -1.0
+#define IMPROVING_ACTIONS 1e8
 
 enum which { AHEAD, BACK, WEIGHTS };
 
@@ -68,7 +69,9 @@ struct clocks {
     double *free_at;           /* [ranks] */
     double *from;              /* [ranks]: when what counts began: the first action of all, or of the rank; NEVER: not yet */
     double *left;              /* [ranks]: time of the actions that are left */
-    struct candidate *choices; /* [ranks]: the next action */
+    struct candidate *choices; /* [leaves]: each rank's next action */
+    uint32_t *winners;         /* [leaves]: a tree, from 1 on: of the ranks below a node, the one whose action begins first */
+    uint32_t leaves;           /* a power of two, and at least the ranks */
 };
 
 static uint32_t stage_of(const struct clocks *clocks, uint32_t rank, uint32_t number)
@@ -165,17 +168,49 @@ static struct candidate choose(const struct clocks *clocks, uint32_t rank)
     return best.begin != NEVER && (best.begin <= by || weights.begin == NEVER) ? best : weights;
 }
 
+/* ---- The rank whose action begins first, by a tournament ---- */
+
+static uint32_t earlier(const struct clocks *clocks, uint32_t one, uint32_t other)
+{
+    const double begin = clocks->choices[one].begin, other_begin = clocks->choices[other].begin;
+    return other_begin == NEVER || (begin != NEVER && begin <= other_begin) ? one : other;
+}
+
+static uint32_t winner_below(const struct clocks *clocks, uint32_t node)
+{
+    return node < clocks->leaves ? clocks->winners[node] : node - clocks->leaves;
+}
+
+static void play(struct clocks *clocks, uint32_t node)
+{
+    clocks->winners[node] = earlier(clocks, winner_below(clocks, 2 * node), winner_below(clocks, 2 * node + 1));
+}
+
+static void begin_tournament(struct clocks *clocks)
+{
+    for (uint32_t leaf = 0; leaf < clocks->leaves; leaf++)
+        clocks->choices[leaf] =
+            leaf < clocks->schedule->ranks ? choose(clocks, leaf) : (struct candidate){NEVER, AHEAD, 0};
+    for (uint32_t node = clocks->leaves - 1; node > 0; node--)
+        play(clocks, node);
+}
+
+/* Lets a rank choose again. */
+static void renew(struct clocks *clocks, uint32_t rank)
+{
+    clocks->choices[rank] = choose(clocks, rank);
+    for (uint32_t node = (clocks->leaves + rank) / 2; node > 0; node /= 2)
+        play(clocks, node);
+}
+
 /* Returns the rank whose next action begins first, or UINT32_MAX. */
 static uint32_t first_rank(const struct clocks *clocks)
 {
-    uint32_t first = UINT32_MAX;
-    for (uint32_t r = 0; r < clocks->schedule->ranks; r++) {
-        const double begin = clocks->choices[r].begin;
-        if (begin != NEVER && (first == UINT32_MAX || begin < clocks->choices[first].begin))
-            first = r;
-    }
-    return first;
+    const uint32_t rank = winner_below(clocks, 1);
+    return clocks->choices[rank].begin == NEVER ? UINT32_MAX : rank;
 }
+
+/* ---- A run ---- */
 
 /* Returns true if the rank cannot be done sooner than with the best schedule. */
 static bool is_hopeless(const struct clocks *clocks, uint32_t rank)
@@ -195,11 +230,11 @@ static enum shoal_status perform(struct clocks *clocks, uint32_t rank)
     if (next.which != WEIGHTS)
         clocks->ends[next.which][(size_t)s * clocks->schedule->microbatches + microbatch] = end;
     SCHEDULE_TRY(schedule_append(clocks->schedule, rank, kind_of[next.which], s, microbatch));
-    clocks->choices[rank] = choose(clocks, rank);
+    renew(clocks, rank);
     if (next.which == AHEAD && s + 1 < clocks->schedule->stages)
-        clocks->choices[clocks->schedule->rank_of[s + 1]] = choose(clocks, clocks->schedule->rank_of[s + 1]);
+        renew(clocks, clocks->schedule->rank_of[s + 1]);
     if (next.which == BACK && s > 0)
-        clocks->choices[clocks->schedule->rank_of[s - 1]] = choose(clocks, clocks->schedule->rank_of[s - 1]);
+        renew(clocks, clocks->schedule->rank_of[s - 1]);
     return SHOAL_OK;
 }
 
@@ -210,7 +245,10 @@ static bool allocate_clocks(struct clocks *clocks)
     bool is_there = (clocks->free_at = calloc(ranks, sizeof *clocks->free_at)) != NULL;
     is_there &= (clocks->from = calloc(ranks, sizeof *clocks->from)) != NULL;
     is_there &= (clocks->left = calloc(ranks, sizeof *clocks->left)) != NULL;
-    is_there &= (clocks->choices = calloc(ranks, sizeof *clocks->choices)) != NULL;
+    for (clocks->leaves = 1; clocks->leaves < ranks; clocks->leaves *= 2)
+        continue;
+    is_there &= (clocks->choices = calloc(clocks->leaves, sizeof *clocks->choices)) != NULL;
+    is_there &= (clocks->winners = calloc(clocks->leaves, sizeof *clocks->winners)) != NULL;
     for (int w = 0; w < KINDS; w++)
         is_there &= (clocks->done[w] = calloc(stages, sizeof *clocks->done[w])) != NULL;
     for (int w = 0; w < 2; w++) {
@@ -227,6 +265,7 @@ static void free_clocks(struct clocks *clocks)
     free(clocks->from);
     free(clocks->left);
     free(clocks->choices);
+    free(clocks->winners);
     for (int w = 0; w < KINDS; w++)
         free(clocks->done[w]);
     for (int w = 0; w < 2; w++)
@@ -240,8 +279,8 @@ static enum shoal_status run_clocks(struct clocks *clocks, bool *is_whole_out)
     const size_t all = (size_t)KINDS * clocks->schedule->stages * clocks->schedule->microbatches;
     const double work = clocks->cost[AHEAD] + clocks->cost[BACK] + clocks->cost[WEIGHTS];
     size_t done = 0;
+    begin_tournament(clocks);
     for (uint32_t r = 0; r < clocks->schedule->ranks; r++) {
-        clocks->choices[r] = choose(clocks, r);
         clocks->from[r] = NEVER;
         clocks->left[r] = work * clocks->per_rank * clocks->schedule->microbatches;
     }
@@ -474,15 +513,18 @@ static enum shoal_status try_rules(struct search *search)
     return SHOAL_OK;
 }
 
-/* Changes the best rule on one rank after the other, as long as this helps. */
+/* Changes the best rule on one rank after the other, as long as this helps, and within a number of actions that takes a few
+ * seconds. */
 static enum shoal_status improve_rule(struct search *search)
 {
+    const double actions = 3.0 * (search->is_v ? 2 : 1) * search->options->ranks * search->options->microbatches;
     static const struct habit changes[] = {{-1, 0, 0}, {1, 0, 0}, {-2, 0, 0}, {2, 0, 0}, {0, -0.25, 0}, {0, 0.25, 0}, {0, 0, 1}, {0, 0, -1}, {0, 0, 4}};
+    double left = IMPROVING_ACTIONS;
     bool is_better = search->best != NULL;
     while (is_better) {
         is_better = false;
-        for (uint32_t r = 0; r < search->options->ranks; r++)
-            for (size_t c = 0; c < COUNT_OF(changes); c++) {
+        for (uint32_t r = 0; r < search->options->ranks && left > 0; r++)
+            for (size_t c = 0; c < COUNT_OF(changes) && left > 0; c++, left -= actions) {
                 bool has_helped;
                 copy_rule(search, &search->tried, &search->kept);
                 search->tried.habits[r].ahead += changes[c].ahead;
