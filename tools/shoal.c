@@ -30,6 +30,7 @@ static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
     {"bench optimizer", "measure how fast one core steps parameters, compared with memory"},
     {"sim step", "predict the time and the efficiency of training steps on many hosts"},
+    {"sim pipeline", "make, check, time and draw schedules of a pipeline"},
 };
 
 static void help_print(FILE *out)

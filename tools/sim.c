@@ -10,6 +10,7 @@
 static const char help_text[] =
     "Usage: shoal sim COLLECTIVE [options]\n"
     "       shoal sim step [options]          a whole training step: shoal sim step --help\n"
+    "       shoal sim pipeline [options]      schedules of a pipeline: shoal sim pipeline --help\n"
     "\n"
     "COLLECTIVE is allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier.\n"
     "Dashes are allowed (reduce-scatter). The root is rank 0.\n"
@@ -120,6 +121,8 @@ int shoal_tool_sim(int argc, char **argv)
     struct sim_options options;
     if (argc > 1 && !strcmp(argv[1], "step"))
         return sim_step_run(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "pipeline"))
+        return sim_pipeline_run(argc - 1, argv + 1);
     if (!sim_options_parse(argc, argv, &options))
         return TOOL_EXIT_USAGE;
     if (options.help || options.explains_model) {

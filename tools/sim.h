@@ -97,8 +97,9 @@ enum { SIM_MODEL_FIELDS_MAX = 24 };
 size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, struct sim_field *fields_out);
 void sim_parameters_print(const struct shoal_simulation *model);
 
-/* `shoal sim step`; argv[0] is "step". Returns the exit code. */
+/* `shoal sim step` and `shoal sim pipeline`; argv[0] is "step" or "pipeline". Return the exit code. */
 int sim_step_run(int argc, char **argv);
+int sim_pipeline_run(int argc, char **argv);
 
 /* ---- Collectives --------------------------------------------------------------------------------------------------------- */
 

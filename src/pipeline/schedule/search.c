@@ -17,6 +17,7 @@
 #define KINDS 3  /* forward, input gradient, weight gradient; see `which` */
 #define PERIOD 6 /* actions of a microbatch on a rank with two stages */
 #define NEVER -1.0
+#define ROUNDING 1e-9
 #define IMPROVING_ACTIONS 1e8
 
 enum which { AHEAD, BACK, WEIGHTS };
@@ -124,7 +125,7 @@ static bool may_go_ahead(const struct clocks *clocks, uint32_t rank, uint32_t nu
     const uint32_t s = stage_of(clocks, rank, number);
     const uint32_t flying = clocks->done[AHEAD][s] - clocks->done[BACK][s];
     const double room = (double)(clocks->per_rank - number) / clocks->per_rank;
-    return kept_now(clocks, rank) + room <= clocks->limit + 1e-9 && (number > 0 || flying + 0.5 <= clocks->rule.habits[rank].ahead);
+    return kept_now(clocks, rank) + room <= clocks->limit + ROUNDING && (number > 0 || flying + 0.5 <= clocks->rule.habits[rank].ahead);
 }
 
 /* Takes the candidate if it is better, by preference among those that are ready by `by`, then by time. */
@@ -445,9 +446,17 @@ struct search {
     double limit;
     bool is_v;
     struct shoal_schedule *best;
-    double best_time;
+    double best_time, best_activations;
     struct rule tried, kept; /* the rule of the last try, and the best one, if `best` comes from a rule; each has room of its own */
 };
+
+/* Returns true if it is shorter than the best one, or as short and keeps fewer activations. Rounding is no gain. */
+static bool is_better(const struct search *search, double time, double activations)
+{
+    const double known = search->best_time, rounding = ROUNDING * known;
+    return !search->best || time < known - rounding ||
+           (time <= known + rounding && activations < search->best_activations - ROUNDING);
+}
 
 /* Takes over the schedule, if it is better and keeps few enough activations, or frees it. made may be NULL. */
 static enum shoal_status offer(struct search *search, struct shoal_schedule *made, bool *is_better_out)
@@ -459,14 +468,14 @@ static enum shoal_status offer(struct search *search, struct shoal_schedule *mad
     const enum shoal_status status =
         shoal_schedule_time(made, &search->options->costs, search->options->kept_share, &times, NULL);
     const double time = search->options->shortens_span ? times.span : times.step;
-    if (status != SHOAL_OK || times.activations > search->limit + 1e-9 ||
-        (search->best && time >= search->best_time * (1 - 1e-12))) { /* rounding is no gain */
+    if (status != SHOAL_OK || times.activations > search->limit + ROUNDING || !is_better(search, time, times.activations)) {
         shoal_schedule_free(made);
         return status;
     }
     shoal_schedule_free(search->best);
     search->best = made;
     search->best_time = time;
+    search->best_activations = times.activations;
     *is_better_out = true;
     return SHOAL_OK;
 }
@@ -480,7 +489,7 @@ static void copy_rule(const struct search *search, struct rule *to, const struct
 static enum shoal_status try_rule(struct search *search, bool *is_better_out)
 {
     struct shoal_schedule *made;
-    const double known = search->best ? search->best_time * (1 - 1e-12) : INFINITY;
+    const double known = search->best ? search->best_time * (1 + 2 * ROUNDING) : INFINITY;
     SCHEDULE_TRY(make_greedy(search->options, search->limit, known, search->is_v, search->tried, &made));
     SCHEDULE_TRY(offer(search, made, is_better_out));
     if (*is_better_out)
@@ -491,12 +500,12 @@ static enum shoal_status try_rule(struct search *search, bool *is_better_out)
 static enum shoal_status try_slopes(struct search *search, double wait)
 {
     const uint32_t ranks = search->options->ranks;
-    bool is_better;
+    bool has_helped;
     for (size_t s = 0; s < COUNT_OF(slopes); s++)
         for (size_t e = 0; e < COUNT_OF(extras); e++) {
             for (uint32_t r = 0; r < ranks; r++)
                 search->tried.habits[r] = (struct habit){slopes[s] * (ranks - 1 - r) + 1 + extras[e], wait, 1};
-            SCHEDULE_TRY(try_rule(search, &is_better));
+            SCHEDULE_TRY(try_rule(search, &has_helped));
         }
     return SHOAL_OK;
 }
@@ -520,9 +529,9 @@ static enum shoal_status improve_rule(struct search *search)
     const double actions = 3.0 * (search->is_v ? 2 : 1) * search->options->ranks * search->options->microbatches;
     static const struct habit changes[] = {{-1, 0, 0}, {1, 0, 0}, {-2, 0, 0}, {2, 0, 0}, {0, -0.25, 0}, {0, 0.25, 0}, {0, 0, 1}, {0, 0, -1}, {0, 0, 4}};
     double left = IMPROVING_ACTIONS;
-    bool is_better = search->best != NULL;
-    while (is_better) {
-        is_better = false;
+    bool goes_on = search->best != NULL;
+    while (goes_on) {
+        goes_on = false;
         for (uint32_t r = 0; r < search->options->ranks && left > 0; r++)
             for (size_t c = 0; c < COUNT_OF(changes) && left > 0; c++, left -= actions) {
                 bool has_helped;
@@ -531,7 +540,7 @@ static enum shoal_status improve_rule(struct search *search)
                 search->tried.habits[r].wait += changes[c].wait;
                 search->tried.habits[r].tail += changes[c].tail;
                 SCHEDULE_TRY(try_rule(search, &has_helped));
-                is_better |= has_helped;
+                goes_on |= has_helped;
             }
     }
     return SHOAL_OK;
@@ -575,13 +584,13 @@ static enum shoal_status try_patterns(struct search *search)
         find_patterns(search->options->ranks, shortest, lives);
     for (uint32_t life = 0; life < lives && status == SHOAL_OK; life++) {
         struct shoal_schedule *made = NULL;
-        bool is_better;
+        bool has_helped;
         if (shortest[life] == UINT32_MAX)
             continue;
         const struct pattern pattern = pattern_at(shortest[life]);
         status = make_pattern(search->options, &pattern, &made);
         if (status == SHOAL_OK)
-            status = offer(search, made, &is_better);
+            status = offer(search, made, &has_helped);
     }
     free(shortest);
     return status;
