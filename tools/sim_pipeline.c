@@ -374,14 +374,15 @@ static void header_print(const struct pipeline_options *options)
     const struct shoal_schedule_options *question = &options->question;
     const struct shoal_stage_costs *costs = &question->costs;
     if (options->format == SIM_CSV)
-        puts("schedule,ranks,stages,microbatches,forward_us,input_gradient_us,weight_gradient_us,transfer_us,kept_share,step_us,"
-             "bubble,span_us,span_bubble,peak_activations,slots");
+        puts(
+            "schedule,ranks,stages,microbatches,forward_us,input_gradient_us,weight_gradient_us,transfer_us,kept_share,step_us,"
+            "bubble,span_us,span_bubble,peak_activations,slots");
     if (options->format != SIM_TABLE)
         return;
     printf("# a microbatch on a rank: forward %g ms, input gradient %g ms, weight gradient %g ms; transfer %g ms\n",
            costs->forward / 1e3, costs->input_gradient / 1e3, costs->weight_gradient / 1e3, costs->transfer / 1e3);
-    printf("%-14s %6s %6s %12s %10s %8s %10s %8s %12s %6s\n", "schedule", "ranks", "stages", "microbatches", "step/ms", "bubble",
-           "span/ms", "bubble", "activations", "slots");
+    printf("%-14s %6s %6s %12s %10s %8s %10s %8s %12s %6s\n", "schedule", "ranks", "stages", "microbatches", "step/ms",
+           "bubble", "span/ms", "bubble", "activations", "slots");
 }
 
 static void row_print(const struct pipeline_options *options, const struct sim_pipeline_row *row)
@@ -407,7 +408,8 @@ static void row_print(const struct pipeline_options *options, const struct sim_p
     if (options->format == SIM_TABLE)
         printf("%-14s %6u %6u %12u %10.3f %7.2f%% %10.3f %7.2f%% %12.4g %6u\n", row->name, shoal_schedule_ranks(schedule),
                shoal_schedule_stages(schedule), shoal_schedule_microbatches(schedule), row->times.step / 1e3,
-               100 * row->times.bubble, row->times.span / 1e3, 100 * row->times.span_bubble, row->times.activations, row->slots);
+               100 * row->times.bubble, row->times.span / 1e3, 100 * row->times.span_bubble, row->times.activations,
+               row->slots);
     else
         sim_fields_print(fields, sizeof fields / sizeof fields[0], options->format == SIM_JSON);
     fflush(stdout);

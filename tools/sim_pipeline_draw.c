@@ -5,7 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-
 /* Of the picture, in its units. */
 enum { WIDTH = 1200, LEFT = 62, RIGHT = 16, TOP = 72, ROW = 26, GAP = 4, BOTTOM = 40 };
 
@@ -47,8 +46,9 @@ static void action_draw(const struct picture *picture, uint32_t rank, const stru
 {
     const double us = sim_pipeline_duration(picture->row, action->kind), x = x_at(picture, begin), width = us * picture->scale;
     const int y = y_at(rank);
-    fprintf(picture->out, "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" stroke=\"white\" stroke-width=\"0.5\">", x,
-            y, width, ROW, color_of(picture, action));
+    fprintf(picture->out,
+            "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" stroke=\"white\" stroke-width=\"0.5\">", x, y,
+            width, ROW, color_of(picture, action));
     fprintf(picture->out, "<title>%u%s%u: %.4g to %.4g ms</title></rect>\n", action->stage, looks[action->kind].letter,
             action->microbatch, begin / 1e3, (begin + us) / 1e3);
     if (width >= 9 + 6 * (action->microbatch >= 10) + 6 * (action->microbatch >= 100))
@@ -116,9 +116,10 @@ static void head_draw(const struct picture *picture)
     int x = LEFT;
     fprintf(picture->out, "<text x=\"%d\" y=\"24\" font-size=\"15\">", LEFT);
     text_escape(picture->out, row->name);
-    fprintf(picture->out, ": %u ranks, %u stages, %u microbatches; step %.4g ms, bubble %.2f %%, at most %.3g activations</text>\n",
-            shoal_schedule_ranks(row->schedule), shoal_schedule_stages(row->schedule), shoal_schedule_microbatches(row->schedule),
-            row->times.step / 1e3, 100 * row->times.bubble, row->times.activations);
+    fprintf(picture->out,
+            ": %u ranks, %u stages, %u microbatches; step %.4g ms, bubble %.2f %%, at most %.3g activations</text>\n",
+            shoal_schedule_ranks(row->schedule), shoal_schedule_stages(row->schedule),
+            shoal_schedule_microbatches(row->schedule), row->times.step / 1e3, 100 * row->times.bubble, row->times.activations);
     for (size_t kind = 0; kind < sizeof looks / sizeof looks[0]; kind++) {
         if (!is_used(row->schedule, (enum shoal_action_kind)kind))
             continue;
@@ -163,15 +164,16 @@ static void rank_trace(const struct sim_pipeline_row *row, uint32_t rank, FILE *
 {
     uint32_t count;
     const struct shoal_action *actions = shoal_schedule_actions(row->schedule, rank, &count);
-    fprintf(out, "%s\n{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":{\"name\":\"rank %u\"}}", rank ? "," : "", rank + 1,
-            rank);
+    fprintf(out, "%s\n{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":{\"name\":\"rank %u\"}}", rank ? "," : "",
+            rank + 1, rank);
     for (uint32_t i = 0; i < count; i++) {
         const struct shoal_action *action = &actions[i];
         fprintf(out,
-                ",\n{\"ph\":\"X\",\"pid\":%u,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%u%s%u\",\"cat\":\"%s\",\"args\":{\"stage\":%u,"
+                ",\n{\"ph\":\"X\",\"pid\":%u,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%u%s%u\",\"cat\":\"%s\",\"args\":{"
+                "\"stage\":%u,"
                 "\"microbatch\":%u}}",
-                rank + 1, row->begins[rank][i], sim_pipeline_duration(row, action->kind), action->stage, looks[action->kind].letter,
-                action->microbatch, looks[action->kind].text, action->stage, action->microbatch);
+                rank + 1, row->begins[rank][i], sim_pipeline_duration(row, action->kind), action->stage,
+                looks[action->kind].letter, action->microbatch, looks[action->kind].text, action->stage, action->microbatch);
     }
 }
 

@@ -11,8 +11,8 @@
  *     rank 2         F0 F1       I0 F2 I1 W0 ...
  *     rank 3            F0 I0 F1 I1 W0 ...                        time without an action is the bubble
  *
- * A schedule is a list of actions for each rank. It can be made here, printed and read in the form of torch's pipelines, checked,
- * and timed, whoever made it.
+ * A schedule is a list of actions for each rank. It can be made here, printed and read in the form of torch's pipelines,
+ * checked, and timed, whoever made it.
  *
  * The rules of shoal.h also hold here: statuses, outputs named *_out, struct_bytes and *_INIT. A schedule never changes, so any
  * thread may read it. A function with text writes the reason of a failure there, at most text_bytes with the final zero; text
@@ -41,7 +41,8 @@ enum shoal_action_kind {
 
 struct shoal_action {
     enum shoal_action_kind kind;
-    uint32_t stage, microbatch;
+    uint32_t stage;
+    uint32_t microbatch;
 };
 
 /* How a schedule is made: name, number, word for options and messages, meaning. Ranks p, microbatches m. "Activations" are what
@@ -66,24 +67,27 @@ enum shoal_schedule_kind {
 
 /* Times of one microbatch, in any unit. */
 struct shoal_stage_costs {
-    double forward, input_gradient, weight_gradient; /* of one rank, which its stages share equally */
-    double transfer;                                 /* from a stage to one on another rank, beside the computation */
+    double forward; /* this and the next two: of one rank, which its stages share equally */
+    double input_gradient;
+    double weight_gradient;
+    double transfer; /* from a stage to one on another rank, beside the computation */
 };
 
 /* Begins as SHOAL_SCHEDULE_OPTIONS_INIT. */
 struct shoal_schedule_options {
     size_t struct_bytes;
     enum shoal_schedule_kind kind;
-    uint32_t ranks, microbatches;
+    uint32_t ranks;
+    uint32_t microbatches;
     uint32_t stages_per_rank;       /* for INTERLEAVED and BREADTH_FIRST: 2 or more, 0 is 2. 0 for all others */
-    struct shoal_stage_costs costs; /* decide the order for all kinds from ZB_H1 on */
+    struct shoal_stage_costs costs; /* decide the order for all kinds from ZB_H1 on. All 0: three passes of equal time */
     double activations;             /* most that a rank may keep; 0: what the kind keeps by its definition */
     double kept_share; /* share of an activation that is kept from an input gradient to its weight gradient, 0 to 1 */
     int shortens_span; /* 1: the kinds from ZB_H1 on shorten `span` instead of `step`; see section 3 */
 };
 #define SHOAL_SCHEDULE_OPTIONS_INIT                                                                \
     {                                                                                              \
-        sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 0, 0, {1, 1, 1, 0}, 0, 1, 0 \
+        sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 0, 0, {0, 0, 0, 0}, 0, 1, 0 \
     }
 
 /* Makes a schedule. Stage s is on rank s % ranks, and with the V kinds on rank min(s, stages - 1 - s). ERR_ARGUMENT: options
@@ -115,8 +119,8 @@ SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
 /* Reads that form, from text of `bytes` bytes without a final zero. Empty cells stand for a pause and are left out, and so are
- * torch's actions for sending, receiving and sharding, which follow from the others. ERR_ARGUMENT: text that is no schedule (its
- * line and cell are told), or one with a fault (shoal_schedule_check). ERR_MEMORY. */
+ * torch's actions for sending, receiving and sharding, which follow from the others. ERR_ARGUMENT: text that is no schedule
+ * (its line and cell are told), or one with a fault (shoal_schedule_check). ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoal_schedule **schedule_out, char *text,
                                size_t text_bytes);
 

@@ -31,8 +31,10 @@ static struct shoal_schedule *create(const struct shoal_schedule_options *option
 
 static struct shoal_schedule_times time_of(const struct shoal_schedule *schedule, const struct shoal_schedule_options *options)
 {
+    const struct shoal_stage_costs equal = {1, 1, 1, options->costs.transfer};
+    const struct shoal_stage_costs *costs = options->costs.forward > 0 ? &options->costs : &equal;
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
-    assert_int_equal(shoal_schedule_time(schedule, &options->costs, options->kept_share, &times, NULL), SHOAL_OK);
+    assert_int_equal(shoal_schedule_time(schedule, costs, options->kept_share, &times, NULL), SHOAL_OK);
     return times;
 }
 
@@ -109,6 +111,24 @@ static void simple_bubbles_are_known(void **state)
         options.microbatches = 10;
         struct shoal_schedule *schedule = create(&options);
         assert_true(fabs(time_of(schedule, &options).bubble - 5.0 / 15) < 1e-9);
+        shoal_schedule_free(schedule);
+    }
+}
+
+/* A V puts the last stage on the first rank; others deal stages out in turns. */
+static void stages_are_on_their_ranks(void **state)
+{
+    static const uint32_t turns[] = {0, 1, 2, 0, 1, 2}, v[] = {0, 1, 2, 2, 1, 0};
+    (void)state;
+    for (int is_v = 0; is_v < 2; is_v++) {
+        struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+        options.kind = is_v ? SHOAL_SCHEDULE_V_ZB : SHOAL_SCHEDULE_INTERLEAVED;
+        options.ranks = 3;
+        options.microbatches = 3;
+        struct shoal_schedule *schedule = create(&options);
+        assert_int_equal(shoal_schedule_stages(schedule), 6);
+        for (uint32_t s = 0; s < 6; s++)
+            assert_int_equal(shoal_schedule_rank_of(schedule, s), is_v ? v[s] : turns[s]);
         shoal_schedule_free(schedule);
     }
 }
@@ -269,8 +289,9 @@ static void circles_are_told(void **state)
     char why[TEXT] = "";
     (void)state;
     assert_int_equal(read_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", why), SHOAL_ERR_ARGUMENT);
-    assert_string_equal(why, "ranks wait for each other for ever: rank 0 waits with 0B0 for 1B0 of rank 1, rank 1 waits with 1F1 "
-                             "for 0F1 of rank 0");
+    assert_string_equal(why,
+                        "ranks wait for each other for ever: rank 0 waits with 0B0 for 1B0 of rank 1, rank 1 waits with 1F1 "
+                        "for 0F1 of rank 0");
     assert_int_equal(read_text("0F0,3F0,0B0,3B0,0F1,0B1,3F1,3B1\n1F0,2F1,2F0,1F1,2B0,1B0,2B1,1B1", why), SHOAL_ERR_ARGUMENT);
     assert_string_equal(why, "ranks wait for each other for ever: rank 1 waits with 2F1 for 1F1 of rank 1");
     const char *text = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3";
@@ -280,8 +301,9 @@ static void circles_are_told(void **state)
     text = "0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3";
     assert_int_equal(shoal_schedule_read(text, strlen(text), &schedule, why, sizeof why), SHOAL_OK);
     assert_int_equal(shoal_schedule_check(schedule, 1, why, sizeof why), SHOAL_ERR_ARGUMENT);
-    assert_string_equal(why, "ranks wait for each other for ever: rank 0 waits with 0F3 for a free slot of stage 1 on rank 1, rank "
-                             "1 waits with 1B1 for a free slot of stage 0 on rank 0");
+    assert_string_equal(why,
+                        "ranks wait for each other for ever: rank 0 waits with 0F3 for a free slot of stage 1 on rank 1, rank "
+                        "1 waits with 1B1 for a free slot of stage 0 on rank 0");
     shoal_schedule_free(schedule);
 }
 
@@ -297,7 +319,6 @@ static void options_are_checked(void **state)
          "6 is no multiple"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0},
          "negative or not finite"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {0, 0, 0, 1}, 0, 1, 0}, "costs nothing"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4, 8, 0, {1, 1, 1, 0}, 2, 1, 0}, "1f1b cannot do with 2"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_ZB_H1, 4, 8, 0, {1, 1, 1, 0}, 0.5, 1, 0}, "cannot do with 0.5"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 2, 0}, "kept_share"},
@@ -320,7 +341,7 @@ int main(void)
         cmocka_unit_test(published_rates_come_out), cmocka_unit_test(auto_keeps_to_the_memory),
         cmocka_unit_test(text_is_read_back),        cmocka_unit_test(other_forms_are_read),
         cmocka_unit_test(faults_are_named),         cmocka_unit_test(circles_are_told),
-        cmocka_unit_test(options_are_checked),
+        cmocka_unit_test(options_are_checked),      cmocka_unit_test(stages_are_on_their_ranks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,7 +91,7 @@ enum shoal_status schedule_append(struct shoal_schedule *schedule, uint32_t rank
 
 /* ---- Options ------------------------------------------------------------------------------------------------------------- */
 
-static bool is_finite(double value)
+static bool is_number(double value)
 {
     return value - value == 0;
 }
@@ -105,14 +105,17 @@ static enum shoal_status check_costs(const struct shoal_stage_costs *costs, stru
 {
     const double all[] = {costs->forward, costs->input_gradient, costs->weight_gradient, costs->transfer};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (!is_finite(all[i]) || all[i] < 0)
+        if (!is_number(all[i]) || all[i] < 0)
             return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "a cost is negative or not finite: %g", all[i]);
-    if (costs->forward + costs->input_gradient + costs->weight_gradient <= 0)
-        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "a microbatch costs nothing: all times are 0");
     return SHOAL_OK;
 }
 
-static enum shoal_status check_options(const struct shoal_schedule_options *options, struct schedule_text text)
+static bool is_free(const struct shoal_stage_costs *costs)
+{
+    return costs->forward + costs->input_gradient + costs->weight_gradient <= 0;
+}
+
+static enum shoal_status check_schedule_options(const struct shoal_schedule_options *options, struct schedule_text text)
 {
     const uint32_t turns = options->stages_per_rank ? options->stages_per_rank : 2;
     if ((unsigned)options->kind >= KINDS)
@@ -129,7 +132,7 @@ static enum shoal_status check_options(const struct shoal_schedule_options *opti
         return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
                                "interleaved takes turns of %u microbatches, one for each rank, and %u is no multiple of it",
                                options->ranks, options->microbatches);
-    if (!is_finite(options->activations) || options->activations < 0 || !(options->kept_share >= 0 && options->kept_share <= 1))
+    if (!is_number(options->activations) || options->activations < 0 || !(options->kept_share >= 0 && options->kept_share <= 1))
         return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "activations is negative, or kept_share is not in [0, 1]");
     return check_costs(&options->costs, text);
 }
@@ -225,7 +228,9 @@ enum shoal_status shoal_schedule_create(const struct shoal_schedule_options *opt
                                "schedule_out is NULL, or options is not set: use "
                                "SHOAL_SCHEDULE_OPTIONS_INIT");
     own = *options;
-    SCHEDULE_TRY(check_options(&own, why));
+    SCHEDULE_TRY(check_schedule_options(&own, why));
+    if (is_free(&own.costs))
+        own.costs = (struct shoal_stage_costs){1, 1, 1, own.costs.transfer};
     own.stages_per_rank = !has_turns(own.kind) || own.stages_per_rank ? own.stages_per_rank : 2;
     const enum shoal_status status =
         own.kind == SHOAL_SCHEDULE_AUTO ? make_best(&own, schedule_out) : make_kind(&own, schedule_out);

@@ -2,7 +2,7 @@
  *
  *     orders.c    GPipe, 1F1B, interleaved, breadth-first: orders that are written down
  *     search.c    the others: orders that are found, by trying rules and keeping the shortest step
- *     run.c       runs a schedule on clocks: for its times, its memory, and circles of waiting
+ *     schedule_run.c   runs a schedule on clocks: for its times, its memory, and circles of waiting
  *     text.c      torch's form */
 #ifndef SHOAL_PIPELINE_SCHEDULE_H
 #define SHOAL_PIPELINE_SCHEDULE_H
@@ -59,7 +59,7 @@ SHOAL_MUST_USE enum shoal_status schedule_write_down(const struct shoal_schedule
 SHOAL_MUST_USE enum shoal_status schedule_search(const struct shoal_schedule_options *options, double activations,
                                                  struct shoal_schedule **schedule_out);
 
-/* ---- run.c ---- */
+/* ---- schedule_run.c ---- */
 
 /* Most activations that a rank keeps at a time, of stages that are equal. */
 double schedule_activations(const struct shoal_schedule *schedule, double kept_share);

@@ -125,7 +125,8 @@ static bool may_go_ahead(const struct clocks *clocks, uint32_t rank, uint32_t nu
     const uint32_t s = stage_of(clocks, rank, number);
     const uint32_t flying = clocks->done[AHEAD][s] - clocks->done[BACK][s];
     const double room = (double)(clocks->per_rank - number) / clocks->per_rank;
-    return kept_now(clocks, rank) + room <= clocks->limit + ROUNDING && (number > 0 || flying + 0.5 <= clocks->rule.habits[rank].ahead);
+    return kept_now(clocks, rank) + room <= clocks->limit + ROUNDING &&
+           (number > 0 || flying + 0.5 <= clocks->rule.habits[rank].ahead);
 }
 
 /* Takes the candidate if it is better, by preference among those that are ready by `by`, then by time. */
@@ -141,7 +142,7 @@ static void consider(const struct clocks *clocks, struct candidate *best, int *b
     *best_score = score;
 }
 
-static double wait_of(const struct clocks *clocks, uint32_t rank)
+static double wait_share(const struct clocks *clocks, uint32_t rank)
 {
     const uint32_t last = stage_of(clocks, rank, 0);
     const uint32_t left = clocks->schedule->microbatches - clocks->done[BACK][last];
@@ -151,7 +152,7 @@ static double wait_of(const struct clocks *clocks, uint32_t rank)
 /* Chooses what a rank does next, as far as that is known. */
 static struct candidate choose(const struct clocks *clocks, uint32_t rank)
 {
-    const double now = clocks->free_at[rank], by = now + wait_of(clocks, rank) * clocks->cost[WEIGHTS];
+    const double now = clocks->free_at[rank], by = now + wait_share(clocks, rank) * clocks->cost[WEIGHTS];
     struct candidate best = {NEVER, AHEAD, 0}, weights = {NEVER, WEIGHTS, 0};
     int score = 0;
     for (uint32_t n = 0; n < clocks->per_rank; n++) {
@@ -190,8 +191,7 @@ static void play(struct clocks *clocks, uint32_t node)
 static void begin_tournament(struct clocks *clocks)
 {
     for (uint32_t leaf = 0; leaf < clocks->leaves; leaf++)
-        clocks->choices[leaf] =
-            leaf < clocks->schedule->ranks ? choose(clocks, leaf) : (struct candidate){NEVER, AHEAD, 0};
+        clocks->choices[leaf] = leaf < clocks->schedule->ranks ? choose(clocks, leaf) : (struct candidate){NEVER, AHEAD, 0};
     for (uint32_t node = clocks->leaves - 1; node > 0; node--)
         play(clocks, node);
 }
@@ -214,7 +214,7 @@ static uint32_t first_rank(const struct clocks *clocks)
 /* ---- A run ---- */
 
 /* Returns true if the rank cannot be done sooner than with the best schedule. */
-static bool is_hopeless(const struct clocks *clocks, uint32_t rank)
+static bool cannot_win(const struct clocks *clocks, uint32_t rank)
 {
     return clocks->free_at[rank] + clocks->left[rank] - clocks->from[rank] >= clocks->known;
 }
@@ -290,7 +290,7 @@ static enum shoal_status run_clocks(struct clocks *clocks, bool *is_whole_out)
         if (rank == UINT32_MAX)
             break;
         SCHEDULE_TRY(perform(clocks, rank));
-        if (is_hopeless(clocks, rank))
+        if (cannot_win(clocks, rank))
             break;
     }
     *is_whole_out = done == all;
@@ -326,8 +326,8 @@ struct pattern {
     uint32_t steps[4], pauses[3];
 };
 
-/* Times of the actions of microbatch 0 on a rank, in this order: forward of both stages, input gradient of the second and of the
- * first stage, and their weight gradients. */
+/* Times of the actions of microbatch 0 on a rank, in this order: forward of both stages, input gradient of the second and of
+ * the first stage, and their weight gradients. */
 struct block {
     uint32_t times[PERIOD];
 };
@@ -393,15 +393,14 @@ static uint32_t life_of(const struct pattern *pattern, uint32_t ranks)
 }
 
 /* The time from the first to the last action of a microbatch. */
-static uint32_t length_of(const struct pattern *pattern, uint32_t ranks)
+static uint32_t pattern_length(const struct pattern *pattern, uint32_t ranks)
 {
     struct block block = {{0}};
     (void)place_rank(pattern, ranks, 0, &block);
     return block.times[5];
 }
 
-/* The microbatches repeat the block, so a rank's order is that of times; there are at most as many turns under way as a block is
- * long. */
+/* Every microbatch repeats the block, so a rank's order is that of the times. */
 static enum shoal_status write_pattern(const struct pattern *pattern, struct shoal_schedule *schedule, uint32_t rank)
 {
     static const enum shoal_action_kind kinds[PERIOD] = {SHOAL_FORWARD,        SHOAL_FORWARD,         SHOAL_INPUT_GRADIENT,
@@ -447,7 +446,7 @@ struct search {
     bool is_v;
     struct shoal_schedule *best;
     double best_time, best_activations;
-    struct rule tried, kept; /* the rule of the last try, and the best one, if `best` comes from a rule; each has room of its own */
+    struct rule tried, kept; /* the last one, and that of `best`; each has room of its own */
 };
 
 /* Returns true if it is shorter than the best one, or as short and keeps fewer activations. Rounding is no gain. */
@@ -527,7 +526,8 @@ static enum shoal_status try_rules(struct search *search)
 static enum shoal_status improve_rule(struct search *search)
 {
     const double actions = 3.0 * (search->is_v ? 2 : 1) * search->options->ranks * search->options->microbatches;
-    static const struct habit changes[] = {{-1, 0, 0}, {1, 0, 0}, {-2, 0, 0}, {2, 0, 0}, {0, -0.25, 0}, {0, 0.25, 0}, {0, 0, 1}, {0, 0, -1}, {0, 0, 4}};
+    static const struct habit changes[] = {{-1, 0, 0},   {1, 0, 0}, {-2, 0, 0}, {2, 0, 0}, {0, -0.25, 0},
+                                           {0, 0.25, 0}, {0, 0, 1}, {0, 0, -1}, {0, 0, 4}};
     double left = IMPROVING_ACTIONS;
     bool goes_on = search->best != NULL;
     while (goes_on) {
@@ -569,7 +569,7 @@ static void find_patterns(uint32_t ranks, uint32_t *shortest, uint32_t lives)
             continue;
         const uint32_t before = shortest[life];
         const struct pattern known = pattern_at(before == UINT32_MAX ? 0 : before);
-        if (before == UINT32_MAX || length_of(&pattern, ranks) < length_of(&known, ranks))
+        if (before == UINT32_MAX || pattern_length(&pattern, ranks) < pattern_length(&known, ranks))
             shortest[life] = n;
     }
 }

@@ -139,8 +139,8 @@ static enum shoal_status take_action(void *arg, uint32_t rank, const struct shoa
     return schedule_append(schedule, rank, action->kind, action->stage, action->microbatch);
 }
 
-static enum shoal_status read_all(const char *bytes, size_t byte_count, const struct extent *extent,
-                                  struct shoal_schedule **schedule_out, struct schedule_text text)
+static enum shoal_status read_lines(const char *bytes, size_t byte_count, const struct extent *extent,
+                                    struct shoal_schedule **schedule_out, struct schedule_text text)
 {
     SCHEDULE_TRY(schedule_begin(extent->ranks, extent->stages, extent->microbatches, false, schedule_out));
     struct shoal_schedule *schedule = *schedule_out;
@@ -167,7 +167,7 @@ enum shoal_status shoal_schedule_read(const char *bytes, size_t byte_count, stru
     if ((uint64_t)extent.stages * extent.microbatches > byte_count)
         return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "actions are missing: the text names stage %u and microbatch %u",
                                extent.stages - 1, extent.microbatches - 1);
-    const enum shoal_status status = read_all(bytes, byte_count, &extent, schedule_out, why);
+    const enum shoal_status status = read_lines(bytes, byte_count, &extent, schedule_out, why);
     if (status != SHOAL_OK) {
         shoal_schedule_free(*schedule_out);
         *schedule_out = NULL;

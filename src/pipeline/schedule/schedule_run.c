@@ -138,7 +138,7 @@ static bool run_next(struct run *run, uint32_t rank)
 }
 
 /* Returns true if all ranks have come to their ends. */
-static bool run_all(struct run *run)
+static bool run_to_ends(struct run *run)
 {
     bool is_moving = true, is_done = true;
     while (is_moving) {
@@ -192,7 +192,7 @@ static struct shoal_stage_costs costs_of_stage(const struct shoal_schedule *sche
                                       costs->transfer};
 }
 
-static void sum_up(const struct run *run, double *const *begins, struct shoal_schedule_times *times)
+static void sum_times(const struct run *run, double *const *begins, struct shoal_schedule_times *times)
 {
     const struct shoal_schedule *schedule = run->schedule;
     double busy = 0;
@@ -214,7 +214,7 @@ static enum shoal_status find_slots(const struct shoal_schedule *schedule, uint3
 {
     for (uint32_t slots = 1; slots <= schedule->microbatches; slots++) {
         struct run run = {.schedule = schedule, .costs = {1, 1, 1, 0}, .slots = slots};
-        const bool is_open = run_open(&run), is_done = is_open && run_all(&run);
+        const bool is_open = run_open(&run), is_done = is_open && run_to_ends(&run);
         run_close(&run);
         if (!is_open)
             return SHOAL_ERR_MEMORY;
@@ -263,10 +263,10 @@ enum shoal_status shoal_schedule_time(const struct shoal_schedule *schedule, con
     double **begins = begins_out ? NULL : allocate_begins(schedule);
     double *const *written = begins_out ? begins_out : begins;
     struct run run = {.schedule = schedule, .costs = costs_of_stage(schedule, costs), .begins_out = written};
-    const bool is_open = written && run_open(&run), is_done = is_open && run_all(&run);
+    const bool is_open = written && run_open(&run), is_done = is_open && run_to_ends(&run);
     enum shoal_status status = is_open ? is_done ? SHOAL_OK : SHOAL_ERR_ARGUMENT : SHOAL_ERR_MEMORY;
     if (status == SHOAL_OK) {
-        sum_up(&run, written, &times);
+        sum_times(&run, written, &times);
         times.activations = schedule_activations(schedule, kept_share);
         shoal_struct_copy_out(times_out, &times, sizeof times);
     }
@@ -389,7 +389,7 @@ enum shoal_status shoal_schedule_check(const struct shoal_schedule *schedule, ui
     enum shoal_status status = seen && run_open(&run) ? SHOAL_OK : SHOAL_ERR_MEMORY;
     if (status == SHOAL_OK)
         status = check_lists(schedule, seen, why);
-    if (status == SHOAL_OK && !run_all(&run))
+    if (status == SHOAL_OK && !run_to_ends(&run))
         status = tell_circle(&run, why);
     run_close(&run);
     free(seen);
