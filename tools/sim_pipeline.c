@@ -369,20 +369,20 @@ double sim_pipeline_duration(const struct sim_pipeline_row *row, enum shoal_acti
 
 /* ---- Output -------------------------------------------------------------------------------------------------------------- */
 
-static void header_print(const struct pipeline_options *options)
+static void header_print(const struct pipeline_options *options, const struct sim_pipeline_row *row)
 {
-    const struct shoal_schedule_options *question = &options->question;
-    const struct shoal_stage_costs *costs = &question->costs;
+    const struct shoal_stage_costs *costs = &row->costs;
     if (options->format == SIM_CSV)
         puts(
             "schedule,ranks,stages,microbatches,forward_us,input_gradient_us,weight_gradient_us,transfer_us,kept_share,step_us,"
             "bubble,span_us,span_bubble,peak_activations,slots");
     if (options->format != SIM_TABLE)
         return;
-    printf("# a microbatch on a rank: forward %g ms, input gradient %g ms, weight gradient %g ms; transfer %g ms\n",
-           costs->forward / 1e3, costs->input_gradient / 1e3, costs->weight_gradient / 1e3, costs->transfer / 1e3);
-    printf("%-14s %6s %6s %12s %10s %8s %10s %8s %12s %6s\n", "schedule", "ranks", "stages", "microbatches", "step/ms",
-           "bubble", "span/ms", "bubble", "activations", "slots");
+    printf("# %u ranks, %u microbatches\n", shoal_schedule_ranks(row->schedule), shoal_schedule_microbatches(row->schedule));
+    printf("# ms of one on a rank: forward %g, input gradient %g, weight gradient %g; transfer %g\n", costs->forward / 1e3,
+           costs->input_gradient / 1e3, costs->weight_gradient / 1e3, costs->transfer / 1e3);
+    printf("%-14s %6s %10s %8s %10s %8s %12s %6s\n", "schedule", "stages", "step/ms", "bubble", "span/ms", "bubble",
+           "activations", "slots");
 }
 
 static void row_print(const struct pipeline_options *options, const struct sim_pipeline_row *row)
@@ -406,10 +406,9 @@ static void row_print(const struct pipeline_options *options, const struct sim_p
         {"slots", NULL, row->slots},
     };
     if (options->format == SIM_TABLE)
-        printf("%-14s %6u %6u %12u %10.3f %7.2f%% %10.3f %7.2f%% %12.4g %6u\n", row->name, shoal_schedule_ranks(schedule),
-               shoal_schedule_stages(schedule), shoal_schedule_microbatches(schedule), row->times.step / 1e3,
-               100 * row->times.bubble, row->times.span / 1e3, 100 * row->times.span_bubble, row->times.activations,
-               row->slots);
+        printf("%-14s %6u %10.3f %7.2f%% %10.3f %7.2f%% %12.4g %6u\n", row->name, shoal_schedule_stages(schedule),
+               row->times.step / 1e3, 100 * row->times.bubble, row->times.span / 1e3, 100 * row->times.span_bubble,
+               row->times.activations, row->slots);
     else
         sim_fields_print(fields, sizeof fields / sizeof fields[0], options->format == SIM_JSON);
     fflush(stdout);
@@ -443,7 +442,7 @@ static int file_show(const struct pipeline_options *options)
     struct sim_pipeline_row row;
     int code = row_read(options, &row);
     if (code == 0) {
-        header_print(options);
+        header_print(options, &row);
         row_print(options, &row);
         code = files_write(options, &row);
     }
@@ -463,7 +462,7 @@ static int kinds_show(const struct pipeline_options *options)
         code = row_make(options, (enum shoal_schedule_kind)kind, &row, &is_there);
         if (code == 0 && is_there) {
             if (!has_header)
-                header_print(options);
+                header_print(options, &row);
             has_header = true;
             row_print(options, &row);
             code = files_write(options, &row);

@@ -9,7 +9,7 @@
 #include "sim.h"
 
 struct sim_pipeline_row {
-    const char *name; /* of the kind, or of the file */
+    const char *name; /* a kind's or a file's */
     struct shoal_schedule *schedule;
     struct shoal_stage_costs costs; /* in microseconds */
     struct shoal_schedule_times times;

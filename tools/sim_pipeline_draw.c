@@ -5,13 +5,13 @@
 #include <math.h>
 #include <string.h>
 
-/* Of the picture, in its units. */
+/* Lengths, in the units of the picture. */
 enum { WIDTH = 1200, LEFT = 62, RIGHT = 16, TOP = 72, ROW = 26, GAP = 4, BOTTOM = 40 };
 
 #define TICKS 8.0
 
 static const struct {
-    const char *letter, *text, *colors[2]; /* of a rank's stages, in turns */
+    const char *letter, *text, *colors[2]; /* for a rank's stages, in turns */
 } looks[] = {
     [SHOAL_FORWARD] = {"F", "forward", {"#9ecae1", "#4292c6"}},
     [SHOAL_BACKWARD] = {"B", "backward", {"#fdae6b", "#e6550d"}},

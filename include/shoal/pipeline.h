@@ -70,7 +70,7 @@ struct shoal_stage_costs {
     double forward; /* this and the next two: of one rank, which its stages share equally */
     double input_gradient;
     double weight_gradient;
-    double transfer; /* from a stage to one on another rank, beside the computation */
+    double transfer; /* from a stage to one on another rank, while both compute */
 };
 
 /* Begins as SHOAL_SCHEDULE_OPTIONS_INIT. */
@@ -118,7 +118,7 @@ SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
  * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. ERR_SYSTEM: out cannot be written. */
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
-/* Reads that form, from text of `bytes` bytes without a final zero. Empty cells stand for a pause and are left out, and so are
+/* Reads that form, from text of `bytes` bytes without a final zero. Empty cells mean a pause and are left out, and so are
  * torch's actions for sending, receiving and sharding, which follow from the others. ERR_ARGUMENT: text that is no schedule
  * (its line and cell are told), or one with a fault (shoal_schedule_check). ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoal_schedule **schedule_out, char *text,

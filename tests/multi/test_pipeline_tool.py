@@ -42,7 +42,7 @@ def refused(*words, about, code=2):
 
 def all_schedules_are_compared():
     table = sim("--stages", "4", "--microbatches", "8")
-    expect([line.split()[0] for line in table.splitlines()[2:]] == KINDS, table)
+    expect([line.split()[0] for line in table.splitlines()[3:]] == KINDS, table)
     found = rows("--stages", "4", "--microbatches", "8")
     expect([row["schedule"] for row in found] == KINDS, found)
     for row in found:
@@ -75,7 +75,7 @@ def files_are_written_and_read():
     expect(len(lines) == 3 and len(cells) == 3 * 6 * 5 and all(re.fullmatch(r"\d+[FBIW]\d+", cell) for cell in cells), lines)
     (read,) = rows("--read", table)
     expect(all(read[name] == made[name] for name in ("ranks", "stages", "microbatches", "step_us", "peak_activations", "slots")), read, made)
-    expect(sim("--read", table, "--slots", made["slots"]).count("\n") == 3)
+    expect(sim("--read", table, "--slots", made["slots"]).count("\n") == 4)
     shapes = list(xml.etree.ElementTree.parse(plot).getroot().iter(f"{SVG}title"))
     expect(len(shapes) == len(cells) and shapes[0].text.startswith("0F0: 0 to "), len(shapes))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]

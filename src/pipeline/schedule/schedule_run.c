@@ -1,5 +1,5 @@
-/* Runs a schedule: each rank begins its next action as soon as what it needs has come. This gives its times, and if the ranks
- * come to a stop, who waits for whom. */
+/* Runs a schedule: each rank begins its next action as soon as the inputs are there. The result is its times or, if the ranks
+ * come to a stop, the ranks that wait for each other. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,8 +12,8 @@
 struct run {
     const struct shoal_schedule *schedule;
     struct shoal_stage_costs costs; /* of one stage */
-    uint32_t slots;                 /* for what has come to a stage, in each pass; 0: without a limit */
-    double *ends[PASSES];           /* [stages * microbatches]: of results that the next stage needs; NEVER: not yet */
+    uint32_t slots;                 /* room for inputs of a stage, in each pass; 0: without a limit */
+    double *ends[PASSES];           /* [stages * microbatches]: when a result is there; NEVER: not yet */
     uint32_t *sent[PASSES];         /* [stages]: results that came to a stage, and how many of them it has taken */
     uint32_t *taken[PASSES];
     uint32_t *next;  /* [ranks]: the number of its next action */

@@ -34,7 +34,7 @@ struct preference {
 static const struct preference linear_preferences[] = {{{0, 0}, {1, 1}}, {{1, 1}, {0, 0}}};
 static const struct preference v_preferences[] = {
     {{2, 0}, {1, 1}}, {{2, 1}, {0, 0}}, {{3, 2}, {1, 0}}, {{1, 0}, {2, 2}}, {{1, 1}, {0, 0}}};
-static const double waits[] = {0, 0.25, 0.5, 1};           /* of a weight gradient's time */
+static const double waits[] = {0, 0.25, 0.5, 1};           /* shares of a weight gradient's time */
 static const double slopes[] = {1, 1.25, 1.5, 1.75, 2};    /* microbatches ahead, for each rank behind this one */
 static const uint32_t extras[] = {0, 1, 2, SCHEDULE_MOST}; /* and beside that */
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
@@ -557,7 +557,7 @@ static struct pattern pattern_at(uint32_t n)
     return pattern;
 }
 
-/* Of all patterns with the same life, finds the shortest; UINT32_MAX: there is none. */
+/* Finds the shortest pattern for each life; UINT32_MAX: there is none. */
 static void find_patterns(uint32_t ranks, uint32_t *shortest, uint32_t lives)
 {
     const uint32_t all = 4 * 4 * 4 * 4 * PERIOD * PERIOD * PERIOD;
