@@ -670,6 +670,59 @@ static void bytes_body(struct world *world)
     CHECK(world, shoal_reducer_optimizer_bytes(NULL) == 0, "NULL has bytes");
 }
 
+/* A sanitizer keeps freed memory, and an emulator has memory of its own. */
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define MEASURES_MEMORY
+#endif
+
+#ifdef MEASURES_MEMORY
+/* Bytes of this process's own memory that are in RAM; memory that ranks share is not among them. */
+static double resident_bytes(void)
+{
+    char line[128];
+    double kib = 0;
+    FILE *file = fopen("/proc/self/status", "re");
+    while (file && fgets(line, sizeof line, file))
+        (void)sscanf(line, "RssAnon: %lf kB", &kib);
+    if (file)
+        fclose(file);
+    return 1024 * kib;
+}
+
+/* A rank's memory grows by its share of masters and states within 1 %. */
+static void resident_body(struct world *world)
+{
+    enum { COUNT = 8 << 20 };
+    const struct shoal_parameter parameters[] = {{COUNT, SHOAL_BFLOAT16, "first"}, {COUNT, SHOAL_BFLOAT16, "second"}};
+    struct shoal_optimizer_group group = SHOAL_OPTIMIZER_GROUP_INIT;
+    struct shoal_optimizer optimizer = SHOAL_OPTIMIZER_INIT;
+    struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
+    struct shoal_reducer *reducer;
+    uint16_t *gradient = calloc(COUNT, sizeof *gradient);
+    CHECK(world, gradient, "no memory");
+    memset(gradient, 0x3c, COUNT * sizeof *gradient);
+    optimizer.rule = SHOAL_ADAMW;
+    optimizer.groups = &group;
+    optimizer.group_count = 1;
+    options.optimizer = &optimizer;
+    const double before = resident_bytes();
+    OK(world, shoal_reducer_create(world->context, world->comm, parameters, 2, &options, &reducer));
+    memset(shoal_reducer_parameter(reducer, 0), 0, COUNT * sizeof *gradient);
+    memset(shoal_reducer_parameter(reducer, 1), 0, COUNT * sizeof *gradient);
+    OK(world, shoal_reducer_load_parameters(reducer));
+    OK(world, shoal_reducer_begin(reducer, SHOAL_STEP_REDUCE));
+    for (size_t i = 0; i < 2; i++)
+        OK(world, shoal_reducer_ready(reducer, i, gradient, COUNT));
+    OK(world, shoal_reducer_finish(reducer, NULL));
+    const double grown = resident_bytes() - before, share = 2.0 * COUNT * 3 * sizeof(float) / world->size;
+    CHECK(world, fabs(grown - share) <= 0.01 * share, "%g bytes instead of %g", grown, share);
+    if (world->rank == 0)
+        printf("# %d ranks: %.2f MiB, %.2f MiB by count\n", world->size, grown / 1048576, share / 1048576);
+    shoal_reducer_free(reducer);
+    free(gradient);
+}
+#endif
+
 /* Each rank keeps its weight's share of the states within 1 %; one with the weight 0 keeps nothing, and still steps. */
 static void weights_body(struct world *world)
 {
@@ -1185,6 +1238,10 @@ static void run_on_one_host(void)
     world_run(&(struct world_options){"optimizer_scale_never_vanishes", 4, NULL, scale_vanishes_body, NULL});
     world_run(&(struct world_options){"optimizer_refuses_scales", 2, NULL, scale_calls_body, NULL});
     world_run(&(struct world_options){"optimizer_keeps_its_weight", 4, NULL, weights_body, NULL});
+#ifdef MEASURES_MEMORY
+    for (int ranks = 1; ranks <= 4; ranks *= 2)
+        world_run(&(struct world_options){"optimizer_takes_its_share_of_memory", ranks, NULL, resident_body, NULL});
+#endif
     world_run(&(struct world_options){"optimizer_counts_unequal_shards", 4, NULL, counted_body, NULL});
     world_run(&(struct world_options){"optimizer_of_an_older_program", 2, NULL, older_body, NULL});
     world_run(&(struct world_options){"optimizer_refuses_options", 3, NULL, refused_body, NULL});
