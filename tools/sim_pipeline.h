@@ -1,5 +1,5 @@
-/* Shared by the files of `shoal sim pipeline`: a schedule with its times, and how it is drawn. Uses only Shoal's public headers.
- * Everything here runs on the main thread. */
+/* Shared by the files of `shoal sim pipeline`: a schedule with its times, and how it is drawn. Uses only Shoal's public
+ * headers. Everything here runs on the main thread. */
 #ifndef SHOAL_TOOLS_SIM_PIPELINE_H
 #define SHOAL_TOOLS_SIM_PIPELINE_H
 

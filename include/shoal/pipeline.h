@@ -30,8 +30,10 @@ extern "C" {
 
 /* ---- 1. Schedules -------------------------------------------------------------------------------------------------------- */
 
+/* Lists of actions. Opaque; made by shoal_schedule_create or shoal_schedule_read. */
 struct shoal_schedule;
 
+/* What a rank computes for one microbatch of one stage. */
 enum shoal_action_kind {
     SHOAL_FORWARD = 0,
     SHOAL_BACKWARD = 1,       /* both gradients */
