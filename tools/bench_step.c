@@ -256,8 +256,10 @@ static bool options_finish(const struct bench_step_options *options)
         return !tool_usage_fail("bench step", "which model? Such as: --profile resnet50");
     if (options->backward_us < 0)
         return !tool_usage_fail("bench step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
-    if (options->is_on_gpu && options->optimizing.rule)
-        return !tool_usage_fail("bench step", "--optimizer runs on the CPU: leave it out with --memory gpu");
+    if (options->is_on_gpu && options->optimizing.rule && !options->optimizing.is_sharded)
+        return !tool_usage_fail("bench step", "--optimizer runs on the CPU: with --memory gpu it needs --shard");
+    if (options->is_on_gpu && options->optimizing.rule && options->has_views)
+        return !tool_usage_fail("bench step", "with --shard no buffer is in the GPU's memory: leave --views out");
     if (options->optimizing.is_sharded && options->compression)
         return !tool_usage_fail("bench step", "--shard sums in full precision: leave it or --compress out");
     return step_optimizing_check(&options->optimizing, "bench step");

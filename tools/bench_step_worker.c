@@ -30,6 +30,7 @@ struct stepper {
     float *gradients;                   /* NULL: gradients are made in the buffers. On a GPU: host copies of the gradients */
     struct bench_gpu *gpu;              /* NULL: gradients are in host memory */
     float *there;                       /* gradients on the GPU, or room for a buffer */
+    float *parameters_there;            /* NULL: parameters are in host memory, or there are none */
     struct step_optimizer optimizer;
     double optimizer_us;     /* of each step, summed up; with --when buffers the reducer counts */
     double work_per_us;      /* rounds of compute() */
@@ -202,8 +203,17 @@ static double error_most(const struct bench_step_options *options, double value)
     }
 }
 
+/* Returns a parameter of the device in host memory, in place of its gradient; NULL after a failure. */
+static const float *parameter_download(const struct stepper *stepper, size_t parameter)
+{
+    const size_t offset = stepper->offsets[parameter], bytes = stepper->parameters[parameter].count * sizeof(float);
+    float *here = stepper->gradients + offset;
+    const float *there = stepper->parameters_there + offset;
+    return bench_gpu_download(stepper->gpu, (char *)here, (const char *)there, bytes) ? here : NULL;
+}
+
 /* With --shard no rank has all averages: compares the parameters after the first step. */
-static void parameters_check(struct stepper *stepper)
+static enum shoal_status parameters_check(struct stepper *stepper)
 {
     enum { CHUNK = 1024 };
     double sum = 0;
@@ -212,6 +222,8 @@ static void parameters_check(struct stepper *stepper)
     stepper->optimizer.steps = 1;
     for (size_t p = 0; p < stepper->profile->count; p++) {
         const float *weights = shoal_reducer_parameter(stepper->reducer, p);
+        if (stepper->gpu && !(weights = parameter_download(stepper, p)))
+            return SHOAL_ERR_SYSTEM;
         for (size_t begin = 0; begin < stepper->parameters[p].count; begin += CHUNK) {
             float average[CHUNK];
             const size_t left = stepper->parameters[p].count - begin, length = left < CHUNK ? left : CHUNK;
@@ -221,6 +233,7 @@ static void parameters_check(struct stepper *stepper)
         }
     }
     stepper->optimizer.steps = 2;
+    return SHOAL_OK;
 }
 
 static enum shoal_status averages_check(struct stepper *stepper)
@@ -273,10 +286,7 @@ static enum shoal_status warm_up(struct stepper *stepper)
 {
     stepper->is_verified = true;
     TRY(step_run(stepper, 0));
-    if (stepper->options->optimizing.is_sharded)
-        parameters_check(stepper);
-    else
-        TRY(averages_check(stepper));
+    TRY(stepper->options->optimizing.is_sharded ? parameters_check(stepper) : averages_check(stepper));
     stepper->is_verified = false;
     for (int i = 1; i < WARMUPS; i++)
         TRY(step_run(stepper, 0));
@@ -553,15 +563,22 @@ static enum shoal_status memory_map(const struct stepper *stepper, float **memor
     return SHOAL_OK;
 }
 
-/* Allocates memory that fits the gradients, or one buffer of all of them with its padding. */
+/* Allocates memory that fits the gradients, or one buffer of all of them with its padding; and with --shard the parameters,
+ * which begin as zeros. */
 static enum shoal_status device_open(struct stepper *stepper)
 {
-    const size_t bytes = stepper->elements * sizeof(float) + (size_t)stepper->ranks * ALIGNMENT;
+    const size_t elements = stepper->elements, bytes = elements * sizeof(float) + (size_t)stepper->ranks * ALIGNMENT;
     char *there;
     if (!bench_gpu_allocate(stepper->gpu, bytes, &there))
         return SHOAL_ERR_MEMORY;
     stepper->there = (float *)(void *)there;
-    return SHOAL_OK;
+    if (!stepper->options->optimizing.is_sharded)
+        return SHOAL_OK;
+    if (!bench_gpu_allocate(stepper->gpu, bytes, &there))
+        return SHOAL_ERR_MEMORY;
+    stepper->parameters_there = (float *)(void *)there;
+    return bench_gpu_upload(stepper->gpu, there, (const char *)stepper->gradients, elements * sizeof(float)) ? SHOAL_OK
+                                                                                                             : SHOAL_ERR_SYSTEM;
 }
 
 static enum shoal_status memory_open(struct stepper *stepper)
@@ -614,8 +631,13 @@ static enum shoal_status reducer_open(struct stepper *stepper)
         wanted.on_buffer = buffer_step;
         wanted.on_buffer_arg = stepper;
     }
-    return shoal_reducer_create(stepper->context, stepper->comm, stepper->parameters, stepper->profile->count, &wanted,
-                                &stepper->reducer);
+    TRY(shoal_reducer_create(stepper->context, stepper->comm, stepper->parameters, stepper->profile->count, &wanted,
+                             &stepper->reducer));
+    if (!stepper->parameters_there)
+        return SHOAL_OK;
+    for (size_t p = 0; p < stepper->profile->count; p++)
+        TRY(shoal_reducer_use_parameter(stepper->reducer, p, stepper->parameters_there + stepper->offsets[p]));
+    return shoal_reducer_load_parameters(stepper->reducer);
 }
 
 static enum shoal_status stepper_open(struct stepper *stepper)

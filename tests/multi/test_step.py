@@ -281,7 +281,14 @@ def gradients_on_a_device_are_averaged():
     code, out, err = call(*summing, SHOAL, "bench", "step", "--profile", SMALL, "--backward", "5", "--steps", "3", *BUFFERS, "--memory", "gpu",
                           "-n", "2", timeout=120)
     expect(code == 0 and "GPUs sum all-reduces of 1 bytes and more among themselves" in err and "do not sum" not in err, code, out, err)
-    refused("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "sgd", about="--optimizer runs on the CPU")
+    for words in (["--shard", "all"], ["--shard", "all", "--clip", "early"]):
+        ranks, step = bench("--memory", "gpu", "-n", "2", "--optimizer", "adamw", *words, backward="5", prefix=driver)
+        states = 2 * 4 * TENSORS * ELEMENTS / 2
+        most = 1.01 * states if "early" not in words else 4 * states  # room for a second attempt
+        expect(all(states <= rank["optimizer_bytes"] < most and rank["errors"] == 0 for rank in ranks), words, ranks)
+    gpu = ("bench", "step", "--profile", SMALL, "--backward", "1", "--memory", "gpu", "--optimizer", "sgd")
+    refused(*gpu, about="--optimizer runs on the CPU: with --memory gpu it needs --shard")
+    refused(*gpu, "--shard", "all", "--views", about="leave --views out")
     code, out, err = call("env", f"LD_LIBRARY_PATH={folder}", "MOCK_CUDA=devices=0", SHOAL, "bench", "step", "--profile", SMALL,
                           "--backward", "1", "--memory", "gpu")
     expect(code == 1 and "--memory gpu: " in err and "device" in err, code, out, err)
