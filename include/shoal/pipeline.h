@@ -41,7 +41,8 @@ enum shoal_action_kind {
 
 struct shoal_action {
     enum shoal_action_kind kind;
-    uint32_t stage, microbatch;
+    uint32_t stage;
+    uint32_t microbatch;
 };
 
 /* How a schedule is made: name, number, word for options and messages, meaning. Ranks p, microbatches m. "Activations" are what
@@ -66,15 +67,18 @@ enum shoal_schedule_kind {
 
 /* Times of one microbatch, in any unit. */
 struct shoal_stage_costs {
-    double forward, input_gradient, weight_gradient; /* of one rank, which its stages share equally */
-    double transfer;                                 /* from a stage to one on another rank, beside the computation */
+    double forward; /* these three are of one rank, whose stages share them equally */
+    double input_gradient;
+    double weight_gradient;
+    double transfer; /* from a stage to one on another rank, beside the computation */
 };
 
 /* Begins as SHOAL_SCHEDULE_OPTIONS_INIT. */
 struct shoal_schedule_options {
     size_t struct_bytes;
     enum shoal_schedule_kind kind;
-    uint32_t ranks, microbatches;
+    uint32_t ranks;
+    uint32_t microbatches;
     uint32_t stages_per_rank;       /* for INTERLEAVED and BREADTH_FIRST: 2 or more, 0 is 2. 0 for all others */
     struct shoal_stage_costs costs; /* decide the order for all kinds from ZB_H1 on */
     double activations;             /* most that a rank may keep; 0: what the kind keeps by its definition */
@@ -185,7 +189,8 @@ SHOAL_CALL shoal_schedule_time(const struct shoal_schedule *schedule, const stru
 struct shoal_pipeline;
 
 struct shoal_edge {
-    uint32_t from, to; /* stages; from < to */
+    uint32_t from; /* a stage */
+    uint32_t to;   /* a later stage */
 };
 
 /* All fields must be the same on all ranks, except struct_bytes. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
@@ -245,7 +250,8 @@ struct shoal_parcel {
  * Several outputs may share memory; each is released by itself. */
 struct shoal_work {
     struct shoal_action action;
-    uint32_t input_count, output_count;
+    uint32_t input_count;
+    uint32_t output_count;
     const struct shoal_parcel *inputs;
     struct shoal_parcel *outputs;
     int is_last_gradient; /* 1: the last action of this step that computes gradients of this stage's weights */
@@ -297,7 +303,8 @@ SHOAL_CALL shoal_pipeline_alloc(struct shoal_pipeline *pipeline, size_t bytes, v
 struct shoal_action_times {
     struct shoal_action action;
     double waited_us; /* for its inputs, just before it began */
-    double begin_us, end_us;
+    double begin_us;
+    double end_us;
 };
 
 /* Times of the last step, also of one that failed. Begins as SHOAL_PIPELINE_TIMES_INIT. */
@@ -306,11 +313,12 @@ struct shoal_pipeline_times {
     uint64_t step;     /* number of this step, from 1 on; 0: none yet */
     uint64_t begin_ns; /* when the step began on this rank, of CLOCK_MONOTONIC: comparable between ranks of a host */
     double step_us;
-    double computed_us;                       /* in compute */
-    double waited_us;                         /* for inputs */
-    double sending_us;                        /* after the last action, until all outputs had arrived */
-    double bubble;                            /* share of the step in which this rank did not compute */
-    uint64_t sent_bytes, received_bytes;      /* between this rank and others, without notes */
+    double computed_us;  /* in compute */
+    double waited_us;    /* for inputs */
+    double sending_us;   /* after the last action, until all outputs had arrived */
+    double bubble;       /* share of the step in which this rank did not compute */
+    uint64_t sent_bytes; /* this and the next one: between this rank and others, without notes */
+    uint64_t received_bytes;
     const struct shoal_action_times *actions; /* in the order in which they ran; valid until the next step */
     uint32_t action_count;
 };
