@@ -5,7 +5,7 @@
 
 #include "base/assert.h"
 #include "base/struct_bytes.h"
-#include "pipeline/run/run.h"
+#include "pipeline/run/pipeline_run.h"
 
 /* ---- Actions ------------------------------------------------------------------------------------------------------------- */
 
@@ -296,7 +296,7 @@ enum shoal_status shoal_pipeline_alloc(struct shoal_pipeline *pipeline, size_t b
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status compute(struct shoal_pipeline *pipeline, uint32_t index, struct shoal_action_times *times)
+static enum shoal_status compute_action(struct shoal_pipeline *pipeline, uint32_t index, struct shoal_action_times *times)
 {
     const struct shoal_action *const action = &pipeline->actions[index];
     const struct run_ways inputs = inputs_of(pipeline, action), outputs = outputs_of(pipeline, action);
@@ -342,7 +342,7 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
     if (must_receive(pipeline, action))
         pipeline->receiving--;
     RUN_TRY(receive_ahead(pipeline));
-    const enum shoal_status status = compute(pipeline, index, times);
+    const enum shoal_status status = compute_action(pipeline, index, times);
     add_times(pipeline, times);
     if (status == SHOAL_OK &&
         (pipeline->is_forward_only || action->kind == SHOAL_BACKWARD || action->kind == SHOAL_WEIGHT_GRADIENT))
@@ -391,8 +391,8 @@ static void end_times(struct shoal_pipeline *pipeline)
     times->bubble = times->step_us > 0 ? 1 - times->computed_us / times->step_us : 0;
 }
 
-static enum shoal_status check_call(const struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls,
-                                    const char *name)
+static enum shoal_status check_step_call(const struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls,
+                                         const char *name)
 {
     char line[sizeof pipeline->failure.text + 64];
     struct shoal_pipeline_calls own = SHOAL_PIPELINE_CALLS_INIT;
@@ -416,7 +416,7 @@ static enum shoal_status check_call(const struct shoal_pipeline *pipeline, const
 static enum shoal_status step(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls, bool is_forward_only,
                               const char *name)
 {
-    RUN_TRY(check_call(pipeline, calls, name));
+    RUN_TRY(check_step_call(pipeline, calls, name));
     begin_step(pipeline, calls, is_forward_only);
     const enum shoal_status status = run_actions(pipeline);
     end_times(pipeline);
