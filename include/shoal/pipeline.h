@@ -243,7 +243,8 @@ struct shoal_parcel {
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
  * be written: another stage may share them.
  *
- * Outputs begin without bytes and note. Their memory must stay unchanged until it is released. It may be
+ * Outputs begin without bytes and note; their data are in host memory. They are not taken if compute returns an error. Otherwise
+ * their memory must stay unchanged until it is released. It may be
  *     - from shoal_pipeline_alloc: the pipeline takes it back;
  *     - an input of this stage and microbatch, or a part of one: the pipeline keeps it as long as needed;
  *     - any other memory: the pipeline calls `released` with the owner.
@@ -296,7 +297,7 @@ SHOAL_CALL shoal_pipeline_failure(const struct shoal_pipeline *pipeline, struct 
 
 /* Returns memory for outputs that peers on this host read directly, aligned to 4096 bytes, with undefined contents. Only inside
  * compute. The pipeline keeps it for reuse, and takes it back by itself: when the call of compute returns, unless an output is
- * in it. At least 1 byte. ERR_STATE: not inside compute. ERR_MEMORY. */
+ * in it. ERR_ARGUMENT: 0 bytes, or more than shoal_mem_alloc allows. ERR_STATE: not inside compute. ERR_MEMORY. */
 SHOAL_CALL shoal_pipeline_alloc(struct shoal_pipeline *pipeline, size_t bytes, void **memory_out);
 
 /* Times of an action on this rank, in microseconds since the step began here. */

@@ -34,7 +34,7 @@
 
 #define RUN_TEXT_MAX 512 /* bytes of a text for people, with the final zero */
 
-/* ---- pipeline_blocks.c--------------------------------------------------------------------------------------------------- */
+/* ---- pipeline_blocks.c --------------------------------------------------------------------------------------------------- */
 
 /* Memory of shoal_mem_alloc. */
 struct run_block {
@@ -65,7 +65,7 @@ struct run_hold *run_hold_make(struct run_block *block, void *owner, struct run_
 /* NULL is allowed. */
 void run_hold_drop(struct shoal_pipeline *pipeline, struct run_hold *hold);
 
-/* ---- pipeline_messages.c------------------------------------------------------------------------------------------------- */
+/* ---- pipeline_messages.c ------------------------------------------------------------------------------------------------- */
 
 /* What travels before the body. */
 struct run_envelope {
@@ -166,9 +166,10 @@ struct shoal_pipeline {
     uint64_t step;
     bool is_forward_only;
     bool is_computing;
-    uint32_t next_receive;  /* the actions before it have begun to receive */
-    uint32_t receiving;     /* actions that have begun to receive and have not begun to compute */
-    struct run_hold *taken; /* from shoal_pipeline_alloc, in the current call of compute */
+    uint32_t next_receive;               /* the actions before it have begun to receive */
+    uint32_t receiving;                  /* actions that have begun to receive and have not begun to compute */
+    struct run_hold *taken;              /* from shoal_pipeline_alloc, in the current call of compute */
+    const struct run_message *waits_for; /* when the step failed; NULL: none */
     struct shoal_pipeline_calls calls;
     enum shoal_status failed;
     struct shoal_failure failure;

@@ -83,7 +83,7 @@ void run_share_cause(struct shoal_pipeline *pipeline, enum shoal_status status, 
 /* Ends a step that failed: here first, or on another rank. */
 static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_status status)
 {
-    char line[sizeof pipeline->failure.text + 64];
+    char line[sizeof pipeline->failure.text + RUN_TEXT_MAX + 64], name[RUN_TEXT_MAX] = "";
     enum shoal_status each = shoal_last_failure(pipeline->context, pipeline->comm, &pipeline->failure);
     if (each == SHOAL_PENDING) /* a call was refused before it reached the communicator */
         run_share_cause(pipeline, status, "%s", shoal_status_text(status));
@@ -98,7 +98,10 @@ static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_
                  shoal_status_text(status));
     }
     pipeline->failed = pipeline->failure.status;
-    snprintf(line, sizeof line, "step %llu failed: %s", (unsigned long long)pipeline->step, pipeline->failure.text);
+    if (pipeline->waits_for)
+        run_message_name(pipeline->waits_for, name);
+    snprintf(line, sizeof line, "step %llu failed: %s%s%s", (unsigned long long)pipeline->step, pipeline->failure.text,
+             *name ? "; here it waited for " : "", name);
     return shoal_report(pipeline->context, pipeline->failed, "pipeline", line);
 }
 
@@ -149,6 +152,16 @@ static enum shoal_status accept_message(struct run_message *message)
     return SHOAL_OK;
 }
 
+/* Leaves the message in waits_for if it fails. */
+static enum shoal_status wait_for_message(struct run_message *message)
+{
+    struct shoal_pipeline *const pipeline = message->pipeline;
+    pipeline->waits_for = message;
+    RUN_TRY(run_message_wait(message));
+    pipeline->waits_for = NULL;
+    return SHOAL_OK;
+}
+
 static enum shoal_status wait_for_inputs(struct shoal_pipeline *pipeline, const struct shoal_action *action,
                                          struct shoal_action_times *times)
 {
@@ -157,7 +170,7 @@ static enum shoal_status wait_for_inputs(struct shoal_pipeline *pipeline, const 
     for (uint32_t i = 0; i < ways.count; i++) {
         struct run_message *const message = message_at(pipeline, ways, i, action->microbatch);
         SHOAL_ASSERT(message->envelope); /* schedules without this order are refused */
-        RUN_TRY(run_message_wait(message));
+        RUN_TRY(wait_for_message(message));
         if (accept_message(message) != SHOAL_OK)
             return fail_action(pipeline, action, SHOAL_ERR_MEMORY, "no memory for its inputs");
         struct shoal_parcel *const input = &pipeline->inputs[i];
@@ -355,7 +368,7 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
 static enum shoal_status wait_for_sends(struct shoal_pipeline *pipeline)
 {
     for (size_t i = 0; i < pipeline->message_count; i++)
-        RUN_TRY(run_message_wait(&pipeline->messages[i]));
+        RUN_TRY(wait_for_message(&pipeline->messages[i]));
     run_end_sent(pipeline);
     return SHOAL_OK;
 }
