@@ -83,7 +83,7 @@ static void check_input(struct stager *stager, const struct shoal_work *work)
     const struct shoal_parcel *input = &work->inputs[0];
     uint64_t first, last;
     stager->report.errors += input->bytes != stager->options->bytes;
-    if (input->bytes < sizeof wanted)
+    if (input->bytes < 2 * sizeof wanted)
         return;
     memcpy(&first, input->data, sizeof first);
     memcpy(&last, (const char *)input->data + input->bytes - sizeof last, sizeof last);
@@ -99,7 +99,7 @@ static enum shoal_status make_output(struct stager *stager, const struct shoal_w
     if (!output->bytes || stager->plain)
         return SHOAL_OK;
     TRY(shoal_pipeline_alloc(stager->pipeline, output->bytes, &output->data));
-    if (output->bytes < sizeof stamp)
+    if (output->bytes < 2 * sizeof stamp)
         return SHOAL_OK;
     memcpy(output->data, &stamp, sizeof stamp);
     memcpy((char *)output->data + output->bytes - sizeof stamp, &stamp, sizeof stamp);
