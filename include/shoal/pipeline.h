@@ -282,10 +282,11 @@ struct shoal_pipeline_calls {
  *
  * If compute returns an error, the step fails on all ranks with that status (ERR_INTERNAL for PENDING and unknown ones) and
  * with a text that names rank, stage and microbatch (shoal_pipeline_failure). The other ranks find out when they next wait for
- * a message. Other errors: ERR_MISMATCH (another rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY.
- * Each breaks the pipeline: later calls return the same error. Outputs that were not released are then released by
- * shoal_pipeline_free, with the functions of this call. Other communicators, on which peers may wait for this rank, stay as
- * they are: the program must abort those itself. ERR_ARGUMENT: calls or compute is NULL. ERR_STATE: called inside compute. */
+ * a message: a rank whose part of the step is over returns OK, and its next call fails. Other errors: ERR_MISMATCH (another
+ * rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY. Each breaks the pipeline: later calls return the
+ * same error. Outputs that were not released are then released by shoal_pipeline_free, with the functions of this call. Other
+ * communicators, on which peers may wait for this rank, stay as they are: the program must abort those itself. ERR_ARGUMENT:
+ * calls or compute is NULL. ERR_STATE: called inside compute. */
 SHOAL_CALL shoal_pipeline_step(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls);
 
 /* Like shoal_pipeline_step, but runs only the forward actions, as for an evaluation. */
