@@ -243,8 +243,8 @@ struct shoal_parcel {
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
  * be written: another stage may share them.
  *
- * Outputs begin without bytes and note; their data are in host memory. They are not taken if compute returns an error. Otherwise
- * their memory must stay unchanged until it is released. It may be
+ * Outputs begin without bytes and note; their data are in host memory. If compute returns an error they stay the program's.
+ * Otherwise their memory must stay unchanged until it is released. It may be
  *     - from shoal_pipeline_alloc: the pipeline takes it back;
  *     - an input of this stage and microbatch, or a part of one: the pipeline keeps it as long as needed;
  *     - any other memory: the pipeline calls `released` with the owner.
