@@ -42,7 +42,7 @@ struct pipeline_result {
     int ranks, hosts;
     const struct pipeline_report *reports; /* by rank */
     double step_us, step_p90_us;           /* median and 90th percentile over steps, of the slowest rank of each */
-    struct shoal_schedule_times ideal;     /* of the schedule: nothing but the actions and --transfer takes time */
+    struct shoal_schedule_times ideal;     /* what the schedule needs if only its actions and --transfer take time */
 };
 
 void bench_pipeline_print(const struct pipeline_result *result);

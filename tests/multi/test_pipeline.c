@@ -106,7 +106,7 @@ static void plain_microbatch(const struct model *model, uint32_t microbatch, str
     }
 }
 
-/* ---- The same through a pipeline ----------------------------------------------------------------------------------------- */
+/* ---- Its pipeline -------------------------------------------------------------------------------------------------------- */
 
 /* Where outputs are. */
 enum memory { FROM_PIPELINE, FROM_MALLOC, FROM_SHARED, MEMORIES, ALL_MEMORIES = MEMORIES };
