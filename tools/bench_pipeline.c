@@ -206,7 +206,8 @@ static bool options_parse(int argc, char **argv, struct bench_pipeline_options *
     }
     costs->input_gradient = costs->input_gradient < 0 ? costs->forward : costs->input_gradient;
     costs->weight_gradient = costs->weight_gradient < 0 ? costs->forward : costs->weight_gradient;
-    return true;
+    return options->help || costs->forward + costs->input_gradient + costs->weight_gradient > 0 ||
+           !tool_usage_fail("bench pipeline", "a microbatch takes no time: give one of --forward, --input-grad, --weight-grad");
 }
 
 static int worker_run(const void *arg)

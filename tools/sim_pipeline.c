@@ -231,7 +231,8 @@ static bool options_finish(struct pipeline_options *options)
         question->microbatches = 2 * question->ranks;
     costs->input_gradient = costs->input_gradient < 0 ? costs->forward : costs->input_gradient;
     costs->weight_gradient = costs->weight_gradient < 0 ? costs->forward : costs->weight_gradient;
-    return true;
+    return costs->forward + costs->input_gradient + costs->weight_gradient > 0 ||
+           !tool_usage_fail("sim pipeline", "a microbatch takes no time: give one of --forward, --input-grad, --weight-grad");
 }
 
 static bool options_parse(int argc, char **argv, struct pipeline_options *options)

@@ -109,6 +109,7 @@ def wrong_words_are_refused():
     refused("--schedule", "all", "--plot", ROOT / "x.svg", about="choose one with --schedule")
     refused("--schedule", "1f1b", "--activations", "0.5", about="1f1b cannot do with 0.5 activations")
     refused("--stages", "4", "--microbatches", "6", "--schedule", "interleaved", about="6 is no multiple")
+    refused("--forward", "0us", about="a microbatch takes no time")
     refused("step", about="'step' is not an option")
     out = sim("--help")
     expect("Usage: shoal sim pipeline" in out and "Exit codes" in out, out)
