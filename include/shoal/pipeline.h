@@ -93,7 +93,8 @@ struct shoal_schedule_options {
     }
 
 /* Makes a schedule. Stage s is on rank s % ranks, and with the V kinds on rank min(s, stages - 1 - s). ERR_ARGUMENT: options
- * that are impossible, or too few activations for the kind; text says how many would do. ERR_MEMORY. */
+ * that are impossible, or too few activations for the kind. Ranks and microbatches may be 65536 each, and stages times
+ * microbatches 2^24. ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_create(const struct shoal_schedule_options *options, struct shoal_schedule **schedule_out, char *text,
                                  size_t text_bytes);
 

@@ -314,6 +314,7 @@ static void options_are_checked(void **state)
         const char *told;
     } wrong[] = {
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 4, 0, {1, 1, 1, 0}, 0, 1, 0}, "0 ranks"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4096, 65536, 0, {1, 1, 1, 0}, 0, 1, 0}, "too many"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 2, {1, 1, 1, 0}, 0, 1, 0}, "stages_per_rank is 2"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_INTERLEAVED, 4, 6, 2, {1, 1, 1, 0}, 0, 1, 0},
          "6 is no multiple"},

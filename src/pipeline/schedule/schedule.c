@@ -128,6 +128,10 @@ static enum shoal_status check_schedule_options(const struct shoal_schedule_opti
         return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
                                "stages_per_rank is %u: it must be 2 or more for interleaved and breadth-first, and 0 otherwise",
                                options->stages_per_rank);
+    if ((uint64_t)options->ranks * (has_turns(options->kind) ? turns : 2) * options->microbatches > SCHEDULE_CELLS)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
+                               "%u ranks and %u microbatches are too many together: stages times microbatches may be %u",
+                               options->ranks, options->microbatches, SCHEDULE_CELLS);
     if (options->kind == SHOAL_SCHEDULE_INTERLEAVED && options->microbatches % options->ranks != 0)
         return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
                                "interleaved takes turns of %u microbatches, one for each rank, and %u is no multiple of it",

@@ -19,7 +19,8 @@
             return try_status_;                             \
     } while (0)
 
-#define SCHEDULE_MOST 65536u /* ranks, stages and microbatches, each */
+#define SCHEDULE_MOST 65536u      /* ranks, stages and microbatches, each */
+#define SCHEDULE_CELLS (1u << 24) /* stages times microbatches: what a program can hold and search */
 
 struct schedule_list {
     struct shoal_action *actions;
