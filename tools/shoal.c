@@ -28,6 +28,7 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 /* Further commands of some subcommands, with their own help. */
 static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
+    {"explain pipeline", "cut a model into stages, and predict its step and memory"},
     {"bench optimizer", "measure how fast one core steps parameters, compared with memory"},
     {"sim step", "predict the time and the efficiency of training steps on many hosts"},
 };

@@ -311,11 +311,12 @@ SHOAL_CALL shoal_partition_create_at(const struct shoal_profile *profile, const 
                                      struct shoal_partition **partition_out, char *text, size_t text_bytes);
 
 /* Makes a schedule and a partition for it. The costs in schedule_options do not matter: they follow from the profile. AUTO
- * tries all kinds, and returns the pair with the shortest step that fits. Errors as of shoal_schedule_create() and
- * shoal_partition_create(). */
+ * tries all kinds, and returns the pair with the shortest step that fits. kind_out may be NULL. Errors as of
+ * shoal_schedule_create() and shoal_partition_create(). */
 SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                   const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
-                                  struct shoal_partition **partition_out, char *text, size_t text_bytes);
+                                  struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
+                                  size_t text_bytes);
 
 /* NULL is allowed. */
 SHOAL_API void shoal_partition_free(struct shoal_partition *partition);

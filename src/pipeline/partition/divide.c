@@ -13,7 +13,7 @@ struct table {
     const void *arg;
     bool has_transfers;
     double *before, *now; /* [units + 1]: least maximum of the stages up to the last one and up to this one */
-    uint32_t *begins;     /* [stages][units + 1]: where this stage begins for it */
+    uint32_t *begins;     /* [stages][units + 1]: the begin of this stage for it */
 };
 
 /* A stage that ends before unit `to`, and grows at its begin. */

@@ -105,7 +105,7 @@ bool json_ends(struct json *json);
 
 /* ---- model.c ---- */
 
-/* What a stage does in the schedule, and on what rank. */
+/* The rank of a stage, and how much the stage keeps in the order of its actions. */
 struct stage_use {
     uint32_t rank;
     double inputs;     /* most microbatches that it keeps from their forward to their backward pass */
@@ -196,6 +196,9 @@ uint32_t problem_neediest(const struct problem *problem, const uint32_t *divisio
 /* Returns what the neediest rank lacks, 0 if it is less than a byte. */
 double problem_excess(const struct problem *problem, const uint32_t *division);
 
+/* Returns the time of the sum of a tie's gradients among `ranks` ranks: a ring, 2 (k - 1) transfers of a k-th of the bytes. */
+double problem_sum_time(const struct problem *problem, const struct profile_tie *tie, uint32_t ranks);
+
 /* Returns true if a division respects pins and ties that must stay together. */
 bool problem_allows(const struct problem *problem, const uint32_t *division);
 
@@ -213,7 +216,7 @@ SHOAL_MUST_USE enum shoal_status divide(const struct problem *problem, enum memo
 double measure_time(const struct problem *problem, const void *arg, uint32_t stage, uint32_t from, uint32_t to);
 
 /* Finds a time below which no step is, and the division for which it is. The latter stays unset if there is none. */
-SHOAL_MUST_USE enum shoal_status bound_find(const struct problem *problem, uint32_t *division_out, double *bound_out);
+SHOAL_MUST_USE enum shoal_status bound_find(struct problem *problem, uint32_t *division_out, double *bound_out);
 
 /* ---- tree.c, refine.c ---- */
 
