@@ -185,9 +185,9 @@ struct shoal_unit {
     uint64_t kept_bytes;      /* of one microbatch, from its forward pass to its backward pass */
     uint64_t output_bytes;    /* of one microbatch, to the next unit; that of the last unit does not count */
 };
-#define SHOAL_UNIT_INIT                                                             \
-    {                                                                               \
-        sizeof(struct shoal_unit), NULL, 0.0, 0.0, 0.0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
+#define SHOAL_UNIT_INIT                                                    \
+    {                                                                      \
+        sizeof(struct shoal_unit), 0, 0, 0, 0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
     }
 
 /* Makes a profile without units. The name is copied; NULL is "model". ERR_ARGUMENT: profile_out is NULL. ERR_MEMORY. */
@@ -292,8 +292,7 @@ struct shoal_partition_options {
 };
 #define SHOAL_PARTITION_OPTIONS_INIT                                                                                       \
     {                                                                                                                      \
-        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, NULL, NULL, 0.0, 0.0, 1.0, 2.0, 1, 1, 1, \
-            1.0, 0, 0, 0, 0                                                                                                \
+        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, 0, 0, 0, 0, 1, 2, 1, 1, 1, 1, 0, 0, 0, 0 \
     }
 
 /* Divides a model among the stages of a schedule. Both are only used during the call. ERR_ARGUMENT: options that are
@@ -335,9 +334,9 @@ struct shoal_stage {
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
 };
-#define SHOAL_STAGE_INIT                                                 \
-    {                                                                    \
-        sizeof(struct shoal_stage), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0 \
+#define SHOAL_STAGE_INIT                                         \
+    {                                                            \
+        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
@@ -366,9 +365,9 @@ struct shoal_partition_times {
     double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
     int is_optimal;     /* 1: all partitions were compared, and none is better */
 };
-#define SHOAL_PARTITION_TIMES_INIT                                       \
-    {                                                                    \
-        sizeof(struct shoal_partition_times), 0.0, 0.0, 0.0, 0.0, 0.0, 0 \
+#define SHOAL_PARTITION_TIMES_INIT                             \
+    {                                                          \
+        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0 \
     }
 
 SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partition);
