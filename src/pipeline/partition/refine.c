@@ -1,12 +1,13 @@
 /* The search for the division with the shortest predicted step. If the effort allows for it, all divisions are compared.
- * Otherwise the search begins with several divisions, moves the begins of one or more stages that follow each other by one unit
- * as long as this helps, and does so for the best two. */
+ * Otherwise the search begins with several divisions and improves the best two: it moves the begins of one or more stages that
+ * follow each other by one unit as long as this helps. Then it does so from places around the best one. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "pipeline/partition/partition.h"
 
 #define STARTS 2 /* that are improved */
+#define KICKS 8  /* of the best one, each improved again */
 
 struct start {
     uint32_t *division;
@@ -127,6 +128,25 @@ static enum shoal_status offer_divided(struct search *search, enum memory_rule r
     return value < PARTITION_NEVER ? offer(search) : SHOAL_OK;
 }
 
+/* With transfers that are long, fewer stages may be better: the last ones stay empty. */
+static enum shoal_status offer_fewer(struct search *search)
+{
+    struct problem *problem = search->problem;
+    const uint32_t stages = problem->stages;
+    enum shoal_status status = SHOAL_OK;
+    for (uint32_t used = stages - 1; used > 0 && status == SHOAL_OK; used = used > 16 ? used / 2 : used - 1) {
+        double value;
+        problem->stages = used;
+        status = divide(problem, MEMORY_HOPE, measure_time, NULL, false, search->trial, &value);
+        problem->stages = stages;
+        for (uint32_t s = used; s <= stages; s++)
+            search->trial[s] = problem->units;
+        if (status == SHOAL_OK && value < PARTITION_NEVER)
+            status = offer(search);
+    }
+    return status;
+}
+
 /* Pins the units of ties before the widest gap between them to one stage, the others to another one. */
 static void pin_ties(struct problem *problem, uint32_t one, uint32_t other)
 {
@@ -166,6 +186,7 @@ static enum shoal_status offer_starts(struct search *search, const uint32_t *bou
 {
     struct problem *problem = search->problem;
     PARTITION_TRY(offer_divided(search, MEMORY_HOPE, measure_time));
+    PARTITION_TRY(offer_fewer(search));
     memcpy(search->trial, bound_division, division_bytes(problem));
     if (search->trial[problem->stages] == problem->units)
         PARTITION_TRY(offer(search));
@@ -242,6 +263,41 @@ static enum shoal_status improve(struct search *search, struct start *start, uin
     return SHOAL_OK;
 }
 
+static uint32_t random_below(uint64_t *random, uint32_t limit)
+{
+    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(((*random >> 32) * limit) >> 32);
+}
+
+/* Moves some begins to other places between their neighbors, at random, but always the same. */
+static void kick(const struct problem *problem, uint32_t *division, uint64_t *random)
+{
+    for (uint32_t i = 0; i <= problem->stages / 8 + 1; i++) {
+        const uint32_t s = 1 + random_below(random, problem->stages - 1);
+        division[s] = division[s - 1] + random_below(random, division[s + 1] - division[s - 1] + 1);
+    }
+}
+
+/* Looks around the best division for a better one. */
+static enum shoal_status kick_best(struct search *search, struct start *best, struct start *other)
+{
+    struct problem *problem = search->problem;
+    uint64_t random = problem->units;
+    for (int i = 0; i < KICKS && problem->stages > 1 && problem->spent < search->effort; i++) {
+        memcpy(other->division, best->division, division_bytes(problem));
+        kick(problem, other->division, &random);
+        if (!problem_allows(problem, other->division))
+            continue;
+        PARTITION_TRY(problem_judge(problem, other->division, &other->verdict));
+        PARTITION_TRY(improve(search, other, search->effort));
+        if (!verdict_is_better(&other->verdict, &best->verdict))
+            continue;
+        best->verdict = other->verdict;
+        memcpy(best->division, other->division, division_bytes(problem));
+    }
+    return SHOAL_OK;
+}
+
 static enum shoal_status improve_starts(struct search *search, uint32_t *division_out, struct verdict *verdict_out)
 {
     struct problem *problem = search->problem;
@@ -251,6 +307,7 @@ static enum shoal_status improve_starts(struct search *search, uint32_t *divisio
         PARTITION_TRY(improve(search, &search->best[i], problem->spent + left / (STARTS - i)));
         best = verdict_is_better(&search->best[i].verdict, &search->best[best].verdict) ? i : best;
     }
+    PARTITION_TRY(kick_best(search, &search->best[best], &search->best[1 - best]));
     *verdict_out = search->best[best].verdict;
     memcpy(division_out, search->best[best].division, division_bytes(problem));
     return SHOAL_OK;
