@@ -29,6 +29,7 @@ enum option {
     OPTION_RECOMPUTE,
     OPTION_TIES,
     OPTION_METHOD,
+    OPTION_CUTS,
     OPTION_WEIGHT,
     OPTION_KEPT,
     OPTION_PRINT,
@@ -55,6 +56,7 @@ static const struct tool_option options[] = {
     {"--recompute", OPTION_RECOMPUTE, NULL},
     {"--keep-ties-together", OPTION_TIES, NULL},
     {"--method", OPTION_METHOD, "shortest|tree|equal"},
+    {"--cuts", OPTION_CUTS, "NAMES"},
     {"--memory-weight", OPTION_WEIGHT, "SHARE"},
     {"--kept-share", OPTION_KEPT, "SHARE"},
     {"--print-profile", OPTION_PRINT, NULL},
@@ -93,6 +95,8 @@ static const char help[] =
     "    --keep-ties-together     units that share parameters must be on one rank (default: their gradients are summed)\n"
     "    --kept-share SHARE       share of the activations that weight gradients need, 0 to 1 (default 1)\n"
     "    --method METHOD          shortest (the default), tree (by the tree of modules), or equal (numbers of units)\n"
+    "    --cuts NAMES             your own partition: the first unit of each stage but the first, such as h.4,h.8,head;\n"
+    "                             \"end\" leaves the last stages empty. It is timed even if it does not fit\n"
     "    --memory-weight SHARE    for tree: memory against time, 0 to 1 (default 0.8)\n"
     "    --format text|json       text for people (the default), or one JSON object; times are in microseconds there\n"
     "\n"
@@ -223,6 +227,9 @@ static bool partition_option_apply(int id, const struct tool_args *args, struct 
         return count_read(args, 65536, &own->parameter_shards);
     case OPTION_METHOD:
         return method_read(args, &own->method);
+    case OPTION_CUTS:
+        explain->cut_list = args->value;
+        return true;
     case OPTION_WEIGHT:
         return share_read(args, &own->memory_weight);
     case OPTION_KEPT:
@@ -361,17 +368,74 @@ static void others_time(struct explain_pipeline *explain)
     }
 }
 
+/* Reads names of units into the begins of the stages. Returns 0, or the exit code after printing one line. */
+static int cuts_read(const struct explain_pipeline *explain, uint32_t *first_units)
+{
+    const uint32_t stages = shoal_schedule_stages(explain->schedule), units = shoal_profile_units(explain->profile);
+    char *copy = strdup(explain->cut_list), *rest = copy, *word;
+    uint32_t count = 1;
+    int code = 0;
+    while (!code && copy && (word = strsep(&rest, ",")) != NULL) {
+        const uint32_t found = shoal_profile_find(explain->profile, word);
+        if (count == stages)
+            code = tool_usage_fail(command, "--cuts has more than %u names: there are %u stages", stages - 1, stages);
+        else if (found < units || !strcmp(word, "end"))
+            first_units[count++] = found < units ? found : units;
+        else
+            code = tool_usage_fail(command, "--cuts: there is no unit '%s' (--print-profile lists them)", word);
+    }
+    free(copy);
+    if (!code && count != stages)
+        code = tool_usage_fail(command, "--cuts has %u names, and %u stages have %u begins behind the first", count - 1, stages,
+                               stages - 1);
+    return code;
+}
+
+/* Replaces the partition by the one that the user has cut. */
+static int cuts_apply(struct explain_pipeline *explain)
+{
+    char why[1200] = "";
+    struct shoal_partition *own = NULL;
+    uint32_t *first_units = calloc(shoal_schedule_stages(explain->schedule), sizeof *first_units);
+    int code = first_units ? cuts_read(explain, first_units) : 1;
+    if (!code && shoal_partition_create_at(explain->profile, explain->schedule, &explain->options, first_units, &own, why,
+                                           sizeof why) != SHOAL_OK)
+        code = tool_usage_fail(command, "--cuts: %s", why);
+    free(first_units);
+    if (code)
+        return code;
+    shoal_partition_free(explain->partition);
+    explain->partition = own;
+    return 0;
+}
+
+/* Makes the schedule and the partition. With the user's cuts, only the schedule counts, and memory does not limit it. */
+static enum shoal_status pipeline_choose(struct explain_pipeline *explain, char *why, size_t why_bytes)
+{
+    enum shoal_schedule_kind kind = SHOAL_SCHEDULE_1F1B;
+    struct shoal_partition_options wanted = explain->options;
+    if (explain->cut_list) {
+        wanted.memory_bytes = 0;
+        wanted.rank_memory_bytes = NULL;
+        wanted.effort = 1;
+    }
+    const enum shoal_status status = shoal_partition_choose(explain->profile, &explain->schedule_options, &wanted,
+                                                            &explain->schedule, &explain->partition, &kind, why, why_bytes);
+    explain->schedule_word = shoal_schedule_name(kind);
+    return status;
+}
+
 static int pipeline_answer(struct explain_pipeline *explain)
 {
     char why[1200] = "";
-    enum shoal_schedule_kind kind;
-    const enum shoal_status status = shoal_partition_choose(explain->profile, &explain->schedule_options, &explain->options,
-                                                            &explain->schedule, &explain->partition, &kind, why, sizeof why);
+    const enum shoal_status status = pipeline_choose(explain, why, sizeof why);
     if (status != SHOAL_OK) {
         fprintf(stderr, "shoal %s: %s\n", command, *why ? why : shoal_status_text(status));
         return status == SHOAL_ERR_ARGUMENT ? TOOL_EXIT_USAGE : 1;
     }
-    explain->schedule_word = shoal_schedule_name(kind);
+    const int code = explain->cut_list ? cuts_apply(explain) : 0;
+    if (code)
+        return code;
     others_time(explain);
     if (explain->is_json)
         explain_pipeline_print_json(explain);

@@ -13,7 +13,8 @@ struct explain_pipeline {
     struct pipeline_model model;
     struct shoal_schedule_options schedule_options;
     struct shoal_partition_options options;
-    const char *memory_list, *speed_list; /* as given, or NULL */
+    const char *memory_list, *speed_list; /* as given, or NULL, as the next one */
+    const char *cut_list;
     uint64_t *memory;                     /* [ranks] */
     double *speeds;                       /* [ranks] */
     double rate_gbit_s;

@@ -214,7 +214,7 @@ void explain_pipeline_print_json(const struct explain_pipeline *explain)
     printf(",\"ranks\":%u,\"microbatches\":%u,\"rate_gbit_s\":%.17g,\"latency_us\":%.17g,",
            shoal_schedule_ranks(explain->schedule), shoal_schedule_microbatches(explain->schedule), explain->rate_gbit_s,
            explain->options.latency_us);
-    text_print("method", shoal_partition_method_name(explain->options.method));
+    text_print("method", explain->cut_list ? "cuts" : shoal_partition_method_name(explain->options.method));
     printf(",\"step_us\":%.17g,\"tied_us\":%.17g,\"bubble\":%.17g,\"bottleneck_us\":%.17g,\"lower_bound_us\":%.17g,",
            times.step, times.tied, times.bubble, times.bottleneck, times.lower_bound);
     printf("\"is_optimal\":%s,\"tree_step_us\":%.17g,\"equal_step_us\":%.17g,\"stages\":[", times.is_optimal ? "true" : "false",

@@ -155,6 +155,22 @@ def lack_of_memory_is_explained():
     expect(less["activation_bytes"] < answer("--profile", "gpt2", "--ranks", "4")["memory"][0]["activation_bytes"] / 2, less)
 
 
+def own_cuts_are_timed():
+    words = ("--profile", "gpt2", "--ranks", "4", "--rate", "100gbit")
+    best = answer(*words)
+    begins = [stage["units"][0] for stage in best["stages"][1:]]
+    same = answer(*words, "--cuts", ",".join(begins))
+    expect(same["step_us"] == best["step_us"] and same["stages"] == best["stages"] and same["method"] == "cuts", same, best)
+    expect(not same["is_optimal"] and same["lower_bound_us"] <= same["step_us"], same)
+    worse = answer(*words, "--cuts", "h.1,head,end", "--memory", "1G")
+    expect(worse["step_us"] > best["step_us"] and worse["stages"][3]["units"] == [], worse)
+    expect(worse["memory"][1]["total_bytes"] > worse["memory"][1]["limit_bytes"] == 1 << 30, worse)
+    refused(*words, "--cuts", "h.1,h.2", about="--cuts has 2 names, and 4 stages have 3 begins")
+    refused(*words, "--cuts", "h.1,h.2,h.3,h.4", about="--cuts has more than 3 names")
+    refused(*words, "--cuts", "h.1,h.2,h.12", about="there is no unit 'h.12'")
+    refused(*words, "--cuts", "h.3,h.2,h.5", about="stage 1 begins with unit 4, behind 3")
+
+
 def options_are_checked():
     refused("--ranks", "0", about="a number from 1")
     refused("--schedule", "zb-h3", about="did you mean zb-h")
@@ -183,4 +199,4 @@ def help_teaches():
 run_cases([models_have_their_sizes, models_have_their_arithmetic, activations_are_those_of_the_shapes,
            times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, more_room_makes_no_step_longer,
            ranks_may_be_unequal, ties_may_stay_together, files_are_read, wrong_files_are_refused, lack_of_memory_is_explained,
-           options_are_checked, help_teaches])
+           own_cuts_are_timed, options_are_checked, help_teaches])
