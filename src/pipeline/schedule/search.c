@@ -75,7 +75,7 @@ struct clocks {
     uint32_t leaves;           /* a power of two, and at least the ranks */
 };
 
-static uint32_t stage_of(const struct clocks *clocks, uint32_t rank, uint32_t number)
+static uint32_t search_stage_of(const struct clocks *clocks, uint32_t rank, uint32_t number)
 {
     return number == 0 ? rank : clocks->schedule->stages - 1 - rank;
 }
@@ -111,7 +111,7 @@ static double kept_now(const struct clocks *clocks, uint32_t rank)
 {
     double kept = 0;
     for (uint32_t n = 0; n < clocks->per_rank; n++) {
-        const uint32_t s = stage_of(clocks, rank, n);
+        const uint32_t s = search_stage_of(clocks, rank, n);
         kept += clocks->done[AHEAD][s] - clocks->done[BACK][s];
         kept += clocks->options->kept_share * (clocks->done[BACK][s] - clocks->done[WEIGHTS][s]);
     }
@@ -122,7 +122,7 @@ static double kept_now(const struct clocks *clocks, uint32_t rank)
  * no backward pass comes. */
 static bool may_go_ahead(const struct clocks *clocks, uint32_t rank, uint32_t number)
 {
-    const uint32_t s = stage_of(clocks, rank, number);
+    const uint32_t s = search_stage_of(clocks, rank, number);
     const uint32_t flying = clocks->done[AHEAD][s] - clocks->done[BACK][s];
     const double room = (double)(clocks->per_rank - number) / clocks->per_rank;
     return kept_now(clocks, rank) + room <= clocks->limit + ROUNDING &&
@@ -144,7 +144,7 @@ static void consider(const struct clocks *clocks, struct candidate *best, int *b
 
 static double wait_share(const struct clocks *clocks, uint32_t rank)
 {
-    const uint32_t last = stage_of(clocks, rank, 0);
+    const uint32_t last = search_stage_of(clocks, rank, 0);
     const uint32_t left = clocks->schedule->microbatches - clocks->done[BACK][last];
     return left <= clocks->rule.habits[rank].tail ? 1 : clocks->rule.habits[rank].wait;
 }
@@ -156,7 +156,7 @@ static struct candidate choose(const struct clocks *clocks, uint32_t rank)
     struct candidate best = {NEVER, AHEAD, 0}, weights = {NEVER, WEIGHTS, 0};
     int score = 0;
     for (uint32_t n = 0; n < clocks->per_rank; n++) {
-        const uint32_t s = stage_of(clocks, rank, n);
+        const uint32_t s = search_stage_of(clocks, rank, n);
         for (enum which which = AHEAD; which <= BACK; which++) {
             const bool is_left = clocks->done[which][s] < clocks->schedule->microbatches;
             const double ready = is_left ? ready_at(clocks, which, s) : NEVER;
@@ -458,7 +458,7 @@ static bool is_better(const struct search *search, double time, double activatio
 }
 
 /* Takes over the schedule, if it is better and keeps few enough activations, or frees it. made may be NULL. */
-static enum shoal_status offer(struct search *search, struct shoal_schedule *made, bool *is_better_out)
+static enum shoal_status search_offer(struct search *search, struct shoal_schedule *made, bool *is_better_out)
 {
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     *is_better_out = false;
@@ -490,7 +490,7 @@ static enum shoal_status try_rule(struct search *search, bool *is_better_out)
     struct shoal_schedule *made;
     const double known = search->best ? search->best_time * (1 + 2 * ROUNDING) : INFINITY;
     SCHEDULE_TRY(make_greedy(search->options, search->limit, known, search->is_v, search->tried, &made));
-    SCHEDULE_TRY(offer(search, made, is_better_out));
+    SCHEDULE_TRY(search_offer(search, made, is_better_out));
     if (*is_better_out)
         copy_rule(search, &search->kept, &search->tried);
     return SHOAL_OK;
@@ -590,7 +590,7 @@ static enum shoal_status try_patterns(struct search *search)
         const struct pattern pattern = pattern_at(shortest[life]);
         status = make_pattern(search->options, &pattern, &made);
         if (status == SHOAL_OK)
-            status = offer(search, made, &has_helped);
+            status = search_offer(search, made, &has_helped);
     }
     free(shortest);
     return status;
