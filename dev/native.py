@@ -167,9 +167,17 @@ class Declarations:
         name = statement[1].text
         if statement[2].text != "{" or statement[-1].text != "}":
             refuse(statement[0], "a struct without a name, or with something behind it,")
-        fields = [self.field(name, part) for part in statements(statement[3:-1])]
+        fields = [self.field(name, part) for line in statements(statement[3:-1]) for part in self.declarators(line)]
         self.structs[name] = Struct(name, fields)
         self.order.append(("struct", name))
+
+    @staticmethod
+    def declarators(words):
+        """Returns the fields of `TYPE a, b` as those of `TYPE a` and `TYPE b`."""
+        first, *others = split(words)
+        if others and (first[-1].text == "]" or any(word.text == "*" for word in words)):
+            refuse(words[0], "an array or a pointer among several fields of one line")
+        return [first, *(first[:-1] + other for other in others)]
 
     def field(self, struct, words):
         """Returns (name, type) of a field. A type of function pointer becomes another definition, named after struct and
@@ -180,8 +188,8 @@ class Declarations:
             self.callbacks[own] = callback[1]
             self.order.append(("callback", own))
             return callback[0], python_name(own)
-        if any(word.text in ":," for word in words):
-            refuse(words[0], "a bit-field, or several fields in one line,")
+        if any(word.text == ":" for word in words):
+            refuse(words[0], "a bit-field")
         length = None
         if words[-1].text == "]":
             at = next(i for i, word in enumerate(words) if word.text == "[")
@@ -273,10 +281,9 @@ class Declarations:
         text = words[0].text
         if text == "sizeof" or text == '""':
             return 0
-        if text == "{":
-            if any(map(self.initial, split(words[1:-1]))):
-                refuse(words[0], "an array that begins with other bytes than 0")
-            return 0
+        if text == "{":  # of a struct or an array
+            values = tuple(map(self.initial, split(words[1:-1])))
+            return values if any(values) else 0
         return self.number(words)
 
 

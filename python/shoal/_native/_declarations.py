@@ -10,14 +10,17 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "COMPRESS_NONE",
            "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW", "ADAGRAD", "LION", "LAMB",
            "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP",
-           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
-           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "LogFn",
-           "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
-           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
-           "Simulation", "Simulated", "Watched", "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn",
-           "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange",
-           "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout",
-           "CheckpointParameter", "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals",
+           "FORWARD", "BACKWARD", "INPUT_GRADIENT", "WEIGHT_GRADIENT", "SCHEDULE_GPIPE", "SCHEDULE_1F1B",
+           "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1", "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN",
+           "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX",
+           "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST",
+           "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store",
+           "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn",
+           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
+           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
+           "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
+           "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
+           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes",
            "FUNCTIONS"]
 
 # macros
@@ -385,6 +388,47 @@ class OuterTotals(Sized):
                 ("network_bytes", c_uint64), ("waited_us", c_double), ("computed_us", c_double)]
 
 
+# enum shoal_action_kind
+FORWARD = 0
+BACKWARD = 1
+INPUT_GRADIENT = 2
+WEIGHT_GRADIENT = 3
+
+
+class Action(Structure):
+    _fields_ = [("kind", c_int), ("stage", c_uint32), ("microbatch", c_uint32)]
+
+
+# enum shoal_schedule_kind
+SCHEDULE_GPIPE = 0
+SCHEDULE_1F1B = 1
+SCHEDULE_INTERLEAVED = 2
+SCHEDULE_BREADTH_FIRST = 3
+SCHEDULE_ZB_H1 = 4
+SCHEDULE_ZB_H2 = 5
+SCHEDULE_V_MIN = 6
+SCHEDULE_V_HALF = 7
+SCHEDULE_V_ZB = 8
+SCHEDULE_AUTO = 9
+
+
+class StageCosts(Structure):
+    _fields_ = [("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double)]
+
+
+@begins(kind=1, costs=(1, 1, 1, 0), kept_share=1)
+class ScheduleOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("kind", c_int), ("ranks", c_uint32), ("microbatches", c_uint32),
+                ("stages_per_rank", c_uint32), ("costs", StageCosts), ("activations", c_double), ("kept_share", c_double),
+                ("shortens_span", c_int)]
+
+
+@begins()
+class ScheduleTimes(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_double), ("span", c_double), ("bubble", c_double),
+                ("span_bubble", c_double), ("activations", c_double)]
+
+
 # The return type and the arguments of each function.
 FUNCTIONS = {
     "shoal_version": (c_char_p, []),
@@ -575,4 +619,18 @@ FUNCTIONS = {
     "shoal_outer_state_bytes": (c_size_t, [c_void_p]),
     "shoal_outer_export": (c_int, [c_void_p, c_void_p, c_size_t]),
     "shoal_outer_import": (c_int, [c_void_p, c_void_p, c_size_t]),
+    "shoal_schedule_create": (c_int, [POINTER(ScheduleOptions), POINTER(c_void_p), c_char_p, c_size_t]),
+    "shoal_schedule_free": (None, [c_void_p]),
+    "shoal_schedule_ranks": (c_uint32, [c_void_p]),
+    "shoal_schedule_stages": (c_uint32, [c_void_p]),
+    "shoal_schedule_microbatches": (c_uint32, [c_void_p]),
+    "shoal_schedule_rank_of": (c_uint32, [c_void_p, c_uint32]),
+    "shoal_schedule_actions": (POINTER(Action), [c_void_p, c_uint32, POINTER(c_uint32)]),
+    "shoal_schedule_name": (c_char_p, [c_int]),
+    "shoal_schedule_print": (c_int, [c_void_p, c_void_p]),
+    "shoal_schedule_read": (c_int, [c_char_p, c_size_t, POINTER(c_void_p), c_char_p, c_size_t]),
+    "shoal_schedule_check": (c_int, [c_void_p, c_uint32, c_char_p, c_size_t]),
+    "shoal_schedule_slots": (c_int, [c_void_p, POINTER(c_uint32)]),
+    "shoal_schedule_time": (c_int, [c_void_p, POINTER(StageCosts), c_double, POINTER(ScheduleTimes),
+                                    POINTER(POINTER(c_double))]),
 }
