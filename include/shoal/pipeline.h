@@ -1,6 +1,6 @@
 /* Pipelines: a model is cut into stages, which ranks compute one after the other, for several microbatches at a time. This
- * header is the manual of schedules: which rank computes what in which order. It builds on shoal.h, but needs no context and no
- * communicator: the functions only compute. It is new and may still change.
+ * header is the manual of schedules (which rank computes what in which order) and of pipelines, which run them. It builds on
+ * shoal.h. Only section 6 needs a context and a communicator: the other functions only compute. It is new and may still change.
  *
  * A *stage* is a part of the model, on one rank; a rank may have several. Each microbatch goes forward through all stages and
  * backward again. A backward pass may be split: the gradient of a stage's input, for which the stage before it waits, and the
@@ -41,7 +41,8 @@ enum shoal_action_kind {
 
 struct shoal_action {
     enum shoal_action_kind kind;
-    uint32_t stage, microbatch;
+    uint32_t stage;
+    uint32_t microbatch;
 };
 
 /* How a schedule is made: name, number, word for options and messages, meaning. Ranks p, microbatches m. "Activations" are what
@@ -66,15 +67,18 @@ enum shoal_schedule_kind {
 
 /* Times of one microbatch, in any unit. */
 struct shoal_stage_costs {
-    double forward, input_gradient, weight_gradient; /* of one rank, which its stages share equally */
-    double transfer;                                 /* from a stage to one on another rank, beside the computation */
+    double forward; /* these three are of one rank, whose stages share them equally */
+    double input_gradient;
+    double weight_gradient;
+    double transfer; /* from a stage to one on another rank, beside the computation */
 };
 
 /* Begins as SHOAL_SCHEDULE_OPTIONS_INIT. */
 struct shoal_schedule_options {
     size_t struct_bytes;
     enum shoal_schedule_kind kind;
-    uint32_t ranks, microbatches;
+    uint32_t ranks;
+    uint32_t microbatches;
     uint32_t stages_per_rank;       /* for INTERLEAVED and BREADTH_FIRST: 2 or more, 0 is 2. 0 for all others */
     struct shoal_stage_costs costs; /* decide the order for all kinds from ZB_H1 on */
     double activations;             /* most that a rank may keep; 0: what the kind keeps by its definition */
@@ -151,6 +155,178 @@ struct shoal_schedule_times {
  * ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs, double kept_share,
                                struct shoal_schedule_times *times_out, double *const *begins_out);
+
+/* ---- 6. Running ---------------------------------------------------------------------------------------------------------- */
+
+/* A pipeline runs a schedule on a communicator: rank r of the schedule is rank r of the communicator. It calls the program for
+ * each action of this rank, in the schedule's order, and hands messages from stage to stage:
+ *
+ *     stage 0 on rank 0        stage 1 on rank 1               compute(FORWARD, stage 0, microbatch 3) writes an output
+ *       F0 F1 F2 F3 ..           F0 F1 F2 ..                   the pipeline sends it; meanwhile rank 0 computes microbatch 4
+ *            \  output  --->  input /                          compute(FORWARD, stage 1, microbatch 3) reads it as its input
+ *            /  input   <---  output \                         the gradients take the same way back
+ *
+ * An *edge* leads from a stage to a later one. On each edge one message per microbatch goes forward, and one, its gradient,
+ * comes back. A message is any number of bytes, also none, and a short note, in which a front-end may put shapes and types.
+ * Sizes travel with the message, so microbatches may differ.
+ *
+ * The program does the rest in its own calls: the first stage reads the batch, the last one computes the loss. Parameters that
+ * two stages share, and gradients that are summed over replicas of a stage, are summed on another communicator: by a reducer
+ * (gradients.h) whose functions compute() calls, or after the step:
+ *
+ *     static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
+ *     {
+ *         ...                                                          computes the action
+ *         if (work->is_last_gradient)                                  all gradients of the stage's weights are complete
+ *             return shoal_reducer_ready(reducer_of(work->action.stage), ...);
+ *         return SHOAL_OK;
+ *     }
+ *
+ * How fast. On one host a message is written once by its producer and read once by its receiver, if it is in memory from
+ * shoal_pipeline_alloc or shoal_mem_alloc; other memory is copied on the way. Between stages of one rank nothing is copied.
+ * Messages travel during the computation: the context's progress thread moves them, so each rank needs a core for it at these
+ * moments. */
+struct shoal_pipeline;
+
+struct shoal_edge {
+    uint32_t from; /* a stage */
+    uint32_t to;   /* a later stage */
+};
+
+/* All fields must be the same on all ranks, except struct_bytes. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
+struct shoal_pipeline_options {
+    size_t struct_bytes;
+    const char *name;               /* in messages; NULL: "pipeline". At most 23 bytes are kept */
+    const struct shoal_edge *edges; /* each at most once; NULL: from each stage to the next one */
+    size_t edge_count;
+    uint32_t ahead;      /* a rank receives for this many of its next actions before their turn; 0: 4. Their messages are in
+                               memory while an earlier action is computed */
+    uint32_t timeout_ms; /* deadline of each message, from the time at which this rank is ready to send or receive it. It must
+                               be longer than a step; 0: SHOAL_TIMEOUT_MS */
+};
+#define SHOAL_PIPELINE_OPTIONS_INIT                          \
+    {                                                        \
+        sizeof(struct shoal_pipeline_options), 0, 0, 0, 0, 0 \
+    }
+
+/* Makes a pipeline; a collective call on comm, from which it splits a communicator of its own. comm may be freed before the
+ * pipeline, and so may the schedule; context must outlive both. Errors are the same on every rank: ERR_MISMATCH, if schedules
+ * or options differ (names the rank and what differs); ERR_ARGUMENT, if the schedule has a fault, needs another number of ranks
+ * than comm has, or an edge is invalid; ERR_MEMORY; the errors of shoal_comm_split. */
+SHOAL_CALL shoal_pipeline_create(struct shoal_context *context, struct shoal_comm *comm, const struct shoal_schedule *schedule,
+                                 const struct shoal_pipeline_options *options, struct shoal_pipeline **pipeline_out);
+
+/* Frees the pipeline and its communicator; a local call, not inside compute. Messages under way fail on the other ranks with
+ * ERR_PEER_LOST. NULL is allowed. */
+SHOAL_API void shoal_pipeline_free(struct shoal_pipeline *pipeline);
+
+#define SHOAL_NOTE_BYTES 1024
+
+/* A message on an edge. */
+struct shoal_parcel {
+    void *data; /* NULL if bytes is 0 */
+    size_t bytes;
+    void *owner;         /* only in outputs: passed to `released`; NULL: it is not called */
+    uint32_t note_bytes; /* at most SHOAL_NOTE_BYTES */
+    char note[SHOAL_NOTE_BYTES];
+};
+
+/* What to compute. Edges are in the order of the options.
+ *
+ *     kind                 inputs                                       outputs
+ *     FORWARD              activations: one for each edge to the stage  activations: one for each edge from the stage
+ *     BACKWARD             gradients: one for each edge from the stage  gradients: one for each edge to the stage
+ *     INPUT_GRADIENT       the same                                     the same
+ *     WEIGHT_GRADIENT      those of INPUT_GRADIENT, once more           none
+ *
+ * Inputs, of forward and backward actions alike, stay valid until the last backward action of this stage and microbatch has
+ * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
+ * be written: another stage may share them.
+ *
+ * Outputs begin without bytes and note. Their memory must stay unchanged until it is released. It may be
+ *     - from shoal_pipeline_alloc: the pipeline takes it back;
+ *     - an input of this stage and microbatch, or a part of one: the pipeline keeps it as long as needed;
+ *     - any other memory: the pipeline calls `released` with the owner.
+ * Several outputs may share memory; each is released by itself. */
+struct shoal_work {
+    struct shoal_action action;
+    uint32_t input_count;
+    uint32_t output_count;
+    const struct shoal_parcel *inputs;
+    struct shoal_parcel *outputs;
+    int is_last_gradient; /* 1: the last action of this step that computes gradients of this stage's weights */
+};
+
+/* Computes an action. If it returns an error, it may write the reason to text, at most text_bytes with the final zero. */
+typedef enum shoal_status (*shoal_compute_fn)(void *user, const struct shoal_work *work, char *text, size_t text_bytes);
+
+/* An output with an owner is no longer read. Called once for each such output. */
+typedef void (*shoal_released_fn)(void *user, void *owner);
+
+/* The program's functions. They are called on the thread that called shoal_pipeline_step or shoal_pipeline_forward, and may call
+ * functions of Shoal, on other communicators also collective ones. Begins as SHOAL_PIPELINE_CALLS_INIT. */
+struct shoal_pipeline_calls {
+    size_t struct_bytes;
+    shoal_compute_fn compute;
+    shoal_released_fn released; /* may be NULL */
+    void *user;
+};
+#define SHOAL_PIPELINE_CALLS_INIT                    \
+    {                                                \
+        sizeof(struct shoal_pipeline_calls), 0, 0, 0 \
+    }
+
+/* Runs all actions of this rank once; a collective call on the pipeline's ranks. Returns when this rank has computed all of
+ * them, and everything that it sent has arrived: then all outputs are released.
+ *
+ * If compute returns an error, the step fails on all ranks with that status (ERR_INTERNAL for PENDING and unknown ones) and with
+ * a text that names rank, stage and microbatch (shoal_pipeline_failure). The other ranks find out when they next wait for a
+ * message. Other errors: ERR_MISMATCH (another rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY. Each
+ * breaks the pipeline: later calls return the same error. Outputs that were not released are then released by
+ * shoal_pipeline_free, with the functions of this call. Other communicators, on which peers may wait for this rank, stay as they
+ * are: the program must abort those itself. ERR_ARGUMENT: calls or compute is NULL. ERR_STATE: called inside compute. */
+SHOAL_CALL shoal_pipeline_step(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls);
+
+/* Like shoal_pipeline_step, but runs only the forward actions, as for an evaluation. */
+SHOAL_CALL shoal_pipeline_forward(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls);
+
+/* Writes the first cause of the pipeline's failure, the same on every rank; its rank is the rank in the pipeline. failure_out
+ * begins as SHOAL_FAILURE_INIT. Returns PENDING if nothing has failed. */
+SHOAL_CALL shoal_pipeline_failure(const struct shoal_pipeline *pipeline, struct shoal_failure *failure_out);
+
+/* Returns memory for outputs that peers on this host read directly, aligned to 4096 bytes, with undefined contents. Only inside
+ * compute. The pipeline keeps it for reuse, and takes it back by itself: when the call of compute returns, unless an output is
+ * in it. At least 1 byte. ERR_STATE: not inside compute. ERR_MEMORY. */
+SHOAL_CALL shoal_pipeline_alloc(struct shoal_pipeline *pipeline, size_t bytes, void **memory_out);
+
+/* Times of an action on this rank, in microseconds since the step began here. */
+struct shoal_action_times {
+    struct shoal_action action;
+    double waited_us; /* for its inputs, just before it began */
+    double begin_us;
+    double end_us;
+};
+
+/* Times of the last step, also of one that failed. Begins as SHOAL_PIPELINE_TIMES_INIT. */
+struct shoal_pipeline_times {
+    size_t struct_bytes;
+    uint64_t step;     /* number of this step, from 1 on; 0: none yet */
+    uint64_t begin_ns; /* when the step began on this rank, of CLOCK_MONOTONIC: comparable between ranks of a host */
+    double step_us;
+    double computed_us;  /* in compute */
+    double waited_us;    /* for inputs */
+    double sending_us;   /* after the last action, until all outputs had arrived */
+    double bubble;       /* share of the step in which this rank did not compute */
+    uint64_t sent_bytes; /* this and the next one: between this rank and others, without notes */
+    uint64_t received_bytes;
+    const struct shoal_action_times *actions; /* in the order in which they ran; valid until the next step */
+    uint32_t action_count;
+};
+#define SHOAL_PIPELINE_TIMES_INIT                                            \
+    {                                                                        \
+        sizeof(struct shoal_pipeline_times), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+    }
+SHOAL_CALL shoal_pipeline_times(const struct shoal_pipeline *pipeline, struct shoal_pipeline_times *times_out);
 
 #ifdef __cplusplus
 }
