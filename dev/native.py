@@ -209,8 +209,13 @@ class Declarations:
         at = next((i for i, word in enumerate(words) if word.text == "("), None)
         if at is None or [word.text for word in words[at + 1:at + 2]] != ["*"] or words[at + 3].text != ")":
             return None
-        types = [self.type(words[:at]), *self.arguments(words[at + 5:-1])]
+        types = [self.type(words[:at]), *map(self.of_callback, split(words[at + 5:-1]), self.arguments(words[at + 5:-1]))]
         return words[at + 2].text, f"CFUNCTYPE({', '.join(types)})"
+
+    @staticmethod
+    def of_callback(words, type_):
+        """ctypes passes c_char_p to a callback as a copy, into which nothing can be written."""
+        return "c_void_p" if type_ == "c_char_p" and words[0].text != "const" else type_
 
     def read_function(self, statement):
         at = next(i for i, word in enumerate(statement) if word.text == "(")

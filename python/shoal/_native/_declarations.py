@@ -14,13 +14,14 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1", "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN",
            "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX",
            "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST",
-           "OUTER_FRAGMENTS_MAX", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store",
-           "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn",
-           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
+           "OUTER_FRAGMENTS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase",
+           "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic",
+           "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
            "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
            "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
            "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
-           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes",
+           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Edge",
+           "PipelineOptions", "Parcel", "Work", "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes",
            "FUNCTIONS"]
 
 # macros
@@ -35,6 +36,7 @@ DEGREE_HOST = -1
 CHECKPOINT_EXTRA_MAX = 67108864
 CHECKPOINT_LATEST = 9223372036854775807
 OUTER_FRAGMENTS_MAX = 64
+NOTE_BYTES = 1024
 
 # enum shoal_status
 OK = 0
@@ -429,6 +431,47 @@ class ScheduleTimes(Sized):
                 ("span_bubble", c_double), ("activations", c_double)]
 
 
+class Edge(Structure):
+    _fields_ = [("from", c_uint32), ("to", c_uint32)]
+
+
+@begins()
+class PipelineOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("edges", POINTER(Edge)), ("edge_count", c_size_t),
+                ("ahead", c_uint32), ("timeout_ms", c_uint32)]
+
+
+class Parcel(Structure):
+    _fields_ = [("data", c_void_p), ("bytes", c_size_t), ("owner", c_void_p), ("note_bytes", c_uint32), ("note", c_char * 1024)]
+
+
+class Work(Structure):
+    _fields_ = [("action", Action), ("input_count", c_uint32), ("output_count", c_uint32), ("inputs", POINTER(Parcel)),
+                ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int)]
+
+
+ComputeFn = CFUNCTYPE(c_int, c_void_p, POINTER(Work), c_void_p, c_size_t)
+
+ReleasedFn = CFUNCTYPE(None, c_void_p, c_void_p)
+
+
+@begins()
+class PipelineCalls(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("compute", ComputeFn), ("released", ReleasedFn), ("user", c_void_p)]
+
+
+class ActionTimes(Structure):
+    _fields_ = [("action", Action), ("waited_us", c_double), ("begin_us", c_double), ("end_us", c_double)]
+
+
+@begins()
+class PipelineTimes(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_uint64), ("begin_ns", c_uint64), ("step_us", c_double),
+                ("computed_us", c_double), ("waited_us", c_double), ("sending_us", c_double), ("bubble", c_double),
+                ("sent_bytes", c_uint64), ("received_bytes", c_uint64), ("actions", POINTER(ActionTimes)),
+                ("action_count", c_uint32)]
+
+
 # The return type and the arguments of each function.
 FUNCTIONS = {
     "shoal_version": (c_char_p, []),
@@ -633,4 +676,11 @@ FUNCTIONS = {
     "shoal_schedule_slots": (c_int, [c_void_p, POINTER(c_uint32)]),
     "shoal_schedule_time": (c_int, [c_void_p, POINTER(StageCosts), c_double, POINTER(ScheduleTimes),
                                     POINTER(POINTER(c_double))]),
+    "shoal_pipeline_create": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(PipelineOptions), POINTER(c_void_p)]),
+    "shoal_pipeline_free": (None, [c_void_p]),
+    "shoal_pipeline_step": (c_int, [c_void_p, POINTER(PipelineCalls)]),
+    "shoal_pipeline_forward": (c_int, [c_void_p, POINTER(PipelineCalls)]),
+    "shoal_pipeline_failure": (c_int, [c_void_p, POINTER(Failure)]),
+    "shoal_pipeline_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
+    "shoal_pipeline_times": (c_int, [c_void_p, POINTER(PipelineTimes)]),
 }
