@@ -1,0 +1,179 @@
+"""A recorded forward pass (_graph.py), cut into stages at the begin of units.
+
+The operations between two units belong to the stage before the border or to the one behind it: so that the fewest bytes cross.
+A value that a later stage needs goes to it directly, over an edge, however many stages are between:
+
+    stage 0  x = stem(image)      edges  0 -> 1: x      1 -> 2: y
+    stage 1  y = body(x)                 0 -> 2: x
+    stage 2  return head(y + x)
+
+Parameters are not sent: a stage that uses one has it. A parameter of several stages is tied."""
+from __future__ import annotations
+
+from torch import nn
+from torch.fx import Graph, GraphModule
+from torch.fx.node import map_arg
+
+from . import _graph
+
+
+def borders_of(units, cuts):
+    """Returns the numbers of the units at which stages 1, 2, ... begin."""
+    unknown = [name for name in cuts if name not in units]
+    if unknown:
+        raise ValueError(f"shoal: cuts has {unknown[0]!r}, which is not a unit of the model: its units are {', '.join(units)}")
+    numbers = [units.index(name) for name in cuts]
+    if numbers != sorted(set(numbers)) or numbers[:1] == [0]:
+        raise ValueError(f"shoal: cuts must name units in their order, each at most once and not the first unit ({units[0]}), which "
+                         f"begins the first stage: {list(cuts)}. The units are {', '.join(units)}")
+    return numbers
+
+
+class Split:
+    """A forward pass in stages. edges: for each pair of stages (from, to), the nodes whose values go from one to the other."""
+
+    def __init__(self, recorded, borders):
+        self.recorded, self.count = recorded, len(borders) + 1
+        self._nodes = [node for node in recorded.graph.nodes if node.op not in ("get_attr", "placeholder", "output")]
+        self._inputs = [node for node in recorded.graph.nodes if node.op == "placeholder"]
+        self._output = next(node for node in recorded.graph.nodes if node.op == "output")
+        self.stage_of = self._assign(borders)
+        self.edges = self._find_edges()
+        self._refuse_writes()
+
+    # ---- Which node belongs to which stage ----
+
+    def _assign(self, borders):
+        begins = [self._begin_of(number) for number in borders]
+        stage_of, stage = {node: 0 for node in self._inputs}, 0
+        for place, node in enumerate(self._nodes):
+            while stage < len(begins) and place >= begins[stage]:
+                stage += 1
+            stage_of[node] = stage
+        stage_of[self._output] = self.count - 1
+        return stage_of
+
+    def _begin_of(self, number):
+        """Returns the place among the nodes at which the stage of a unit begins."""
+        called = [place for place, node in enumerate(self._nodes) if node.op == "call_module"]
+        first = next(place for place in called if self._nodes[place].target == self.recorded.units[number])
+        last = max((place for place in called if place < first), default=-1)
+        places = {node: place for place, node in enumerate(self._nodes)}
+        return min(range(first, last, -1), key=lambda place: self._bytes_across(place, places))
+
+    def _bytes_across(self, place, places):
+        """Returns the bytes of values that are made before a place among the nodes and used from there on."""
+        made = [*self._inputs, *self._nodes[:place]]
+        return sum(_graph.bytes_of(node.meta["example"]) for node in made
+                   if any(places.get(user, len(places)) >= place for user in node.users))
+
+    def _find_edges(self):
+        edges = {}
+        for node in (*self._inputs, *self._nodes):
+            for stage in sorted({self.stage_of[user] for user in node.users} - {self.stage_of[node]}):
+                edges.setdefault((self.stage_of[node], stage), []).append(node)
+        return edges
+
+    def _refuse_writes(self):
+        """A stage has its own copy of a value from another one."""
+        for node in self._nodes:
+            if _graph.writes(node) and node.all_input_nodes and node.all_input_nodes[0].op != "get_attr":
+                changed = node.all_input_nodes[0]
+                if self.stage_of[changed] != self.stage_of[node]:
+                    raise ValueError(f"shoal: the forward pass changes the value {changed} in place ({node.target}), but stage "
+                                     f"{self.stage_of[changed]} makes it and stage {self.stage_of[node]} changes it: cut at another unit")
+
+    # ---- What a stage needs ----
+
+    def units_of(self, stage):
+        return list(dict.fromkeys(node.target for node in self._nodes if node.op == "call_module" and self.stage_of[node] == stage))
+
+    def attributes_of(self, stage):
+        """Returns the names of parameters and buffers that operations of a stage use themselves."""
+        return sorted({node.target for node in self.recorded.graph.nodes if node.op == "get_attr" and "constant" not in node.meta
+                       and any(self.stage_of[user] == stage for user in node.users)})
+
+    def sources(self, stage):
+        return sorted(begin for begin, end in self.edges if end == stage)
+
+    def targets(self, stage):
+        return sorted(end for begin, end in self.edges if begin == stage)
+
+    def module(self, stage, model):
+        """Returns a stage as a module. Its arguments: the model's tensors, on stage 0, and a list of values from each source.
+        It returns a list of values for each target, and the model's result, on the last stage. It has the model's units, not
+        copies of them."""
+        builder = _Builder(self, stage)
+        root = self.parts([stage], model)
+        for name, value in builder.constants.items():
+            root.register_buffer(name, value, persistent=False)
+        return GraphModule(root, builder.graph)
+
+    def parts(self, stages, model):
+        """Returns what stages have of a model, under the model's names."""
+        root = nn.Module()
+        for name in sorted({name for stage in stages for name in self.units_of(stage)}):  # a unit before units inside it
+            _place(root, name, model.get_submodule(name))
+        for name in sorted({name for stage in stages for name in self.attributes_of(stage)}):
+            owner, _, last = name.rpartition(".")
+            owner = model.get_submodule(owner)
+            _place(root, name, getattr(owner, last), last not in owner._non_persistent_buffers_set)
+        return root
+
+    def nodes_of(self, stage):
+        """Yields the nodes of a stage: inputs, then operations."""
+        yield from (node for node in self._inputs if self.stage_of[node] == stage)
+        yield from (node for node in self._nodes if self.stage_of[node] == stage)
+
+    def result(self):
+        return self._output.args[0]
+
+
+class _Builder:
+    """Copies the nodes of a stage to a graph of its own."""
+
+    def __init__(self, split, stage):
+        self.graph, self.constants, self._copies = Graph(), {}, {}
+        inputs = [node for node in split.nodes_of(stage) if node.op == "placeholder"]
+        arrived = {source: split.edges[source, stage] for source in split.sources(stage)}
+        for node in inputs:
+            self._copies[node] = self.graph.node_copy(node, self._copy_of)
+        for source, nodes in arrived.items():
+            values = self.graph.placeholder(f"from_{source}")
+            for number, node in enumerate(nodes):
+                self._copies[node] = self.graph.call_function(_item, (values, number))
+        for node in split.nodes_of(stage):
+            if node.op != "placeholder":
+                self._copies[node] = self.graph.node_copy(node, self._copy_of)
+        sent = [[self._copy_of(node) for node in split.edges[stage, target]] for target in split.targets(stage)]
+        result = map_arg(split.result(), self._copy_of) if stage == split.count - 1 else None
+        self.graph.output((sent, result))
+
+    def _copy_of(self, node):
+        if node.op == "get_attr" and node not in self._copies:
+            name = node.target
+            if "constant" in node.meta:
+                self.constants[name] = node.meta["constant"]
+            self._copies[node] = self.graph.get_attr(name)
+        return self._copies[node]
+
+
+def _item(values, number):
+    return values[number]
+
+
+def _place(root, path, thing, is_persistent=True):
+    """Makes a module, parameter or buffer reachable under its name, below empty modules."""
+    *owners, last = path.split(".")
+    for name in owners:
+        if name not in root._modules:
+            root.add_module(name, nn.Module())
+        root = root._modules[name]
+    if hasattr(root, last):  # in a unit around it
+        return
+    if isinstance(thing, nn.Module):
+        root.add_module(last, thing)
+    elif isinstance(thing, nn.Parameter):
+        root.register_parameter(last, thing)
+    else:
+        root.register_buffer(last, thing, persistent=is_persistent)
