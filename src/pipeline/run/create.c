@@ -1,0 +1,383 @@
+#include <limits.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/struct_bytes.h"
+#include "pipeline/run/run.h"
+
+#define CALL "shoal_pipeline_create"
+#define AHEAD_USUAL 4
+
+/* ---- What this rank runs ------------------------------------------------------------------------------------------------- */
+
+struct edges {
+    struct shoal_edge *items;
+    uint32_t count;
+};
+
+/* Writes the reason and returns ERR_ARGUMENT. */
+__attribute__((format(printf, 2, 3))) static enum shoal_status refuse(char text[RUN_TEXT_MAX], const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, RUN_TEXT_MAX, format, args);
+    va_end(args);
+    return SHOAL_ERR_ARGUMENT;
+}
+
+static enum shoal_status check_edges(const struct edges *edges, uint32_t stages, char text[RUN_TEXT_MAX])
+{
+    for (uint32_t i = 0; i < edges->count; i++) {
+        const struct shoal_edge edge = edges->items[i];
+        if (edge.from >= edge.to || edge.to >= stages)
+            return refuse(text,
+                          "edge %u leads from stage %u to stage %u; an edge leads to a later stage, and there are %u stages", i,
+                          edge.from, edge.to, stages);
+        for (uint32_t j = 0; j < i; j++)
+            if (edges->items[j].from == edge.from && edges->items[j].to == edge.to)
+                return refuse(text, "edges %u and %u both lead from stage %u to stage %u", j, i, edge.from, edge.to);
+    }
+    return SHOAL_OK;
+}
+
+/* Copies the edges of the options, or makes those from each stage to the next one. */
+static enum shoal_status copy_edges(const struct shoal_pipeline_options *options, uint32_t stages, struct edges *edges,
+                                    char text[RUN_TEXT_MAX])
+{
+    if (!options->edges && options->edge_count)
+        return refuse(text, "edges is NULL, but edge_count is %zu", options->edge_count);
+    const size_t count = options->edges ? options->edge_count : stages - 1;
+    if (count > (size_t)stages * (stages - 1) / 2)
+        return refuse(text, "%zu edges are more than %u stages can have", count, stages);
+    edges->items = calloc(count + 1, sizeof *edges->items);
+    if (!edges->items)
+        return SHOAL_ERR_MEMORY;
+    edges->count = (uint32_t)count;
+    for (uint32_t i = 0; i < edges->count; i++)
+        edges->items[i] = options->edges ? options->edges[i] : (struct shoal_edge){i, i + 1};
+    return check_edges(edges, stages, text);
+}
+
+/* Lists the edges that touch this rank. */
+static enum shoal_status list_edges(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
+                                    const struct edges *edges)
+{
+    pipeline->edges = calloc(edges->count + 1u, sizeof *pipeline->edges);
+    if (!pipeline->edges)
+        return SHOAL_ERR_MEMORY;
+    for (uint32_t i = 0; i < edges->count; i++) {
+        const struct run_edge edge = {.number = i,
+                                      .from = edges->items[i].from,
+                                      .to = edges->items[i].to,
+                                      .from_rank = (int)shoal_schedule_rank_of(schedule, edges->items[i].from),
+                                      .to_rank = (int)shoal_schedule_rank_of(schedule, edges->items[i].to)};
+        if (edge.from_rank == pipeline->rank || edge.to_rank == pipeline->rank)
+            pipeline->edges[pipeline->edge_count++] = edge;
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status make_messages(struct shoal_pipeline *pipeline)
+{
+    const size_t each = 2 * (size_t)pipeline->microbatches;
+    pipeline->message_count = pipeline->edge_count * each;
+    pipeline->messages = calloc(pipeline->message_count + 1, sizeof *pipeline->messages);
+    if (!pipeline->messages)
+        return SHOAL_ERR_MEMORY;
+    for (size_t i = 0; i < pipeline->message_count; i++) {
+        struct run_edge *const edge = &pipeline->edges[i / each];
+        edge->messages = &pipeline->messages[i / each * each];
+        pipeline->messages[i] = (struct run_message){
+            .pipeline = pipeline,
+            .edge = (uint32_t)(i / each),
+            .microbatch = (uint32_t)(i % each / 2),
+            .is_gradient = i % 2,
+            .peer = edge->from_rank == pipeline->rank ? edge->to_rank : edge->from_rank,
+        };
+    }
+    return SHOAL_OK;
+}
+
+/* Lists the edges of a stage of this rank: those to it, then those from it. */
+static enum shoal_status fill_stage(struct shoal_pipeline *pipeline, uint32_t s)
+{
+    struct run_stage *const stage = &pipeline->stages[s];
+    for (uint32_t i = 0; i < pipeline->edge_count; i++) {
+        stage->in_count += pipeline->edges[i].to == s;
+        stage->out_count += pipeline->edges[i].from == s;
+    }
+    stage->edges = calloc(stage->in_count + stage->out_count + 1u, sizeof *stage->edges);
+    if (!stage->edges)
+        return SHOAL_ERR_MEMORY;
+    for (uint32_t i = 0, in = 0, out = stage->in_count; i < pipeline->edge_count; i++) {
+        if (pipeline->edges[i].to == s)
+            stage->edges[in++] = i;
+        if (pipeline->edges[i].from == s)
+            stage->edges[out++] = i;
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status fill_stages(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule)
+{
+    uint32_t most = 1;
+    pipeline->stages = calloc(pipeline->stage_count, sizeof *pipeline->stages);
+    if (!pipeline->stages)
+        return SHOAL_ERR_MEMORY;
+    for (uint32_t s = 0; s < pipeline->stage_count; s++) {
+        struct run_stage *const stage = &pipeline->stages[s];
+        if ((int)shoal_schedule_rank_of(schedule, s) == pipeline->rank)
+            RUN_TRY(fill_stage(pipeline, s));
+        most = stage->in_count > most ? stage->in_count : most;
+        most = stage->out_count > most ? stage->out_count : most;
+    }
+    pipeline->inputs = calloc(most, sizeof *pipeline->inputs);
+    pipeline->outputs = calloc(most, sizeof *pipeline->outputs);
+    return pipeline->inputs && pipeline->outputs ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
+static enum shoal_status copy_actions(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule)
+{
+    const struct shoal_action *actions = shoal_schedule_actions(schedule, (uint32_t)pipeline->rank, &pipeline->action_count);
+    pipeline->actions = calloc(pipeline->action_count + 1u, sizeof *pipeline->actions);
+    pipeline->action_times = calloc(pipeline->action_count + 1u, sizeof *pipeline->action_times);
+    if (!pipeline->actions || !pipeline->action_times)
+        return SHOAL_ERR_MEMORY;
+    for (uint32_t i = 0; i < pipeline->action_count; i++) {
+        pipeline->actions[i] = actions[i];
+        if (actions[i].kind == SHOAL_BACKWARD || actions[i].kind == SHOAL_WEIGHT_GRADIENT)
+            pipeline->stages[actions[i].stage].last_gradient = i;
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status prepare(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
+                                 const struct shoal_pipeline_options *options, struct edges *edges, char text[RUN_TEXT_MAX])
+{
+    const int size = shoal_comm_size(pipeline->comm);
+    if (!schedule)
+        return refuse(text, "schedule is NULL");
+    if (shoal_schedule_ranks(schedule) != (uint32_t)size)
+        return refuse(text, "the schedule is of %u ranks, but the communicator has %d", shoal_schedule_ranks(schedule), size);
+    RUN_TRY(shoal_schedule_check(schedule, 0, text, RUN_TEXT_MAX));
+    pipeline->stage_count = shoal_schedule_stages(schedule);
+    pipeline->microbatches = shoal_schedule_microbatches(schedule);
+    RUN_TRY(copy_edges(options, pipeline->stage_count, edges, text));
+    if ((uint64_t)edges->count * pipeline->microbatches * 2 * RUN_PARTS > INT_MAX)
+        return refuse(text, "%u edges and %u microbatches need more messages than can be told apart", edges->count,
+                      pipeline->microbatches);
+    RUN_TRY(list_edges(pipeline, schedule, edges));
+    RUN_TRY(make_messages(pipeline));
+    RUN_TRY(fill_stages(pipeline, schedule));
+    return copy_actions(pipeline, schedule);
+}
+
+/* ---- What all ranks run -------------------------------------------------------------------------------------------------- */
+
+/* What ranks compare. Whoever adds a field adds a line to find_difference. */
+struct digest {
+    uint64_t actions;
+    uint64_t edges;
+    uint32_t stages;
+    uint32_t microbatches;
+    uint32_t edge_count;
+    uint32_t ahead;
+    uint32_t timeout_ms;
+    uint32_t status;
+    char text[RUN_TEXT_MAX]; /* the reason of status */
+};
+
+/* FNV-1a, of 64 bits (Fowler, Noll, Vo), a number at a time. */
+#define HASH_BEGIN UINT64_C(14695981039346656037)
+static uint64_t hash_add(uint64_t hash, uint32_t number)
+{
+    for (int i = 0; i < 4; i++)
+        hash = (hash ^ (number >> 8 * i & 255)) * UINT64_C(1099511628211);
+    return hash;
+}
+
+static uint64_t hash_actions(const struct shoal_schedule *schedule)
+{
+    uint64_t hash = HASH_BEGIN;
+    for (uint32_t r = 0; r < shoal_schedule_ranks(schedule); r++) {
+        uint32_t count;
+        const struct shoal_action *const actions = shoal_schedule_actions(schedule, r, &count);
+        hash = hash_add(hash, count);
+        for (uint32_t i = 0; i < count; i++)
+            hash = hash_add(hash_add(hash_add(hash, (uint32_t)actions[i].kind), actions[i].stage), actions[i].microbatch);
+    }
+    return hash;
+}
+
+static void digest(const struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule, const struct edges *edges,
+                   struct digest *own)
+{
+    own->actions = hash_actions(schedule);
+    own->edges = HASH_BEGIN;
+    for (uint32_t i = 0; i < edges->count; i++)
+        own->edges = hash_add(hash_add(own->edges, edges->items[i].from), edges->items[i].to);
+    own->stages = pipeline->stage_count;
+    own->microbatches = pipeline->microbatches;
+    own->edge_count = edges->count;
+    own->ahead = pipeline->ahead;
+    own->timeout_ms = pipeline->timeout_ms;
+}
+
+/* Returns true and writes what differs, or returns false. */
+static bool find_difference(const struct digest *first, const struct digest *other, char text[RUN_TEXT_MAX])
+{
+    const struct {
+        const char *name;
+        uint32_t first, other;
+    } numbers[] = {
+        {"stages", first->stages, other->stages},
+        {"microbatches", first->microbatches, other->microbatches},
+        {"edges", first->edge_count, other->edge_count},
+        {"actions ahead", first->ahead, other->ahead},
+        {"ms of timeout", first->timeout_ms, other->timeout_ms},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        if (numbers[i].first == numbers[i].other)
+            continue;
+        snprintf(text, RUN_TEXT_MAX, "it has %u %s, rank 0 has %u", numbers[i].other, numbers[i].name, numbers[i].first);
+        return true;
+    }
+    if (first->actions == other->actions && first->edges == other->edges)
+        return false;
+    snprintf(text, RUN_TEXT_MAX, "its %s differ from those of rank 0",
+             first->actions == other->actions ? "edges" : "schedule's actions");
+    return true;
+}
+
+static enum shoal_status report(struct shoal_pipeline *pipeline, enum shoal_status status, int rank, const char *text)
+{
+    char line[RUN_TEXT_MAX + 96];
+    snprintf(line, sizeof line, "%s of %s: rank %d: %s", CALL, pipeline->name, rank, *text ? text : shoal_status_text(status));
+    return shoal_report(pipeline->context, status, "pipeline", line);
+}
+
+/* Finds the first rank that refused or differs from rank 0; the same on all ranks. */
+static enum shoal_status judge(struct shoal_pipeline *pipeline, const struct digest *all)
+{
+    const int size = shoal_comm_size(pipeline->comm);
+    char text[RUN_TEXT_MAX];
+    for (int r = 0; r < size; r++)
+        if (all[r].status != SHOAL_OK)
+            return report(pipeline, (enum shoal_status)all[r].status, r, all[r].text);
+    for (int r = 1; r < size; r++)
+        if (find_difference(&all[0], &all[r], text))
+            return report(pipeline, SHOAL_ERR_MISMATCH, r, text);
+    return SHOAL_OK;
+}
+
+static enum shoal_status agree(struct shoal_pipeline *pipeline, const struct digest *own)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.timeout_ms = pipeline->timeout_ms;
+    struct digest *const all = calloc((size_t)shoal_comm_size(pipeline->comm), sizeof *all);
+    if (!all) { /* the communicator's failure reaches the others */
+        run_share_cause(pipeline, SHOAL_ERR_MEMORY, "no memory to compare schedules");
+        return report(pipeline, SHOAL_ERR_MEMORY, pipeline->rank, "no memory to compare schedules");
+    }
+    enum shoal_status status = shoal_allgather(pipeline->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
+    if (status == SHOAL_OK)
+        status = judge(pipeline, all);
+    free(all);
+    return status;
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+/* Without memory for a pipeline: takes part in the split, so that the other ranks find out. */
+static enum shoal_status decline(struct shoal_context *context, struct shoal_comm *comm)
+{
+    struct shoal_comm *none;
+    const enum shoal_status status = shoal_comm_split(comm, -1, 0, NULL, &none);
+    (void)status; /* if it failed, the others find out by that */
+    return shoal_report(context, SHOAL_ERR_MEMORY, "pipeline", CALL ": no memory");
+}
+
+static enum shoal_status split(struct shoal_pipeline *pipeline, struct shoal_comm *comm)
+{
+    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    options.name = pipeline->name;
+    options.timeout_ms = options.create_timeout_ms = pipeline->timeout_ms;
+    RUN_TRY(shoal_comm_split(comm, 0, pipeline->rank, &options, &pipeline->comm));
+    if (shoal_comm_size(pipeline->comm) == shoal_comm_size(comm))
+        return SHOAL_OK;
+    return report(pipeline, SHOAL_ERR_MEMORY, pipeline->rank, "another rank had no memory to begin with");
+}
+
+static enum shoal_status make(struct shoal_pipeline *pipeline, struct shoal_comm *comm, const struct shoal_schedule *schedule,
+                              const struct shoal_pipeline_options *options)
+{
+    struct edges edges = {NULL, 0};
+    struct digest own;
+    RUN_TRY(split(pipeline, comm));
+    memset(&own, 0, sizeof own);
+    own.status = (uint32_t)prepare(pipeline, schedule, options, &edges, own.text);
+    if (own.status == SHOAL_OK)
+        digest(pipeline, schedule, &edges, &own);
+    free(edges.items);
+    return agree(pipeline, &own);
+}
+
+enum shoal_status shoal_pipeline_create(struct shoal_context *context, struct shoal_comm *comm,
+                                        const struct shoal_schedule *schedule, const struct shoal_pipeline_options *options,
+                                        struct shoal_pipeline **pipeline_out)
+{
+    struct shoal_pipeline_options own = SHOAL_PIPELINE_OPTIONS_INIT;
+    if (!context || !comm || !pipeline_out)
+        return shoal_report(context, SHOAL_ERR_ARGUMENT, "pipeline", CALL ": context, comm or pipeline_out is NULL");
+    struct shoal_pipeline *const pipeline = calloc(1, sizeof *pipeline);
+    if (!pipeline)
+        return decline(context, comm);
+    shoal_struct_copy_in(&own, options, sizeof own);
+    pthread_mutex_init(&pipeline->lock, NULL);
+    pthread_cond_init(&pipeline->changed, NULL);
+    pipeline->context = context;
+    pipeline->rank = shoal_comm_rank(comm);
+    pipeline->ahead = own.ahead ? own.ahead : AHEAD_USUAL;
+    pipeline->timeout_ms = own.timeout_ms;
+    pipeline->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
+    pipeline->times = (struct shoal_pipeline_times)SHOAL_PIPELINE_TIMES_INIT;
+    snprintf(pipeline->name, sizeof pipeline->name, "%.23s", own.name ? own.name : "pipeline");
+    const enum shoal_status status = make(pipeline, comm, schedule, &own);
+    if (status != SHOAL_OK) {
+        shoal_pipeline_free(pipeline);
+        return status;
+    }
+    *pipeline_out = pipeline;
+    return SHOAL_OK;
+}
+
+void shoal_pipeline_free(struct shoal_pipeline *pipeline)
+{
+    if (!pipeline)
+        return;
+    if (pipeline->is_computing) {
+        const enum shoal_status status = shoal_report(pipeline->context, SHOAL_ERR_STATE, "pipeline",
+                                                      "shoal_pipeline_free: called inside compute; nothing is freed");
+        (void)status;
+        return;
+    }
+    shoal_comm_free(pipeline->comm); /* from now on no peer reads messages that a step that failed has left */
+    for (size_t i = 0; i < pipeline->message_count; i++)
+        if (pipeline->messages[i].envelope)
+            run_message_end(&pipeline->messages[i]);
+    run_blocks_trim(pipeline, true);
+    for (uint32_t s = 0; pipeline->stages && s < pipeline->stage_count; s++)
+        free(pipeline->stages[s].edges);
+    free(pipeline->stages);
+    free(pipeline->messages);
+    free(pipeline->edges);
+    free(pipeline->actions);
+    free(pipeline->action_times);
+    free(pipeline->inputs);
+    free(pipeline->outputs);
+    pthread_cond_destroy(&pipeline->changed);
+    pthread_mutex_destroy(&pipeline->lock);
+    free(pipeline);
+}
