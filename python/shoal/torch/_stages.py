@@ -88,16 +88,17 @@ class Pass:
 
     def compute(self, work):
         stage, place = self._stages[work.action.stage], (work.action.stage, work.action.microbatch)
-        if work.action.kind == _native.WEIGHT_GRADIENT:
-            self._rest.pop(place)()
-            return
-        with torch.set_grad_enabled(self._loss is not None):
-            received = [_parcels.read(work.inputs[number]) for number in range(work.input_count)] \
-                if work.action.kind == _native.FORWARD else None
         if work.action.kind == _native.FORWARD:
-            self._forward(stage, place, received, work.outputs)
-        else:
-            self._backward(stage, place, work)
+            with torch.set_grad_enabled(self._loss is not None):
+                self._forward(stage, place, _received(work), work.outputs)
+            return
+        with torch.autocast("cpu", enabled=False):  # a backward pass has the types of its forward pass
+            if work.action.kind == _native.WEIGHT_GRADIENT:
+                self._rest.pop(place)()
+            else:
+                with torch.no_grad():
+                    received = _received(work)
+                self._backward(stage, place, work, received)
 
     # ---- Forward ----
 
@@ -108,9 +109,8 @@ class Pass:
             self._kept[place] = None
             self._send_absent(outputs, len(stage.targets))
             return
-        with torch.set_grad_enabled(self._loss is not None):
-            values, result = stage.forward(self._is_training, inputs, received)
-            loss = self._loss_of(microbatch, result) if stage.is_last and self._loss is not None else None
+        values, result = stage.forward(self._is_training, inputs, received)
+        loss = self._loss_of(microbatch, result) if stage.is_last and self._loss is not None else None
         if stage.is_last and self._loss is None:
             self.results[microbatch] = _own(result, received)
         sent = [self._send(value, outputs[number]) for number, value in enumerate(values)]
@@ -146,9 +146,8 @@ class Pass:
 
     # ---- Backward ----
 
-    def _backward(self, stage, place, work):
+    def _backward(self, stage, place, work, received):
         kept = self._kept.pop(place)
-        received = [_parcels.read(work.inputs[number]) for number in range(work.input_count)]
         if kept is None:
             self._rest[place] = lambda: None
             self._send_absent(work.outputs, len(stage.sources))
@@ -159,6 +158,10 @@ class Pass:
             gradients, self._rest[place] = stage.input_gradients(kept, received)
         for number, value in enumerate(gradients):
             self._send(value, work.outputs[number])
+
+
+def _received(work):
+    return [_parcels.read(work.inputs[number]) for number in range(work.input_count)]
 
 
 def _own(result, received):

@@ -1,0 +1,73 @@
+"""A pipeline (include/shoal/pipeline.h, section "Running") whose actions are computed in Python."""
+from __future__ import annotations
+
+import ctypes
+import os
+
+from .. import _native
+from .._native import OK
+from ._communicator import BackendError, is_own, timed_out
+
+
+class Executor:
+    """struct shoal_pipeline. Making it is a collective call. edges: pairs of stages."""
+
+    def __init__(self, communicator, schedule, edges, timeout_ms):
+        self._library, self._owner, self._address = _native.load(), os.getpid(), None
+        self._context, self._compute, self._released, self.error = communicator.context, None, None, None
+        self._schedule = schedule
+        own, address = (_native.Edge * max(1, len(edges)))(*edges), ctypes.c_void_p()
+        options = _native.PipelineOptions(edges=own, edge_count=len(edges), timeout_ms=timeout_ms)
+        status = self._library.pipeline_create(self._context, communicator.address, schedule.address, ctypes.byref(options),
+                                               ctypes.byref(address))
+        if status != OK:
+            raise BackendError(f"shoal: {timed_out(status)}{_native.error_of(status, self._context, communicator.address)}")
+        self._address = address.value
+        # The pipeline keeps these until it is freed.
+        self._calls = _native.PipelineCalls(compute=_native.ComputeFn(self._compute_guarded),
+                                            released=_native.ReleasedFn(lambda _, owner: self._released(owner)))
+
+    def __del__(self, is_own=is_own):
+        if getattr(self, "_address", None) and is_own(self._owner):
+            self._library.pipeline_free(self._address)
+
+    def run(self, compute, released, forward_only=False):
+        """Runs the schedule: compute(struct shoal_work) for each action, released(owner) for each output with an owner."""
+        self._compute, self._released, self.error = compute, released, None
+        run = self._library.pipeline_forward if forward_only else self._library.pipeline_step
+        status = run(self._address, ctypes.byref(self._calls))
+        if status != OK:
+            error, self.error = self.error, None
+            if error is not None and not isinstance(error, Exception):  # what a signal handler raised
+                raise error
+            raise BackendError(f"shoal: {timed_out(status)}{self._failure(status)}") from error
+
+    def _compute_guarded(self, _, work, text, text_bytes):
+        try:
+            self._compute(work.contents)
+            return OK
+        except BaseException as error:  # must not be lost in the frames of C
+            self.error = error
+            reason = f"{type(error).__name__}: {error}".encode()[:text_bytes - 1]
+            ctypes.memmove(text, reason + b"\0", len(reason) + 1)
+            return _native.ERR_ABORTED
+
+    def _failure(self, status):
+        failure = _native.Failure()
+        if self._library.pipeline_failure(self._address, ctypes.byref(failure)) == OK and failure.text:
+            return failure.text.decode(errors="replace")
+        return _native.error_of(status, self._context)
+
+    def alloc(self, size):
+        """Returns the address of memory for outputs. Only inside compute."""
+        memory = ctypes.c_void_p()
+        status = self._library.pipeline_alloc(self._address, size, ctypes.byref(memory))
+        if status != OK:
+            raise _native.error_of(status, self._context)
+        return memory.value
+
+    def times(self):
+        """Returns struct shoal_pipeline_times of the last step."""
+        times = _native.PipelineTimes()
+        self._library.pipeline_times(self._address, ctypes.byref(times))
+        return times

@@ -1,0 +1,82 @@
+"""Parameters that stages on several ranks use. Each of these ranks has a copy; they begin with equal values, and after each step
+their gradients are summed."""
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.distributed as dist
+
+from .. import _native
+from .._native import OK
+from . import _gradients
+from ._communicator import BackendError, timed_out
+
+
+def ties_of(model, split, schedule):
+    """Returns (names, ranks) for each parameter of several ranks, the same list on all ranks."""
+    names, ranks = {}, {}
+    for stage in range(split.count):
+        for name, parameter in split.parts([stage], model).named_parameters():
+            ranks.setdefault(id(parameter), set()).add(schedule.rank_of(stage))
+            names.setdefault(id(parameter), set()).add(name)
+    return [(sorted(names[key]), sorted(ranks[key])) for key in names if len(ranks[key]) > 1]
+
+
+class Ties:
+    """The tied parameters of this rank. Making it is a collective call. parameters: this rank's, by name."""
+
+    def __init__(self, ties, parameters, store, rank, timeout):
+        self._library, self._ties, self._former = _native.load(), [], {}
+        communicators = {}
+        for names, ranks in ties:
+            if rank not in ranks:
+                continue
+            if tuple(ranks) not in communicators:
+                own = dist.PrefixStore("shoal tied " + " ".join(map(str, ranks)), store)
+                communicators[tuple(ranks)] = _gradients.Communicator(own, ranks.index(rank), len(ranks), timeout, "tied")
+            self._ties.append((names[0], next(parameters[name] for name in names if name in parameters), communicators[tuple(ranks)]))
+        self._communicators = list(communicators.values())
+
+    def share_first(self):
+        """Copies the values of the first rank of each tie to its other ranks."""
+        for name, parameter, communicator in self._ties:
+            values = parameter.detach().contiguous()
+            size = values.numel() * values.element_size()
+            self._check(name, communicator, self._library.broadcast(communicator.address, values.data_ptr(), values.data_ptr(), size,
+                                                                    _native.UINT8, 0, None))
+            parameter.detach().copy_(values)
+
+    def begin(self):
+        """Puts gradients of former steps aside, which are sums already."""
+        self._former = {}
+        for name, parameter, _ in self._ties:
+            self._former[name], parameter.grad = parameter.grad, None
+
+    def sum(self):
+        """Sums the gradients of a step."""
+        for name, parameter, communicator in self._ties:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            if gradient.layout is not torch.strided:
+                raise TypeError(f"shoal: the gradient of the tied parameter {name} is a tensor of {gradient.layout}, but must be dense")
+            gradient = gradient.detach().contiguous()
+            kind, each = _gradients.TYPES[gradient.dtype]
+            self._check(name, communicator, self._library.allreduce(communicator.address, gradient.data_ptr(), gradient.data_ptr(),
+                                                                    gradient.numel() * each, kind, _native.SUM, None))
+            former = self._former.get(name)
+            parameter.grad = gradient if former is None else former.add_(gradient)
+
+    def restore(self):
+        """Drops the gradients of a step that has failed."""
+        for name, parameter, _ in self._ties:
+            parameter.grad = self._former.get(name)
+
+    def abort(self):
+        """Ends the wait of other ranks in sum()."""
+        for communicator in self._communicators:
+            self._library.comm_abort(communicator.address)
+
+    def _check(self, name, communicator, status):
+        if status != OK:
+            raise BackendError(f"shoal: the tied parameter {name}: {timed_out(status)}"
+                               f"{_native.error_of(status, comm=communicator.address)}")

@@ -1,0 +1,190 @@
+"""Training of a model that is cut into stages, each on a rank, with several microbatches on their way (include/shoal/pipeline.h,
+docs/pipelines.md).
+
+    pipeline = shoal.torch.Pipeline(model, example, cuts=["blocks.6"], microbatches=8, loss=cross_entropy)
+    optimizer = torch.optim.AdamW(pipeline.parameters())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = pipeline.step(inputs, targets)
+        optimizer.step()
+
+    making    the forward pass is recorded as calls of units (_graph.py), cut into stages (_split.py); a rank keeps its stages
+    step      the library runs the schedule: it calls this rank for each action and carries messages between stages; a stage
+              computes with autograd (_stages.py). Then gradients of tied parameters are summed (_ties.py)
+"""
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import nn
+
+from .. import _native
+from .._native import OK
+from . import _communicator, _executor, _gradients, _graph, _own_part, _schedules, _split, _stages, _ties, ddp
+
+
+class Pipeline:
+    """Trains a model on the CPU, each of whose stages is on a rank of a process group.
+
+    `example`: arguments of the model for one microbatch: a tensor, a tuple of arguments, or a dict of them. Only shapes, types and
+    arguments that are not tensors matter. `cuts`: names of the units at which stages 1, 2, ... begin. `microbatches`: into how
+    many each batch is divided. `schedule`: "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min", "v-half",
+    "v-zb" or "auto", or the text of a schedule in torch's form. `loss(result, target)` returns the mean over the samples of a
+    microbatch.
+
+    `units`: which modules run as a whole: a set of classes, or a function that returns true for such a module. By default the
+    members of every ModuleList and Sequential, and other modules without such lists. `init`: for a model on the device meta, a
+    function that sets the parameters and buffers that a module owns itself; by default its reset_parameters().
+
+    Making it is a collective call. Each rank keeps the units of its own stages; the rest of `model` moves to the device meta. The
+    recorded forward pass must not depend on values of tensors, except inside units."""
+
+    def __init__(self, model, example, cuts=None, microbatches=1, schedule="1f1b", loss=None, units=None, init=None,
+                 process_group=None):
+        _check(model, microbatches)
+        self.process_group = ddp._group_of(process_group, None, "cpu")
+        self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches,
+                                               None if cuts is None else len(cuts) + 1)
+        self._loss, self.microbatches = loss, microbatches
+        recorded = _record_modes(model, _stages.arguments_of(example), _graph.unit_chooser(model, units))
+        self.units = recorded[True].units
+        self.cuts = self._checked_cuts(cuts)
+        self._splits = {mode: _split.Split(each, _split.borders_of(each.units, self.cuts)) for mode, each in recorded.items()}
+        self._make(model, init)
+
+    def _checked_cuts(self, cuts):
+        cuts = list(cuts or ())
+        _split.borders_of(self.units, cuts)
+        if len(cuts) + 1 != self.schedule.stages:
+            raise ValueError(f"shoal: cuts has {len(cuts)} names, which make {len(cuts) + 1} stages, but this schedule of "
+                             f"{self.schedule.ranks} ranks needs {self.schedule.stages}: the model's units are {', '.join(self.units)}")
+        return cuts
+
+    def _make(self, model, init):
+        group, split = self.process_group, self._splits[True]
+        timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
+        store = torch.distributed.distributed_c10d._get_process_group_store(group)
+        self._own = [stage for stage in range(split.count) if self.schedule.rank_of(stage) == group.rank()]
+        ties = _ties.ties_of(model, split, self.schedule)
+        _own_part.keep(model, split.parts(self._own, model), init)
+        self.module = split.parts(self._own, model)
+        self._communicator = _gradients.Communicator(store, group.rank(), group.size(), timeout, "pipeline")
+        edges = sorted({edge for each in self._splits.values() for edge in each.edges})
+        self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(timeout))
+        self._ties = _ties.Ties(ties, dict(self.module.named_parameters(remove_duplicate=False)), store, group.rank(), timeout)
+        self._ties.share_first()
+        self._stages = [self._stage(stage, model, edges) for stage in self._own]
+
+    def _stage(self, number, model, edges):
+        modules = {mode: (split.module(number, model), split.sources(number), split.targets(number))
+                   for mode, split in self._splits.items()}
+        sources, targets = [begin for begin, end in edges if end == number], [end for begin, end in edges if begin == number]
+        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1)
+
+    # ---- Passes ----
+
+    def step(self, inputs=None, targets=None):
+        """Runs the forward and backward passes of all microbatches, and adds up gradients like one backward pass of the whole
+        batch. Returns the loss, the mean over all samples, on every rank. All ranks call it.
+
+        The rank of the first stage needs the inputs, in the form of the example, and the rank of the last stage the targets; other
+        ranks may pass None. Both are divided along the first dimension, as equally as possible, or are lists of microbatches."""
+        if self._loss is None:
+            raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
+        self._ties.begin()
+        done = self._run(inputs, targets, self._loss)
+        self._ties.sum()
+        return torch.tensor(self._from_last(done.loss))
+
+    @torch.no_grad()
+    def forward(self, inputs=None):
+        """Runs the forward passes only. Returns the model's result for the batch on the rank of the last stage, None on others."""
+        done = self._run(inputs, None, None)
+        results = [done.results[number] for number in sorted(done.results)]
+        return _stages.joined(results) if results else None
+
+    __call__ = forward
+
+    def _run(self, inputs, targets, loss):
+        batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor.alloc)
+        try:
+            self._executor.run(done.compute, lambda owner: done.held.pop(owner, None), forward_only=loss is None)
+        except BaseException:
+            self._ties.abort()
+            self._ties.restore()
+            _native.load().comm_abort(self._communicator.address)
+            raise
+        return done
+
+    def _from_last(self, value):
+        """Copies a number of the last stage's rank to all ranks."""
+        number, last = ctypes.c_double(value), self.schedule.rank_of(self.schedule.stages - 1)
+        status = _native.load().broadcast(self._communicator.address, ctypes.byref(number), ctypes.byref(number), 8, _native.UINT8, last,
+                                          None)
+        if status != OK:
+            raise _communicator.BackendError(f"shoal: {_communicator.timed_out(status)}"
+                                             f"{_native.error_of(status, comm=self._communicator.address)}")
+        return number.value
+
+    # ---- This rank's part of the model ----
+
+    def parameters(self):
+        """Yields the parameters of this rank's stages, for an optimizer."""
+        return self.module.parameters()
+
+    def named_parameters(self):
+        """Yields the parameters of this rank's stages with the model's own names."""
+        return self.module.named_parameters()
+
+    def state_dict(self):
+        """Returns the state of this rank's stages under the model's own names. torch.distributed.checkpoint saves the parts of all
+        ranks as one checkpoint, and loads it with any number of stages."""
+        return self.module.state_dict()
+
+    def load_state_dict(self, state, strict=True):
+        """Loads the state of this rank's stages; state may be that of the whole model."""
+        own = self.module.state_dict()
+        return self.module.load_state_dict({name: value for name, value in state.items() if name in own}, strict)
+
+    def train(self, mode=True):
+        """Sets the mode of training or evaluation, as for a module."""
+        self.module.train(mode)
+        return self
+
+    def eval(self):
+        """Sets the mode of evaluation."""
+        return self.train(False)
+
+
+# ---- Making ----------------------------------------------------------------------------------------------------------------
+
+
+def _check(model, microbatches):
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"shoal: model must be an nn.Module, not {type(model).__name__}")
+    if not (isinstance(microbatches, int) and microbatches >= 1):
+        raise ValueError(f"shoal: microbatches is {microbatches!r}, but must be a number from 1 on")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type not in ("cpu", "meta"):
+            raise NotImplementedError(f"shoal: {name} is on {tensor.device}, and Pipeline trains on the CPU: use "
+                                      "torch.distributed.pipelining for other devices")
+
+
+def _record_modes(model, example, is_unit):
+    """Returns the recorded forward pass of each mode, True for training."""
+    former = {module: module.training for module in model.modules()}
+    recorded = {}
+    try:
+        for mode in (True, False):
+            for module in former:
+                module.training = mode
+            recorded[mode] = _graph.record(model, example, is_unit)
+    finally:
+        for module, mode in former.items():
+            module.training = mode
+    other = [name for name in recorded[False].units if name not in recorded[True].units]
+    if other:
+        raise ValueError(f"shoal: unit {other[0]} is called in evaluation but not in training: call all units in training")
+    return recorded
