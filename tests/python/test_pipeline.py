@@ -198,8 +198,22 @@ class Pair:
         self.other.step()
 
 
-def equals_one_process(world, name, kind, microbatches=4):
-    pair = Pair(world, name, kind, microbatches)
+def fails(function, kind, *words):
+    """Checks that a call raises an error of a kind whose text has these words."""
+    try:
+        function()
+    except kind as error:
+        expect(all(word in str(error) for word in words), str(error), words)
+        return error
+    expect(False, "no error with", words)
+
+
+def microbatches_of(world):
+    return 6 if world.size == 3 else 4  # interleaved takes turns of as many microbatches as ranks
+
+
+def equals_one_process(world, name, kind, microbatches=None):
+    pair = Pair(world, name, kind, microbatches or microbatches_of(world))
     for number in range(3):
         pair.step(number)
 
@@ -224,11 +238,209 @@ def residual_equals_one_process(world):
         equals_one_process(world, "residual", kind)
 
 
+def any_number_of_samples_is_divided(world):
+    """As equally as possible; some microbatches may be without samples. In the next step the batch has another size."""
+    for kind in ("1f1b", "v-half", "gpipe"):
+        for name in ("gpt", "skips"):
+            pair = Pair(world, name, kind, 4)
+            for number, rows in enumerate((16, 7, 3, 1, 33)):
+                pair.step(number, rows)
+
+
+def microbatches_may_have_any_shape(world):
+    pair = Pair(world, "gpt", "zb-h1", 3)
+    lengths = [(2, 5), (1, 9), (4, 2)]
+    for number in range(2):
+        words = [torch.randint(40, (rows, length + 1)) for rows, length in lengths]
+        total = sum(rows for rows, _ in lengths)
+        loss = sum(words_loss(pair.whole(each[:, :-1]), each[:, 1:]) * len(each) / total for each in words)
+        loss.backward()
+        mine = pair.pipeline.step([each[:, :-1] for each in words], [each[:, 1:] for each in words])
+        torch.testing.assert_close(mine, loss.detach())
+        wanted = dict(pair.whole.named_parameters(remove_duplicate=False))
+        for each, parameter in pair.pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[each].grad)
+
+
+def an_evaluation_returns_the_result(world):
+    """In training and evaluation mode, for any number of samples."""
+    for name in MODELS:
+        pair = Pair(world, name, "1f1b")
+        for mode in (True, False):
+            pair.pipeline.train(mode)
+            pair.whole.train(mode)
+            for rows in (16, 5, 1):
+                inputs, _ = pair.batch(0, rows)
+                mine = pair.pipeline.forward(inputs)
+                with torch.no_grad():
+                    wanted = pair.whole(*inputs) if isinstance(inputs, tuple) else pair.whole(inputs)
+                expect((mine is not None) == (world.rank == world.size - 1))
+                if mine is not None and name != "skips":  # whose result depends on the number of samples
+                    torch.testing.assert_close(mine, wanted)
+        pair.pipeline.train()
+        pair.step(1)
+
+
+def modes_differ(world):
+    """A forward pass that goes other ways in evaluation."""
+
+    class Moody(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            first = self.one(x)
+            return self.three(torch.tanh(first + self.two(first)) if self.training else first)
+
+    model = seeded(Moody)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, cuts=["two", "three"][:world.size - 1])
+    inputs, targets = plain_batch(0)
+    for mode in (True, False, True):
+        pipeline.train(mode)
+        model.train(mode)
+        torch.testing.assert_close(pipeline.step(inputs, targets), squares(model(inputs), targets).detach())
+        mine = pipeline(inputs)
+        if mine is not None:
+            torch.testing.assert_close(mine, model(inputs).detach())
+
+
+def gradients_add_up(world):
+    """Those of several steps before the optimizer's, also of tied parameters; and with clipping and a scheduler of rates."""
+    pair = Pair(world, "gpt", "1f1b")
+    rates = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in (pair.own, pair.other)]
+    for number in range(3):
+        for each in range(3):
+            pair.gradients(10 * number + each)
+        norm = torch.nn.utils.clip_grad_norm_(pair.whole.parameters(), 0.5)
+        torch.testing.assert_close(pair.pipeline.clip_grad_norm_(0.5), norm)
+        pair.own.step(), pair.other.step()
+        [rate.step() for rate in rates]
+        pair.own.zero_grad(set_to_none=False), pair.other.zero_grad(set_to_none=False)
+
+
+def a_norm_may_be_of_any_kind(world):
+    pair = Pair(world, "gpt", "1f1b")
+    pair.gradients(0)
+    for kind in (1.0, 3.0, float("inf")):
+        norm = torch.nn.utils.clip_grad_norm_(pair.whole.parameters(), 1e9, kind)
+        torch.testing.assert_close(pair.pipeline.clip_grad_norm_(1e9, kind), norm)
+
+
+def plain_torch_works_inside(world):
+    """Checkpointed blocks, autocast, and dropout, which has no equal in one process."""
+    for kind in ("1f1b", "zb-h1"):
+        pair = Pair(world, "gpt", kind, make=lambda: Gpt(repeats=True))
+        pair.step(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = pair.pipeline.step(*gpt_batch(1))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            wanted = words_loss(pair.whole(gpt_batch(1)[0]), gpt_batch(1)[1])
+        torch.testing.assert_close(loss, wanted.detach(), rtol=0.01, atol=0.01)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(12, 12), nn.Dropout(0.5))]
+    pipeline = pipelined(world, nn.Sequential(*layers), plain_batch, squares, "zb-h1")
+    inputs, targets = plain_batch(0)
+    losses = {round(pipeline.step(inputs, targets).item(), 6) for _ in range(4)}
+    expect(len(losses) > 1, losses)
+
+
+def frozen_parts_stay(world):
+    def make():
+        model = plain()
+        for layer in list(model)[:8]:
+            layer.requires_grad_(False)
+        return model
+
+    for kind in ("1f1b", "zb-h1", "v-zb"):
+        model = seeded(make)
+        pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, kind)
+        inputs, targets = plain_batch(0)
+        loss = squares(model(inputs), targets)
+        loss.backward()
+        torch.testing.assert_close(pipeline.step(inputs, targets), loss.detach())
+        wanted = dict(model.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            expect((parameter.grad is None) == (wanted[name].grad is None), name)
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+
+def a_rank_keeps_its_stages(world):
+    """The names of all ranks are those of the model. What a rank does not keep moves to the device meta."""
+    model = seeded(Gpt)
+    whole = copy.deepcopy(model).state_dict()
+    pipeline = pipelined(world, model, gpt_batch, words_loss)
+    own = pipeline.state_dict()
+    names = [None] * world.size
+    dist.all_gather_object(names, sorted(own))
+    expect(set().union(*names) == set(whole), names)
+    for name, value in own.items():
+        torch.testing.assert_close(value, whole[name])
+    kept = {id(each) for each in pipeline.parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        expect(parameter.is_meta == (id(parameter) not in kept), name)
+    expect(world.size == 1 or any(parameter.is_meta for parameter in model.parameters()))
+
+
+def meta_models_get_values(world):
+    """By reset_parameters(), or by init; tied parameters are equal on all ranks."""
+    with torch.device("meta"):
+        model = Gpt()
+
+    def init(owner):
+        for parameter in owner._parameters.values():
+            if parameter is not None:
+                parameter.fill_(0.5) if parameter.dim() < 2 else nn.init.normal_(parameter, std=0.1)
+        for buffer in owner._buffers.values():
+            buffer.fill_(0.9)
+
+    torch.manual_seed(world.rank)
+    pipeline = pipelined(world, model, gpt_batch, words_loss, "zb-h1", init=init)
+    expect(not any(each.is_meta for each in (*pipeline.parameters(), *pipeline.module.buffers())))
+    words = [dict(pipeline.named_parameters()).get("words.weight" if world.rank == 0 else "head.weight")]
+    gathered = [None] * world.size
+    dist.all_gather_object(gathered, words[0].detach() if words[0] is not None else None)
+    torch.testing.assert_close(gathered[0], gathered[-1])
+    optimizer = torch.optim.Adam(pipeline.parameters(), lr=0.05)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        losses.append(pipeline.step(*gpt_batch(0)).item())
+        optimizer.step()
+    expect(losses[-1] < losses[0] - 0.2, losses)
+    with torch.device("meta"):
+        other = plain()
+    pipelined(world, other, plain_batch, squares).step(*plain_batch(0))
+    with torch.device("meta"):
+        other = Gpt()
+    if world.size == 1:
+        fails(lambda: pipelined(world, other, gpt_batch, words_loss), ValueError, "Gpt", "reset_parameters", "init=")
+
+
+def only_first_and_last_need_the_batch(world):
+    pair = Pair(world, "gpt", "1f1b")
+    inputs, targets = gpt_batch(0)
+    wanted = words_loss(pair.whole(inputs), targets).detach()
+    mine = pair.pipeline.step(inputs if world.rank == 0 else None, targets if world.rank == world.size - 1 else None)
+    torch.testing.assert_close(mine, wanted)
+
+
 CASES = [
     Case("mlp equals one process", mlp_equals_one_process),
     Case("gpt equals one process", gpt_equals_one_process),
     Case("skips equal one process", skips_equal_one_process),
     Case("residual equals one process", residual_equals_one_process),
+    Case("any number of samples is divided", any_number_of_samples_is_divided, (1, 2, 3)),
+    Case("microbatches may have any shape", microbatches_may_have_any_shape, (1, 3)),
+    Case("an evaluation returns the result", an_evaluation_returns_the_result, (1, 2, 3)),
+    Case("modes differ", modes_differ, (1, 2, 3)),
+    Case("gradients add up", gradients_add_up, (1, 2, 4)),
+    Case("a norm may be of any kind", a_norm_may_be_of_any_kind, (1, 2)),
+    Case("plain torch works inside", plain_torch_works_inside, (1, 2)),
+    Case("frozen parts stay", frozen_parts_stay, (1, 2, 4)),
+    Case("a rank keeps its stages", a_rank_keeps_its_stages),
+    Case("meta models get values", meta_models_get_values, (1, 2, 3)),
+    Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
 ]
 
 if __name__ == "__main__":

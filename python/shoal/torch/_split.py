@@ -10,6 +10,7 @@ A value that a later stage needs goes to it directly, over an edge, however many
 Parameters are not sent: a stage that uses one has it. A parameter of several stages is tied."""
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.node import map_arg
@@ -27,6 +28,12 @@ def borders_of(units, cuts):
         raise ValueError(f"shoal: cuts must name units in their order, each at most once and not the first unit ({units[0]}), which "
                          f"begins the first stage: {list(cuts)}. The units are {', '.join(units)}")
     return numbers
+
+
+def borders_in(units, others, borders):
+    """Returns the borders of a forward pass that calls only some of the units of another one, for the same stages."""
+    places = {name: number for number, name in enumerate(others)}
+    return [next((number for number, name in enumerate(units) if places[name] >= border), len(units)) for border in borders]
 
 
 class Split:
@@ -56,7 +63,8 @@ class Split:
     def _begin_of(self, number):
         """Returns the place among the nodes at which the stage of a unit begins."""
         called = [place for place, node in enumerate(self._nodes) if node.op == "call_module"]
-        first = next(place for place in called if self._nodes[place].target == self.recorded.units[number])
+        names = self.recorded.units[number:number + 1]  # none behind the last unit
+        first = next((place for place in called if self._nodes[place].target in names), len(self._nodes))
         last = max((place for place in called if place < first), default=-1)
         places = {node: place for place, node in enumerate(self._nodes)}
         return min(range(first, last, -1), key=lambda place: self._bytes_across(place, places))
@@ -103,11 +111,21 @@ class Split:
         """Returns a stage as a module. Its arguments: the model's tensors, on stage 0, and a list of values from each source.
         It returns a list of values for each target, and the model's result, on the last stage. It has the model's units, not
         copies of them."""
-        builder = _Builder(self, stage)
-        root = self.parts([stage], model)
-        for name, value in builder.constants.items():
-            root.register_buffer(name, value, persistent=False)
-        return GraphModule(root, builder.graph)
+        return _Builder(self, stage).build().module(model)
+
+    def link(self, stage, model):
+        """Returns a stage as a module of a chain: its arguments are tensors from the stage before, and it returns those that the
+        next one needs, skips included."""
+        for node in self.crossing(stage + 1):
+            if not isinstance(node.meta["example"], torch.Tensor):
+                raise NotImplementedError(f"shoal: stage {stage} sends {node}, which is not a tensor, and torch's pipelines hand over "
+                                          "tensors only: cut at another unit")
+        return _Builder(self, stage).build_link().module(model)
+
+    def crossing(self, stage):
+        """Returns the nodes whose values are made before a stage and used in it or behind it."""
+        return [node for node in (*self._inputs, *self._nodes)
+                if self.stage_of[node] < stage and any(self.stage_of[user] >= stage for user in node.users)] if stage < self.count else []
 
     def parts(self, stages, model):
         """Returns what stages have of a model, under the model's names."""
@@ -133,29 +151,62 @@ class _Builder:
     """Copies the nodes of a stage to a graph of its own."""
 
     def __init__(self, split, stage):
+        self._split, self._stage = split, stage
         self.graph, self.constants, self._copies = Graph(), {}, {}
-        inputs = [node for node in split.nodes_of(stage) if node.op == "placeholder"]
-        arrived = {source: split.edges[source, stage] for source in split.sources(stage)}
-        for node in inputs:
-            self._copies[node] = self.graph.node_copy(node, self._copy_of)
-        for source, nodes in arrived.items():
-            values = self.graph.placeholder(f"from_{source}")
+
+    def build(self):
+        """Makes the graph of a stage whose values come and go over edges."""
+        split, stage = self._split, self._stage
+        arrived = [(f"from_{source}", split.edges[source, stage]) for source in split.sources(stage)]
+        self._copy_inputs()
+        for name, nodes in arrived:
+            values = self.graph.placeholder(name)
             for number, node in enumerate(nodes):
                 self._copies[node] = self.graph.call_function(_item, (values, number))
-        for node in split.nodes_of(stage):
+        self._copy_operations()
+        sent = [[self._copy_of(node) for node in split.edges[stage, target]] for target in split.targets(stage)]
+        self.graph.output((sent, self._result() if self._is_last() else None))
+        return self
+
+    def build_link(self):
+        """Makes the graph of a stage of a chain: its values come as arguments from the stage before, and go to the next one."""
+        split, stage = self._split, self._stage
+        self._copy_inputs()
+        for number, node in enumerate(split.crossing(stage)):
+            self._copies[node] = self.graph.placeholder(f"value_{number}")
+        self._copy_operations()
+        sent = [self._copy_of(node) for node in split.crossing(stage + 1)]
+        self.graph.output(self._result() if self._is_last() else sent[0] if len(sent) == 1 else tuple(sent))
+        return self
+
+    def _is_last(self):
+        return self._stage == self._split.count - 1
+
+    def _result(self):
+        return map_arg(self._split.result(), self._copy_of)
+
+    def _copy_inputs(self):
+        for node in self._split.nodes_of(self._stage):
+            if node.op == "placeholder":
+                self._copies[node] = self.graph.node_copy(node, self._copy_of)
+
+    def _copy_operations(self):
+        for node in self._split.nodes_of(self._stage):
             if node.op != "placeholder":
                 self._copies[node] = self.graph.node_copy(node, self._copy_of)
-        sent = [[self._copy_of(node) for node in split.edges[stage, target]] for target in split.targets(stage)]
-        result = map_arg(split.result(), self._copy_of) if stage == split.count - 1 else None
-        self.graph.output((sent, result))
 
     def _copy_of(self, node):
         if node.op == "get_attr" and node not in self._copies:
-            name = node.target
             if "constant" in node.meta:
-                self.constants[name] = node.meta["constant"]
-            self._copies[node] = self.graph.get_attr(name)
+                self.constants[node.target] = node.meta["constant"]
+            self._copies[node] = self.graph.get_attr(node.target)
         return self._copies[node]
+
+    def module(self, model):
+        root = self._split.parts([self._stage], model)
+        for name, value in self.constants.items():
+            root.register_buffer(name, value, persistent=False)
+        return GraphModule(root, self.graph)
 
 
 def _item(values, number):

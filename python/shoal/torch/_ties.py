@@ -27,7 +27,7 @@ class Ties:
     """The tied parameters of this rank. Making it is a collective call. parameters: this rank's, by name."""
 
     def __init__(self, ties, parameters, store, rank, timeout):
-        self._library, self._ties, self._former = _native.load(), [], {}
+        self._library, self._ties, self._former, self._elsewhere = _native.load(), [], {}, set()
         communicators = {}
         for names, ranks in ties:
             if rank not in ranks:
@@ -35,7 +35,10 @@ class Ties:
             if tuple(ranks) not in communicators:
                 own = dist.PrefixStore("shoal tied " + " ".join(map(str, ranks)), store)
                 communicators[tuple(ranks)] = _gradients.Communicator(own, ranks.index(rank), len(ranks), timeout, "tied")
-            self._ties.append((names[0], next(parameters[name] for name in names if name in parameters), communicators[tuple(ranks)]))
+            parameter = next(parameters[name] for name in names if name in parameters)
+            self._ties.append((names[0], parameter, communicators[tuple(ranks)]))
+            if ranks[0] != rank:
+                self._elsewhere.add(id(parameter))
         self._communicators = list(communicators.values())
 
     def share_first(self):
@@ -46,6 +49,10 @@ class Ties:
             self._check(name, communicator, self._library.broadcast(communicator.address, values.data_ptr(), values.data_ptr(), size,
                                                                     _native.UINT8, 0, None))
             parameter.detach().copy_(values)
+
+    def counted_once(self, parameters):
+        """Returns those of this rank's parameters that no lower rank has."""
+        return [parameter for parameter in parameters if id(parameter) not in self._elsewhere]
 
     def begin(self):
         """Puts gradients of former steps aside, which are sums already."""

@@ -15,6 +15,7 @@ docs/pipelines.md).
 from __future__ import annotations
 
 import ctypes
+import math
 
 import torch
 from torch import nn
@@ -49,20 +50,20 @@ class Pipeline:
         self._loss, self.microbatches = loss, microbatches
         recorded = _record_modes(model, _stages.arguments_of(example), _graph.unit_chooser(model, units))
         self.units = recorded[True].units
-        self.cuts = self._checked_cuts(cuts)
-        self._splits = {mode: _split.Split(each, _split.borders_of(each.units, self.cuts)) for mode, each in recorded.items()}
+        self.cuts = list(cuts or ())
+        borders = self._borders()
+        self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
         self._make(model, init)
 
-    def _checked_cuts(self, cuts):
-        cuts = list(cuts or ())
-        _split.borders_of(self.units, cuts)
-        if len(cuts) + 1 != self.schedule.stages:
-            raise ValueError(f"shoal: cuts has {len(cuts)} names, which make {len(cuts) + 1} stages, but this schedule of "
+    def _borders(self):
+        borders = _split.borders_of(self.units, self.cuts)
+        if len(borders) + 1 != self.schedule.stages:
+            raise ValueError(f"shoal: cuts has {len(borders)} names, which make {len(borders) + 1} stages, but this schedule of "
                              f"{self.schedule.ranks} ranks needs {self.schedule.stages}: the model's units are {', '.join(self.units)}")
-        return cuts
+        return borders
 
     def _make(self, model, init):
-        group, split = self.process_group, self._splits[True]
+        group, split, self._model = self.process_group, self._splits[True], model
         timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
         store = torch.distributed.distributed_c10d._get_process_group_store(group)
         self._own = [stage for stage in range(split.count) if self.schedule.rank_of(stage) == group.rank()]
@@ -121,12 +122,16 @@ class Pipeline:
     def _from_last(self, value):
         """Copies a number of the last stage's rank to all ranks."""
         number, last = ctypes.c_double(value), self.schedule.rank_of(self.schedule.stages - 1)
-        status = _native.load().broadcast(self._communicator.address, ctypes.byref(number), ctypes.byref(number), 8, _native.UINT8, last,
-                                          None)
-        if status != OK:
-            raise _communicator.BackendError(f"shoal: {_communicator.timed_out(status)}"
-                                             f"{_native.error_of(status, comm=self._communicator.address)}")
+        self._check(_native.load().broadcast(self._communicator.address, ctypes.byref(number), ctypes.byref(number), 8, _native.UINT8,
+                                             last, None))
         return number.value
+
+    def times(self):
+        """Returns the times of the last step on this rank: a dict of step_us, computed_us, waited_us, sending_us and bubble, and of
+        sent_bytes and received_bytes."""
+        times = self._executor.times()
+        return {name: getattr(times, name) for name in ("step_us", "computed_us", "waited_us", "sending_us", "bubble", "sent_bytes",
+                                                        "received_bytes")}
 
     # ---- This rank's part of the model ----
 
@@ -147,6 +152,40 @@ class Pipeline:
         """Loads the state of this rank's stages; state may be that of the whole model."""
         own = self.module.state_dict()
         return self.module.load_state_dict({name: value for name, value in state.items() if name in own}, strict)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Like torch.nn.utils.clip_grad_norm_ of the whole model: returns the norm of the gradients of all stages, in which tied
+        parameters count once. All ranks call it."""
+        own = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        counted = [each.grad for each in self._ties.counted_once(self.module.parameters()) if each.grad is not None]
+        norms = torch.stack([torch.zeros(()), *(torch.linalg.vector_norm(each, norm_type, dtype=torch.float32) for each in counted)])
+        norm = torch.linalg.vector_norm(norms, norm_type).double().reshape(1)
+        if norm_type == math.inf:
+            total = self._reduced(norm, _native.MAX)[0].float()
+        else:
+            total = (self._reduced(norm ** norm_type, _native.SUM) ** (1 / norm_type))[0].float()
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for gradient in own:
+            gradient.mul_(factor.to(gradient.dtype))
+        return total
+
+    def _reduced(self, number, op):
+        status = _native.load().allreduce(self._communicator.address, number.data_ptr(), number.data_ptr(), 1, _native.FLOAT64, op, None)
+        self._check(status)
+        return number
+
+    def _check(self, status):
+        if status != OK:
+            raise _communicator.BackendError(f"shoal: {_communicator.timed_out(status)}"
+                                             f"{_native.error_of(status, comm=self._communicator.address)}")
+
+    def to_torch(self):
+        """Returns (modules, text) for torch.distributed.pipelining: this rank's stages as modules by their numbers, each for a
+        PipelineStage, and the schedule for _PipelineScheduleRuntime._load_csv(file, format="compute_only"). The modules have this
+        pipeline's parameters. torch hands tensors from a stage to the next one only, so skips go through the stages between."""
+        split = self._splits[True]
+        return {stage: split.link(stage, self._model) for stage in self._own}, self.schedule.text()
 
     def train(self, mode=True):
         """Sets the mode of training or evaluation, as for a module."""
@@ -187,4 +226,8 @@ def _record_modes(model, example, is_unit):
     other = [name for name in recorded[False].units if name not in recorded[True].units]
     if other:
         raise ValueError(f"shoal: unit {other[0]} is called in evaluation but not in training: call all units in training")
+    places = [recorded[True].units.index(name) for name in recorded[False].units]
+    if places != sorted(places):
+        raise ValueError("shoal: the units are called in another order in evaluation than in training: "
+                         f"{', '.join(recorded[False].units)}, and {', '.join(recorded[True].units)}")
     return recorded
