@@ -425,6 +425,172 @@ def only_first_and_last_need_the_batch(world):
     torch.testing.assert_close(mine, wanted)
 
 
+# ---- Errors ----------------------------------------------------------------------------------------------------------------
+
+
+class Raises(nn.Module):
+    """Raises an exception in the microbatch with this number, in its forward or its backward pass."""
+
+    class In(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, owner):
+            context.owner = owner
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            context.owner.count("backward")
+            return gradient, None
+
+    def __init__(self, when):
+        super().__init__()
+        self.when, self.number, self.counts = when, None, {}
+        self.linear = nn.Linear(12, 12)
+
+    def count(self, when):
+        self.counts[when] = self.counts.get(when, 0) + 1
+        if when == self.when and self.counts[when] - 1 == self.number:
+            raise FloatingPointError(f"planted in the {when} pass")
+
+    def forward(self, x):
+        self.count("forward")
+        return self.In.apply(self.linear(x), self)
+
+
+def an_exception_names_its_place_on_all_ranks(world):
+    import shoal.torch._communicator as communicator
+    for when in ("forward", "backward"):
+        for place in range(world.size):
+            for kind in ("1f1b", "zb-h1"):
+                units = [nn.Linear(12, 12) for _ in range(2 * world.size)]
+                units[2 * place] = planted = Raises(when)
+                pipeline = pipelined(world, nn.Sequential(*units), plain_batch, squares, kind)
+                planted.number, planted.counts = 2, {}
+                for _ in range(2):  # it stays broken
+                    error = fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, f"stage {place}", "microbatch 2",
+                                  f"rank {place}", "FloatingPointError", f"planted in the {when} pass")
+                    if _ == 0 and world.rank == place:
+                        expect(isinstance(error.__cause__, FloatingPointError), error.__cause__)
+
+
+def batches_that_do_not_fit_are_refused(world):
+    import shoal.torch._communicator as communicator
+    inputs, targets = plain_batch(0)
+    cases = [((list(inputs.tensor_split(3)), targets), "inputs has 3 microbatches", "for 4"),
+             ((inputs, list(targets.tensor_split(5))), "targets has 5 microbatches"),
+             ((None, targets), "first stage needs the batch's inputs"),
+             (((inputs, inputs), targets), "other arguments"),
+             ((inputs, (targets, targets[:3])), "targets cannot be divided", "[3, 16]"),
+             ((inputs, targets[:, :5]), "RuntimeError")]
+    for batch, *words in cases:
+        pipeline = pipelined(world, plain(), plain_batch, squares)
+        fails(lambda: pipeline.step(*batch), communicator.BackendError, *words)
+    for loss, word in ((lambda result, target: result, "[4, 12]"), (lambda result, target: 1.0, "float")):
+        pipeline = pipelined(world, plain(), plain_batch, loss)
+        fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "loss must return a tensor of one element", word)
+    pipeline = pipelined(world, plain(), plain_batch, None)
+    fails(lambda: pipeline.step(*plain_batch(0)), RuntimeError, "has no loss")
+
+
+def a_graph_that_changes_is_refused(world):
+    import shoal.torch._communicator as communicator
+
+    class Changing(nn.Module):
+        def __init__(self, asks):
+            super().__init__()
+            self.layers, self.asks = nn.ModuleList(nn.Linear(12, 12) for _ in range(4)), asks
+
+        def forward(self, x):
+            if self.asks == "a size" and x.shape[0] > 2:
+                x = self.layers[0](x)
+            if self.asks == "a length":
+                for _ in range(len(x) // 4):
+                    x = self.layers[1](x)
+            return self.layers[3](self.layers[2](x))
+
+    for asks in ("a size", "a length"):
+        pipeline = pipelined(world, Changing(asks), lambda step: plain_batch(step, 4), squares)
+        pipeline.step(*plain_batch(0, 16))
+        fails(lambda: pipeline.step(*plain_batch(0, 8)), communicator.BackendError, "stage 0", "changes from step to step",
+              "test_pipeline.py:", "for the example, and now is")
+
+
+def models_that_cannot_be_recorded_are_refused(world):
+    class Values(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            x = self.one(x)
+            return self.two(x) if x.sum() > 0 else x
+
+    fails(lambda: pipelined(world, Values(), plain_batch, squares, cuts=[]), RuntimeError, "Values cannot be recorded", "test_pipeline.py:",
+          "decides by the values of a tensor", "module of its own")
+
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(12, 13), nn.Linear(12, 12)
+
+        def forward(self, x):
+            return self.two(self.one(x))
+
+    fails(lambda: pipelined(world, Broken(), plain_batch, squares, cuts=[]), RuntimeError, "Broken cannot be recorded", "13")
+
+
+def values_that_cannot_be_sent_are_refused(world):
+    import shoal.torch._communicator as communicator
+
+    class Thing:
+        def __init__(self, x):
+            self.x = x
+
+    class Makes(nn.Linear):
+        def forward(self, x):
+            return Thing(super().forward(x))
+
+    class Uses(nn.Linear):
+        def forward(self, thing):
+            return super().forward(thing.x)
+
+    pipeline = pipelined(world, nn.Sequential(Makes(12, 12), Uses(12, 12)), plain_batch, squares)
+    fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "type Thing cannot be handed", "cut at another unit")
+
+    class Changes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = (nn.Linear(12, 12) for _ in range(3))
+
+        def forward(self, x):
+            first = self.one(x)
+            second = self.two(first)
+            first.add_(1.0)
+            return self.three(second + first)
+
+    fails(lambda: pipelined(world, Changes(), plain_batch, squares, cuts=["two"]), ValueError, "in place", "add_", "cut at another unit")
+
+
+def wrong_arguments_are_refused(world):
+    import shoal.torch
+
+    def make(model=None, **options):
+        return shoal.torch.Pipeline(model or plain(), plain_batch(0)[0], **{"microbatches": 4, "loss": squares, **options})
+
+    fails(lambda: make(cuts=["9x"]), ValueError, "'9x'", "not a unit", "its units are 0, 1, 2")
+    fails(lambda: make(cuts=["8", "4"]), ValueError, "in their order", "8")
+    fails(lambda: make(cuts=["0"]), ValueError, "not the first unit (0)")
+    fails(lambda: make(cuts=["1", "2", "3"]), ValueError, "make 4 stages", f"{world.size} ranks needs {world.size}")
+    fails(lambda: make(schedule="2f2b"), ValueError, "2f2b", "1f1b")
+    fails(lambda: make(schedule=1), TypeError, "schedule must be a word")
+    fails(lambda: make(schedule="0F0,0B0\n"), ValueError, "1 ranks and 1 microbatches")
+    fails(lambda: make(schedule="0F0,0F1\n"), ValueError, "the schedule: ")
+    fails(lambda: make(schedule="interleaved", cuts=["1", "2"]), ValueError, "3 stages", "the same number")
+    fails(lambda: make(microbatches=0), ValueError, "microbatches is 0")
+    fails(lambda: make(model=print), TypeError, "nn.Module")
+    fails(lambda: make(units=[3]), TypeError, "units must be")
+
+
 CASES = [
     Case("mlp equals one process", mlp_equals_one_process),
     Case("gpt equals one process", gpt_equals_one_process),
@@ -441,6 +607,12 @@ CASES = [
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),
     Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
+    Case("an exception names its place on all ranks", an_exception_names_its_place_on_all_ranks, (1, 2, 3)),
+    Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
+    Case("a graph that changes is refused", a_graph_that_changes_is_refused, (1, 2)),
+    Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (1,)),
+    Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
+    Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),
 ]
 
 if __name__ == "__main__":

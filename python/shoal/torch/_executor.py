@@ -40,7 +40,9 @@ class Executor:
             error, self.error = self.error, None
             if error is not None and not isinstance(error, Exception):  # what a signal handler raised
                 raise error
-            raise BackendError(f"shoal: {timed_out(status)}{self._failure(status)}") from error
+            failure = self._failure()
+            text = failure.text.decode(errors="replace") if failure else _native.error_of(status, self._context)
+            raise BackendError(f"shoal: {timed_out(status)}{text}") from error
 
     def _compute_guarded(self, _, work, text, text_bytes):
         try:
@@ -52,11 +54,16 @@ class Executor:
             ctypes.memmove(text, reason + b"\0", len(reason) + 1)
             return _native.ERR_ABORTED
 
-    def _failure(self, status):
+    def _failure(self):
+        """Returns the first cause of the pipeline's failure, or None."""
         failure = _native.Failure()
-        if self._library.pipeline_failure(self._address, ctypes.byref(failure)) == OK and failure.text:
-            return failure.text.decode(errors="replace")
-        return _native.error_of(status, self._context)
+        return failure if self._library.pipeline_failure(self._address, ctypes.byref(failure)) == OK else None
+
+    def fail(self, communicators):
+        """Ends the waits of other ranks on these communicators, with the cause of the pipeline's failure."""
+        failure = self._failure()
+        for communicator in communicators:
+            self._library.comm_fail(communicator.address, failure and ctypes.byref(failure))
 
     def alloc(self, size):
         """Returns the address of memory for outputs. Only inside compute."""

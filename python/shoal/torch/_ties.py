@@ -39,15 +39,15 @@ class Ties:
             self._ties.append((names[0], parameter, communicators[tuple(ranks)]))
             if ranks[0] != rank:
                 self._elsewhere.add(id(parameter))
-        self._communicators = list(communicators.values())
+        self.communicators = list(communicators.values())
 
     def share_first(self):
         """Copies the values of the first rank of each tie to its other ranks."""
-        for name, parameter, communicator in self._ties:
+        for _, parameter, communicator in self._ties:
             values = parameter.detach().contiguous()
             size = values.numel() * values.element_size()
-            self._check(name, communicator, self._library.broadcast(communicator.address, values.data_ptr(), values.data_ptr(), size,
-                                                                    _native.UINT8, 0, None))
+            self._check(communicator, self._library.broadcast(communicator.address, values.data_ptr(), values.data_ptr(), size,
+                                                              _native.UINT8, 0, None))
             parameter.detach().copy_(values)
 
     def counted_once(self, parameters):
@@ -68,8 +68,8 @@ class Ties:
                 raise TypeError(f"shoal: the gradient of the tied parameter {name} is a tensor of {gradient.layout}, but must be dense")
             gradient = gradient.detach().contiguous()
             kind, each = _gradients.TYPES[gradient.dtype]
-            self._check(name, communicator, self._library.allreduce(communicator.address, gradient.data_ptr(), gradient.data_ptr(),
-                                                                    gradient.numel() * each, kind, _native.SUM, None))
+            self._check(communicator, self._library.allreduce(communicator.address, gradient.data_ptr(), gradient.data_ptr(),
+                                                              gradient.numel() * each, kind, _native.SUM, None))
             former = self._former.get(name)
             parameter.grad = gradient if former is None else former.add_(gradient)
 
@@ -78,12 +78,7 @@ class Ties:
         for name, parameter, _ in self._ties:
             parameter.grad = self._former.get(name)
 
-    def abort(self):
-        """Ends the wait of other ranks in sum()."""
-        for communicator in self._communicators:
-            self._library.comm_abort(communicator.address)
-
-    def _check(self, name, communicator, status):
+    @staticmethod
+    def _check(communicator, status):
         if status != OK:
-            raise BackendError(f"shoal: the tied parameter {name}: {timed_out(status)}"
-                               f"{_native.error_of(status, comm=communicator.address)}")
+            raise BackendError(f"shoal: {timed_out(status)}{_native.error_of(status, comm=communicator.address)}")

@@ -14,7 +14,6 @@ docs/pipelines.md).
 """
 from __future__ import annotations
 
-import ctypes
 import math
 
 import torch
@@ -96,7 +95,8 @@ class Pipeline:
         self._ties.begin()
         done = self._run(inputs, targets, self._loss)
         self._ties.sum()
-        return torch.tensor(self._from_last(done.loss))
+        loss = torch.tensor([done.loss], dtype=torch.float64)  # 0 on all ranks but the last stage's
+        return self._reduced(loss, _native.SUM)[0].float()
 
     @torch.no_grad()
     def forward(self, inputs=None):
@@ -112,19 +112,11 @@ class Pipeline:
         done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor.alloc)
         try:
             self._executor.run(done.compute, lambda owner: done.held.pop(owner, None), forward_only=loss is None)
-        except BaseException:
-            self._ties.abort()
+        except BaseException:  # other ranks may have ended their pass, and wait
             self._ties.restore()
-            _native.load().comm_abort(self._communicator.address)
+            self._executor.fail([self._communicator, *self._ties.communicators])
             raise
         return done
-
-    def _from_last(self, value):
-        """Copies a number of the last stage's rank to all ranks."""
-        number, last = ctypes.c_double(value), self.schedule.rank_of(self.schedule.stages - 1)
-        self._check(_native.load().broadcast(self._communicator.address, ctypes.byref(number), ctypes.byref(number), 8, _native.UINT8,
-                                             last, None))
-        return number.value
 
     def times(self):
         """Returns the times of the last step on this rank: a dict of step_us, computed_us, waited_us, sending_us and bubble, and of
