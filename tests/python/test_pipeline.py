@@ -2,6 +2,8 @@
 """shoal.torch.Pipeline: losses and gradients equal those of one process, whatever the schedule, the split and the microbatches;
 and each misuse has its error on every rank."""
 import copy
+import shutil
+import tempfile
 import warnings
 
 import ranks
@@ -156,7 +158,7 @@ def even_cuts(units, stages):
 
 
 def stages_of(kind, size):
-    return size if kind in ("gpipe", "1f1b", "zb-h1", "zb-h2") else 2 * size
+    return size if kind in ("gpipe", "1f1b", "zb-h1", "zb-h2") else 2 * size  # also of torch's schedules
 
 
 def pipelined(world, model, batch, loss, kind="1f1b", microbatches=4, **options):
@@ -234,7 +236,7 @@ def skips_equal_one_process(world):
 
 
 def residual_equals_one_process(world):
-    for kind in ("1f1b", "zb-h1"):
+    for kind in ("1f1b", "zb-h1", "v-half"):
         equals_one_process(world, "residual", kind)
 
 
@@ -425,6 +427,145 @@ def only_first_and_last_need_the_batch(world):
     torch.testing.assert_close(mine, wanted)
 
 
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------------
+
+
+def checkpoints_load_with_other_stages(world):
+    """torch.distributed.checkpoint: saved with as many stages as ranks, loaded with two on each, and by one process."""
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+    folder, by_name = [tempfile.mkdtemp(prefix="shoal-pipeline-") if world.rank == 0 else None], StateDictOptions(flatten_optimizer_state_dict=True)
+    dist.broadcast_object_list(folder)
+    pair = Pair(world, "gpt")
+    pair.step(0)
+    weights, states = get_state_dict(pair.pipeline.module, pair.own, options=by_name)
+    checkpoints.save({"model": weights, "optimizer": states}, checkpoint_id=folder[0])
+    other = Pair(world, "gpt", "v-half", make=lambda: seeded(Gpt, 9))
+    weights, states = get_state_dict(other.pipeline.module, other.own, options=by_name)
+    state = {"model": weights, "optimizer": states}
+    checkpoints.load(state, checkpoint_id=folder[0])
+    set_state_dict(other.pipeline.module, other.own, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=by_name)
+    other.whole, other.other = pair.whole, pair.other
+    other.step(1)
+    whole = {name: torch.empty_like(value) for name, value in pair.whole.state_dict().items()}
+    checkpoints.load({"model": whole}, checkpoint_id=folder[0], no_dist=True)
+    for name, value in pair.pipeline.state_dict().items():
+        torch.testing.assert_close(whole[name], value)
+    torch.testing.assert_close(whole["head.weight"], whole["words.weight"])
+    dist.barrier()
+    if world.rank == 0:
+        shutil.rmtree(folder[0])
+
+
+def a_state_of_the_whole_model_is_loaded(world):
+    pair, model = Pair(world, "gpt"), seeded(Gpt, 5)
+    pair.pipeline.load_state_dict(model.state_dict())
+    for name, value in pair.pipeline.state_dict().items():
+        torch.testing.assert_close(value, model.state_dict()[name])
+    fails(lambda: pair.pipeline.load_state_dict({}), RuntimeError, "Missing key")
+
+
+# ---- torch's pipelines -----------------------------------------------------------------------------------------------------
+
+
+def torchs_stage(number, module, stages):
+    from torch.distributed.pipelining import PipelineStage
+    return PipelineStage(module, number, stages, torch.device("cpu"))
+
+
+def torch_runs_the_stages_and_the_schedule(world):
+    """torch's runtime has the same losses and gradients, with its own messages over the group."""
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+    for name, kind in (("mlp", "1f1b"), ("residual", "zb-h1"), ("mlp", "interleaved"), ("residual", "v-zb"), ("mlp", "v-half")):
+        pair = Pair(world, name, kind)
+        modules, text = pair.pipeline.to_torch()
+        stages = [torchs_stage(number, module, pair.pipeline.schedule.stages) for number, module in modules.items()]
+        runtime = _PipelineScheduleRuntime(stages, pair.pipeline.microbatches, loss_fn=pair.loss)
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write(text)
+            file.flush()
+            runtime._load_csv(file.name, format="compute_only")
+        inputs, targets = pair.batch(0)
+        losses = []
+        runtime.step(*([inputs] if 0 in modules else []),
+                     **({"target": targets, "losses": losses} if pair.pipeline.schedule.stages - 1 in modules else {}))
+        loss = pair.loss(pair.whole(inputs), targets)
+        loss.backward()
+        if losses:
+            torch.testing.assert_close(torch.stack(losses).mean(), loss)
+        wanted = dict(pair.whole.named_parameters())
+        for each, parameter in pair.pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[each].grad)
+
+
+def skips_go_through_torchs_stages(world):
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(8))
+
+        def forward(self, x):
+            first = y = self.layers[0](x)
+            for layer in self.layers[1:]:
+                y = torch.tanh(layer(y))
+            return y * first + x
+
+    model = seeded(Around)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares)
+    modules, _ = pipeline.to_torch()
+    values, (inputs, targets) = None, plain_batch(0)
+    for stage in range(world.size):
+        got = [None if stage not in modules else modules[stage](*([inputs] if stage == 0 else values))]
+        dist.broadcast_object_list(got, pipeline.schedule.rank_of(stage))
+        values = got[0] if isinstance(got[0], tuple) else got
+    torch.testing.assert_close(values[0], model(inputs))
+    pipeline = pipelined(world, Skips(), skips_batch, squares, cuts=["body.1", "body.3"][:world.size - 1])
+    fails(pipeline.to_torch, NotImplementedError, "not a tensor", "cut at another unit")
+
+
+def torch_loads_every_schedule(world):
+    """Its runtime reads what is printed, adds messages, and simulates it to its end."""
+    from unittest import mock
+
+    from shoal.torch._schedules import Schedule
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _simulate_comms_compute
+    from torch.distributed.pipelining.stage import PipelineStage
+    for kind in KINDS:
+        for count in (2, 3, 4):
+            schedule = Schedule.make(kind, count, 4 * count)
+            stage = mock.create_autospec(PipelineStage, instance=True)
+            stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, count, schedule.stages, None
+            runtime = _PipelineScheduleRuntime([stage], schedule.microbatches)
+            with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+                file.write(schedule.text())
+                file.flush()
+                runtime._load_csv(file.name, format="compute_only")
+            order = {rank: [action for action in actions if not any(word in str(action) for word in ("SHARD", "REDUCE_GRAD"))]
+                     for rank, actions in runtime.pipeline_order_with_comms.items()}
+            _simulate_comms_compute(order, schedule.rank_of, schedule.stages)
+            expect(Schedule.read(schedule.text()).text() == schedule.text(), kind, count)
+
+
+def torchs_schedules_are_read(world):
+    """And run. torch prints 1F1B for its plots only, and there the last rank has microbatches 1 to m."""
+    from shoal.torch._schedules import Schedule
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+    for name in ("GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"):
+        for count, microbatches in ((2, 4), (3, 6), (4, 8)):
+            for options in ({}, {"with_comms": True})[:1 if name == "GPipe" else 2]:
+                text = printed(get_schedule_ops(name, count, microbatches, **options))
+                schedule = Schedule.read(text)
+                expect((schedule.ranks, schedule.microbatches) == (count, microbatches), name)
+    for name in ("Interleaved1F1B", "ZBVZeroBubble"):
+        equals_one_process(world, "mlp", printed(get_schedule_ops(name, world.size, microbatches_of(world))))
+    error = fails(lambda: Schedule.read(printed(get_schedule_ops("1F1B", 4, 8))), ValueError, "rank 3", "3B0")
+    expect("3F0" in str(error), error)
+
+
+def printed(rows):
+    return "\n".join(",".join("" if action is None else str(action) for action in row) for row in rows) + "\n"
+
+
 # ---- Errors ----------------------------------------------------------------------------------------------------------------
 
 
@@ -566,9 +707,11 @@ def values_that_cannot_be_sent_are_refused(world):
             first = self.one(x)
             second = self.two(first)
             first.add_(1.0)
-            return self.three(second + first)
+            return self.three(second) + first
 
-    fails(lambda: pipelined(world, Changes(), plain_batch, squares, cuts=["two"]), ValueError, "in place", "add_", "cut at another unit")
+    pipelined(world, Changes(), plain_batch, squares, "1f1b", cuts=["two"])
+    fails(lambda: pipelined(world, Changes(), plain_batch, squares, "gpipe", cuts=["two", "three"]), ValueError, "in place", "add_",
+          "stage 2" if False else "later stage", "cut at another unit")
 
 
 def wrong_arguments_are_refused(world):
@@ -607,6 +750,12 @@ CASES = [
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),
     Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
+    Case("checkpoints load with other stages", checkpoints_load_with_other_stages, (1, 2, 3)),
+    Case("a state of the whole model is loaded", a_state_of_the_whole_model_is_loaded, (1, 2)),
+    Case("torch runs the stages and the schedule", torch_runs_the_stages_and_the_schedule, (1, 2, 4)),
+    Case("skips go through torch's stages", skips_go_through_torchs_stages, (2, 3)),
+    Case("torch loads every schedule", torch_loads_every_schedule, (1,)),
+    Case("torch's schedules are read", torchs_schedules_are_read, (2, 3)),
     Case("an exception names its place on all ranks", an_exception_names_its_place_on_all_ranks, (1, 2, 3)),
     Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
     Case("a graph that changes is refused", a_graph_that_changes_is_refused, (1, 2)),

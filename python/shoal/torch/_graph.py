@@ -260,6 +260,8 @@ def record(model, example, is_unit):
     for node in graph.nodes:
         if node.op == "get_attr" and node.target in constants:
             node.meta["constant"] = constants[node.target]
+        if node.op == "call_module":
+            node.meta["changes"] = getattr(model.get_submodule(node.target), "inplace", False) is True
     _drop_unused(graph)
     units = list(dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"))
     leaves, form = pytree.tree_flatten(example)

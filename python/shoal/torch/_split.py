@@ -83,13 +83,22 @@ class Split:
         return edges
 
     def _refuse_writes(self):
-        """A stage has its own copy of a value from another one."""
+        """A stage that changes a value of another one in place changes a copy, which no later stage gets."""
         for node in self._nodes:
-            if _graph.writes(node) and node.all_input_nodes and node.all_input_nodes[0].op != "get_attr":
-                changed = node.all_input_nodes[0]
-                if self.stage_of[changed] != self.stage_of[node]:
-                    raise ValueError(f"shoal: the forward pass changes the value {changed} in place ({node.target}), but stage "
-                                     f"{self.stage_of[changed]} makes it and stage {self.stage_of[node]} changes it: cut at another unit")
+            changed = node.all_input_nodes[0] if self._changes(node) and node.all_input_nodes else None
+            if changed is None or changed.op == "get_attr" or self.stage_of[changed] == self.stage_of[node]:
+                continue
+            if any(self.stage_of[user] > self.stage_of[node] for user in changed.users):
+                raise ValueError(f"shoal: stage {self.stage_of[node]} changes the value {changed} of stage {self.stage_of[changed]} in "
+                                 f"place ({node.target}), and a later stage uses it: cut at another unit")
+
+    def _changes(self, node):
+        """Returns true if a node may change its first argument: an operation, or a unit such as nn.ReLU(inplace=True)."""
+        return _graph.writes(node) or node.meta.get("changes", False)
+
+    def is_changed(self, node, stage):
+        """Returns true if a stage changes a value in place."""
+        return any(self._changes(user) and user.all_input_nodes[0] is node and self.stage_of[user] == stage for user in node.users)
 
     # ---- What a stage needs ----
 
@@ -116,9 +125,9 @@ class Split:
     def link(self, stage, model):
         """Returns a stage as a module of a chain: its arguments are tensors from the stage before, and it returns those that the
         next one needs, skips included."""
-        for node in self.crossing(stage + 1):
+        for node in (node for border in range(1, self.count) for node in self.crossing(border)):
             if not isinstance(node.meta["example"], torch.Tensor):
-                raise NotImplementedError(f"shoal: stage {stage} sends {node}, which is not a tensor, and torch's pipelines hand over "
+                raise NotImplementedError(f"shoal: stage {self.stage_of[node]} sends {node}, which is not a tensor, and torch's pipelines hand over "
                                           "tensors only: cut at another unit")
         return _Builder(self, stage).build_link().module(model)
 
@@ -162,7 +171,7 @@ class _Builder:
         for name, nodes in arrived:
             values = self.graph.placeholder(name)
             for number, node in enumerate(nodes):
-                self._copies[node] = self.graph.call_function(_item, (values, number))
+                self._take(node, self.graph.call_function(_item, (values, number)))
         self._copy_operations()
         sent = [[self._copy_of(node) for node in split.edges[stage, target]] for target in split.targets(stage)]
         self.graph.output((sent, self._result() if self._is_last() else None))
@@ -173,7 +182,7 @@ class _Builder:
         split, stage = self._split, self._stage
         self._copy_inputs()
         for number, node in enumerate(split.crossing(stage)):
-            self._copies[node] = self.graph.placeholder(f"value_{number}")
+            self._take(node, self.graph.placeholder(f"value_{number}"))
         self._copy_operations()
         sent = [self._copy_of(node) for node in split.crossing(stage + 1)]
         self.graph.output(self._result() if self._is_last() else sent[0] if len(sent) == 1 else tuple(sent))
@@ -189,6 +198,10 @@ class _Builder:
         for node in self._split.nodes_of(self._stage):
             if node.op == "placeholder":
                 self._copies[node] = self.graph.node_copy(node, self._copy_of)
+
+    def _take(self, node, value):
+        """A value from another stage is a leaf of autograd and a message's memory: neither can be changed in place."""
+        self._copies[node] = self.graph.call_method("clone", (value,)) if self._split.is_changed(node, self._stage) else value
 
     def _copy_operations(self):
         for node in self._split.nodes_of(self._stage):
