@@ -24,6 +24,7 @@ enum { GRACE_S = 5, RANKS_USUAL = 2 };
 static const char help_text[] =
     "Usage: shoal bench COLLECTIVE [options]\n"
     "       shoal bench step [options]        a whole training step: shoal bench step --help\n"
+    "       shoal bench pipeline [options]    steps of a pipeline: shoal bench pipeline --help\n"
     "       shoal bench optimizer [options]   steps of optimizers on one core: shoal bench optimizer --help\n"
     "\n"
     "COLLECTIVE is allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier.\n"
@@ -276,6 +277,8 @@ int shoal_tool_bench(int argc, char **argv)
     struct bench_options options;
     if (argc > 1 && !strcmp(argv[1], "step"))
         return bench_step_run(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "pipeline"))
+        return bench_pipeline_run(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "optimizer"))
         return bench_optimizer_run(argc - 1, argv + 1);
     if (!bench_options_parse(argc, argv, &options))

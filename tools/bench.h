@@ -145,6 +145,9 @@ int bench_crew_run(const struct bench_crew *wanted);
 /* `shoal bench step`; argv[0] is "step". Returns the exit code. */
 int bench_step_run(int argc, char **argv);
 
+/* `shoal bench pipeline`; argv[0] is "pipeline". Returns the exit code. */
+int bench_pipeline_run(int argc, char **argv);
+
 /* `shoal bench optimizer`; argv[0] is "optimizer". Returns the exit code. */
 int bench_optimizer_run(int argc, char **argv);
 

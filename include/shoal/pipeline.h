@@ -243,7 +243,8 @@ struct shoal_parcel {
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
  * be written: another stage may share them.
  *
- * Outputs begin without bytes and note. Their memory must stay unchanged until it is released. It may be
+ * Outputs begin without bytes and note; their data are in host memory. They are not taken if compute returns an error. Otherwise
+ * their memory must stay unchanged until it is released. It may be
  *     - from shoal_pipeline_alloc: the pipeline takes it back;
  *     - an input of this stage and microbatch, or a part of one: the pipeline keeps it as long as needed;
  *     - any other memory: the pipeline calls `released` with the owner.
@@ -263,8 +264,8 @@ typedef enum shoal_status (*shoal_compute_fn)(void *user, const struct shoal_wor
 /* An output with an owner is no longer read. Called once for each such output. */
 typedef void (*shoal_released_fn)(void *user, void *owner);
 
-/* The program's functions. They are called on the thread that called shoal_pipeline_step or shoal_pipeline_forward, and may call
- * functions of Shoal, on other communicators also collective ones. Begins as SHOAL_PIPELINE_CALLS_INIT. */
+/* The program's functions. They are called on the thread that called shoal_pipeline_step or shoal_pipeline_forward, and may
+ * call functions of Shoal, on other communicators also collective ones. Begins as SHOAL_PIPELINE_CALLS_INIT. */
 struct shoal_pipeline_calls {
     size_t struct_bytes;
     shoal_compute_fn compute;
@@ -279,12 +280,12 @@ struct shoal_pipeline_calls {
 /* Runs all actions of this rank once; a collective call on the pipeline's ranks. Returns when this rank has computed all of
  * them, and everything that it sent has arrived: then all outputs are released.
  *
- * If compute returns an error, the step fails on all ranks with that status (ERR_INTERNAL for PENDING and unknown ones) and with
- * a text that names rank, stage and microbatch (shoal_pipeline_failure). The other ranks find out when they next wait for a
- * message. Other errors: ERR_MISMATCH (another rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY. Each
- * breaks the pipeline: later calls return the same error. Outputs that were not released are then released by
- * shoal_pipeline_free, with the functions of this call. Other communicators, on which peers may wait for this rank, stay as they
- * are: the program must abort those itself. ERR_ARGUMENT: calls or compute is NULL. ERR_STATE: called inside compute. */
+ * If compute returns an error, the step fails on all ranks with that status (ERR_INTERNAL for PENDING and unknown ones) and
+ * with a text that names rank, stage and microbatch (shoal_pipeline_failure). The other ranks find out when they next wait for
+ * a message. Other errors: ERR_MISMATCH (another rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY.
+ * Each breaks the pipeline: later calls return the same error. Outputs that were not released are then released by
+ * shoal_pipeline_free, with the functions of this call. Other communicators, on which peers may wait for this rank, stay as
+ * they are: the program must abort those itself. ERR_ARGUMENT: calls or compute is NULL. ERR_STATE: called inside compute. */
 SHOAL_CALL shoal_pipeline_step(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls);
 
 /* Like shoal_pipeline_step, but runs only the forward actions, as for an evaluation. */
@@ -296,7 +297,7 @@ SHOAL_CALL shoal_pipeline_failure(const struct shoal_pipeline *pipeline, struct 
 
 /* Returns memory for outputs that peers on this host read directly, aligned to 4096 bytes, with undefined contents. Only inside
  * compute. The pipeline keeps it for reuse, and takes it back by itself: when the call of compute returns, unless an output is
- * in it. At least 1 byte. ERR_STATE: not inside compute. ERR_MEMORY. */
+ * in it. ERR_ARGUMENT: 0 bytes, or more than shoal_mem_alloc allows. ERR_STATE: not inside compute. ERR_MEMORY. */
 SHOAL_CALL shoal_pipeline_alloc(struct shoal_pipeline *pipeline, size_t bytes, void **memory_out);
 
 /* Times of an action on this rank, in microseconds since the step began here. */

@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "pipeline/run/run.h"
+#include "pipeline/run/pipeline_run.h"
 
 /* ---- Parts --------------------------------------------------------------------------------------------------------------- */
 
@@ -69,7 +69,7 @@ static void post(struct run_message *message, enum run_part_name name, bool is_s
     shoal_request_on_done(request, done, part);
 }
 
-static void begin(struct run_message *message)
+static void begin_parts(struct run_message *message)
 {
     message->status = SHOAL_OK;
     for (int i = 0; i < RUN_PARTS; i++)
@@ -132,7 +132,7 @@ enum shoal_status run_message_receive(struct run_message *message)
     message->envelope = calloc(1, sizeof *message->envelope);
     if (!message->envelope)
         return SHOAL_ERR_MEMORY;
-    begin(message);
+    begin_parts(message);
     message->pending = 2;
     message->is_listed = false;
     post(message, RUN_ENVELOPE, false, message->envelope, sizeof *message->envelope, envelope_done);
@@ -158,7 +158,7 @@ static void credit_done(void *arg, enum shoal_status status)
 
 void run_message_send(struct run_message *message)
 {
-    begin(message);
+    begin_parts(message);
     message->pending = 1;
     message->is_listed = true;
     post(message, RUN_CREDIT, false, &message->credit, sizeof message->credit, credit_done);

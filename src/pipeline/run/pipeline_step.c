@@ -5,7 +5,7 @@
 
 #include "base/assert.h"
 #include "base/struct_bytes.h"
-#include "pipeline/run/run.h"
+#include "pipeline/run/pipeline_run.h"
 
 /* ---- Actions ------------------------------------------------------------------------------------------------------------- */
 
@@ -83,7 +83,7 @@ void run_share_cause(struct shoal_pipeline *pipeline, enum shoal_status status, 
 /* Ends a step that failed: here first, or on another rank. */
 static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_status status)
 {
-    char line[sizeof pipeline->failure.text + 64];
+    char line[sizeof pipeline->failure.text + RUN_TEXT_MAX + 64], name[RUN_TEXT_MAX] = "";
     enum shoal_status each = shoal_last_failure(pipeline->context, pipeline->comm, &pipeline->failure);
     if (each == SHOAL_PENDING) /* a call was refused before it reached the communicator */
         run_share_cause(pipeline, status, "%s", shoal_status_text(status));
@@ -98,7 +98,10 @@ static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_
                  shoal_status_text(status));
     }
     pipeline->failed = pipeline->failure.status;
-    snprintf(line, sizeof line, "step %llu failed: %s", (unsigned long long)pipeline->step, pipeline->failure.text);
+    if (pipeline->waits_for)
+        run_message_name(pipeline->waits_for, name);
+    snprintf(line, sizeof line, "step %llu failed: %s%s%s", (unsigned long long)pipeline->step, pipeline->failure.text,
+             *name ? "; here it waited for " : "", name);
     return shoal_report(pipeline->context, pipeline->failed, "pipeline", line);
 }
 
@@ -149,6 +152,16 @@ static enum shoal_status accept_message(struct run_message *message)
     return SHOAL_OK;
 }
 
+/* Leaves the message in waits_for if it fails. */
+static enum shoal_status wait_for_message(struct run_message *message)
+{
+    struct shoal_pipeline *const pipeline = message->pipeline;
+    pipeline->waits_for = message;
+    RUN_TRY(run_message_wait(message));
+    pipeline->waits_for = NULL;
+    return SHOAL_OK;
+}
+
 static enum shoal_status wait_for_inputs(struct shoal_pipeline *pipeline, const struct shoal_action *action,
                                          struct shoal_action_times *times)
 {
@@ -157,7 +170,7 @@ static enum shoal_status wait_for_inputs(struct shoal_pipeline *pipeline, const 
     for (uint32_t i = 0; i < ways.count; i++) {
         struct run_message *const message = message_at(pipeline, ways, i, action->microbatch);
         SHOAL_ASSERT(message->envelope); /* schedules without this order are refused */
-        RUN_TRY(run_message_wait(message));
+        RUN_TRY(wait_for_message(message));
         if (accept_message(message) != SHOAL_OK)
             return fail_action(pipeline, action, SHOAL_ERR_MEMORY, "no memory for its inputs");
         struct shoal_parcel *const input = &pipeline->inputs[i];
@@ -296,7 +309,7 @@ enum shoal_status shoal_pipeline_alloc(struct shoal_pipeline *pipeline, size_t b
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status compute(struct shoal_pipeline *pipeline, uint32_t index, struct shoal_action_times *times)
+static enum shoal_status compute_action(struct shoal_pipeline *pipeline, uint32_t index, struct shoal_action_times *times)
 {
     const struct shoal_action *const action = &pipeline->actions[index];
     const struct run_ways inputs = inputs_of(pipeline, action), outputs = outputs_of(pipeline, action);
@@ -342,7 +355,7 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
     if (must_receive(pipeline, action))
         pipeline->receiving--;
     RUN_TRY(receive_ahead(pipeline));
-    const enum shoal_status status = compute(pipeline, index, times);
+    const enum shoal_status status = compute_action(pipeline, index, times);
     add_times(pipeline, times);
     if (status == SHOAL_OK &&
         (pipeline->is_forward_only || action->kind == SHOAL_BACKWARD || action->kind == SHOAL_WEIGHT_GRADIENT))
@@ -355,7 +368,7 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
 static enum shoal_status wait_for_sends(struct shoal_pipeline *pipeline)
 {
     for (size_t i = 0; i < pipeline->message_count; i++)
-        RUN_TRY(run_message_wait(&pipeline->messages[i]));
+        RUN_TRY(wait_for_message(&pipeline->messages[i]));
     run_end_sent(pipeline);
     return SHOAL_OK;
 }
@@ -391,8 +404,8 @@ static void end_times(struct shoal_pipeline *pipeline)
     times->bubble = times->step_us > 0 ? 1 - times->computed_us / times->step_us : 0;
 }
 
-static enum shoal_status check_call(const struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls,
-                                    const char *name)
+static enum shoal_status check_step_call(const struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls,
+                                         const char *name)
 {
     char line[sizeof pipeline->failure.text + 64];
     struct shoal_pipeline_calls own = SHOAL_PIPELINE_CALLS_INIT;
@@ -416,7 +429,7 @@ static enum shoal_status check_call(const struct shoal_pipeline *pipeline, const
 static enum shoal_status step(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls, bool is_forward_only,
                               const char *name)
 {
-    RUN_TRY(check_call(pipeline, calls, name));
+    RUN_TRY(check_step_call(pipeline, calls, name));
     begin_step(pipeline, calls, is_forward_only);
     const enum shoal_status status = run_actions(pipeline);
     end_times(pipeline);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/struct_bytes.h"
-#include "pipeline/run/run.h"
+#include "pipeline/run/pipeline_run.h"
 
 #define CALL "shoal_pipeline_create"
 #define AHEAD_USUAL 4
@@ -153,8 +153,9 @@ static enum shoal_status copy_actions(struct shoal_pipeline *pipeline, const str
     return SHOAL_OK;
 }
 
-static enum shoal_status prepare(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
-                                 const struct shoal_pipeline_options *options, struct edges *edges, char text[RUN_TEXT_MAX])
+static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
+                                          const struct shoal_pipeline_options *options, struct edges *edges,
+                                          char text[RUN_TEXT_MAX])
 {
     const int size = shoal_comm_size(pipeline->comm);
     if (!schedule)
@@ -176,7 +177,7 @@ static enum shoal_status prepare(struct shoal_pipeline *pipeline, const struct s
 
 /* ---- What all ranks run -------------------------------------------------------------------------------------------------- */
 
-/* What ranks compare. Whoever adds a field adds a line to find_difference. */
+/* What ranks compare. A new field needs a line in find_pipeline_difference. */
 struct digest {
     uint64_t actions;
     uint64_t edges;
@@ -226,7 +227,7 @@ static void digest(const struct shoal_pipeline *pipeline, const struct shoal_sch
 }
 
 /* Returns true and writes what differs, or returns false. */
-static bool find_difference(const struct digest *first, const struct digest *other, char text[RUN_TEXT_MAX])
+static bool find_pipeline_difference(const struct digest *first, const struct digest *other, char text[RUN_TEXT_MAX])
 {
     const struct {
         const char *name;
@@ -259,7 +260,7 @@ static enum shoal_status report(struct shoal_pipeline *pipeline, enum shoal_stat
 }
 
 /* Finds the first rank that refused or differs from rank 0; the same on all ranks. */
-static enum shoal_status judge(struct shoal_pipeline *pipeline, const struct digest *all)
+static enum shoal_status pipeline_judge(struct shoal_pipeline *pipeline, const struct digest *all)
 {
     const int size = shoal_comm_size(pipeline->comm);
     char text[RUN_TEXT_MAX];
@@ -267,12 +268,12 @@ static enum shoal_status judge(struct shoal_pipeline *pipeline, const struct dig
         if (all[r].status != SHOAL_OK)
             return report(pipeline, (enum shoal_status)all[r].status, r, all[r].text);
     for (int r = 1; r < size; r++)
-        if (find_difference(&all[0], &all[r], text))
+        if (find_pipeline_difference(&all[0], &all[r], text))
             return report(pipeline, SHOAL_ERR_MISMATCH, r, text);
     return SHOAL_OK;
 }
 
-static enum shoal_status agree(struct shoal_pipeline *pipeline, const struct digest *own)
+static enum shoal_status pipeline_agree(struct shoal_pipeline *pipeline, const struct digest *own)
 {
     struct shoal_options options = SHOAL_OPTIONS_INIT;
     options.timeout_ms = pipeline->timeout_ms;
@@ -283,7 +284,7 @@ static enum shoal_status agree(struct shoal_pipeline *pipeline, const struct dig
     }
     enum shoal_status status = shoal_allgather(pipeline->comm, own, all, sizeof *own, SHOAL_UINT8, &options);
     if (status == SHOAL_OK)
-        status = judge(pipeline, all);
+        status = pipeline_judge(pipeline, all);
     free(all);
     return status;
 }
@@ -299,7 +300,7 @@ static enum shoal_status decline(struct shoal_context *context, struct shoal_com
     return shoal_report(context, SHOAL_ERR_MEMORY, "pipeline", CALL ": no memory");
 }
 
-static enum shoal_status split(struct shoal_pipeline *pipeline, struct shoal_comm *comm)
+static enum shoal_status pipeline_split(struct shoal_pipeline *pipeline, struct shoal_comm *comm)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     options.name = pipeline->name;
@@ -310,18 +311,18 @@ static enum shoal_status split(struct shoal_pipeline *pipeline, struct shoal_com
     return report(pipeline, SHOAL_ERR_MEMORY, pipeline->rank, "another rank had no memory to begin with");
 }
 
-static enum shoal_status make(struct shoal_pipeline *pipeline, struct shoal_comm *comm, const struct shoal_schedule *schedule,
-                              const struct shoal_pipeline_options *options)
+static enum shoal_status pipeline_make(struct shoal_pipeline *pipeline, struct shoal_comm *comm,
+                                       const struct shoal_schedule *schedule, const struct shoal_pipeline_options *options)
 {
     struct edges edges = {NULL, 0};
     struct digest own;
-    RUN_TRY(split(pipeline, comm));
+    RUN_TRY(pipeline_split(pipeline, comm));
     memset(&own, 0, sizeof own);
-    own.status = (uint32_t)prepare(pipeline, schedule, options, &edges, own.text);
+    own.status = (uint32_t)pipeline_prepare(pipeline, schedule, options, &edges, own.text);
     if (own.status == SHOAL_OK)
         digest(pipeline, schedule, &edges, &own);
     free(edges.items);
-    return agree(pipeline, &own);
+    return pipeline_agree(pipeline, &own);
 }
 
 enum shoal_status shoal_pipeline_create(struct shoal_context *context, struct shoal_comm *comm,
@@ -344,7 +345,7 @@ enum shoal_status shoal_pipeline_create(struct shoal_context *context, struct sh
     pipeline->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
     pipeline->times = (struct shoal_pipeline_times)SHOAL_PIPELINE_TIMES_INIT;
     snprintf(pipeline->name, sizeof pipeline->name, "%.23s", own.name ? own.name : "pipeline");
-    const enum shoal_status status = make(pipeline, comm, schedule, &own);
+    const enum shoal_status status = pipeline_make(pipeline, comm, schedule, &own);
     if (status != SHOAL_OK) {
         shoal_pipeline_free(pipeline);
         return status;

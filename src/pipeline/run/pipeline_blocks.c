@@ -1,10 +1,10 @@
 #include <stdlib.h>
 
-#include "pipeline/run/run.h"
+#include "pipeline/run/pipeline_run.h"
 
 /* ---- Blocks -------------------------------------------------------------------------------------------------------------- */
 
-/* Sizes are rounded up, so that messages of similar sizes share blocks: to eighths of the power of two below, at least 4 KiB. */
+/* Sizes are rounded up to eighths of the power of two below, at least 4 KiB, so that messages of similar sizes share blocks. */
 static size_t capacity_for(size_t bytes)
 {
     size_t unit = 4096;

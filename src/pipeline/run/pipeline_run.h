@@ -1,9 +1,9 @@
 /* Running a schedule on a communicator: what the files of this module share. See include/shoal/pipeline.h, section 6.
  *
- *     create.c      makes and frees pipelines; ranks compare what they run
- *     blocks.c      memory: blocks that are reused, and holds, which count who still needs memory
- *     messages.c    hands messages over: credit, envelope, body
- *     step.c        runs the actions of a step
+ *     pipeline_create.c      makes and frees pipelines; ranks compare what they run
+ *     pipeline_blocks.c      memory: blocks that are reused, and holds, which count who still needs memory
+ *     pipeline_messages.c    hands messages over: credit, envelope, body
+ *     pipeline_step.c        runs the actions of a step
  *
  * A message between two ranks takes three operations:
  *
@@ -34,7 +34,7 @@
 
 #define RUN_TEXT_MAX 512 /* bytes of a text for people, with the final zero */
 
-/* ---- blocks.c ------------------------------------------------------------------------------------------------------------ */
+/* ---- pipeline_blocks.c --------------------------------------------------------------------------------------------------- */
 
 /* Memory of shoal_mem_alloc. */
 struct run_block {
@@ -65,7 +65,7 @@ struct run_hold *run_hold_make(struct run_block *block, void *owner, struct run_
 /* NULL is allowed. */
 void run_hold_drop(struct shoal_pipeline *pipeline, struct run_hold *hold);
 
-/* ---- messages.c ---------------------------------------------------------------------------------------------------------- */
+/* ---- pipeline_messages.c ------------------------------------------------------------------------------------------------- */
 
 /* What travels before the body. */
 struct run_envelope {
@@ -166,9 +166,10 @@ struct shoal_pipeline {
     uint64_t step;
     bool is_forward_only;
     bool is_computing;
-    uint32_t next_receive;  /* the actions before it have begun to receive */
-    uint32_t receiving;     /* actions that have begun to receive and have not begun to compute */
-    struct run_hold *taken; /* from shoal_pipeline_alloc, in the current call of compute */
+    uint32_t next_receive;               /* the actions before it have begun to receive */
+    uint32_t receiving;                  /* actions that have begun to receive and have not begun to compute */
+    struct run_hold *taken;              /* from shoal_pipeline_alloc, in the current call of compute */
+    const struct run_message *waits_for; /* when the step failed; NULL: none */
     struct shoal_pipeline_calls calls;
     enum shoal_status failed;
     struct shoal_failure failure;

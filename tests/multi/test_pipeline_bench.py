@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""`shoal bench pipeline` as a user sees it. (test_pipeline tests what it measures.)"""
+import atexit
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from tap import call, expect, run_cases
+
+SHOAL = os.environ["SHOAL_COMMAND"]
+ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-pipeline-"))
+atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
+RANK_FIELDS = ["record", "rank", "host", "step_us", "computed_us", "waited_us", "sending_us", "bubble", "bytes_sent",
+               "bytes_received", "cpu_s", "errors"]
+
+
+def measured(*words, ranks=2, steps=2, launcher=()):
+    given = () if launcher else ("-n", ranks)
+    code, out, err = call(*launcher, SHOAL, "bench", "pipeline", *given, "--steps", steps, "--format", "json", *words, timeout=120)
+    expect(code == 0, words, code, out, err)
+    rows = [json.loads(line) for line in out.splitlines()]
+    expect([row["record"] for row in rows] == ["rank"] * ranks + ["pipeline"], rows)
+    expect([row["rank"] for row in rows[:-1]] == list(range(ranks)) and not any(row["errors"] for row in rows), rows)
+    return rows[:-1], rows[-1]
+
+
+def refused(*words, about):
+    code, out, err = call(SHOAL, "bench", "pipeline", *words)
+    told = [line for line in err.splitlines() if line.startswith("shoal bench pipeline: ")]
+    expect(code == 2 and not out and len(told) == 1 and about in told[0], words, code, out, err)
+
+
+def every_rank_reports_its_step():
+    ranks, step = measured("--microbatches", "5", "--forward", "3ms", "--input-grad", "2ms", "--weight-grad", "1ms", "--bytes", "64K", ranks=3)
+    for row in ranks:
+        expect(list(row) == RANK_FIELDS and row["host"] == 0, row)
+        neighbors = 1 if row["rank"] in (0, 2) else 2
+        expect(row["bytes_sent"] == row["bytes_received"] == 5 * 65536 * neighbors, row)
+        expect(row["computed_us"] >= 5 * 6e3 and row["cpu_s"] > 0, row)
+        expect(row["computed_us"] + row["waited_us"] + row["sending_us"] <= row["step_us"], row)
+        expect(abs(row["bubble"] - (1 - row["computed_us"] / step["step_us"])) < 1e-4, row, step)
+    expect((step["schedule"], step["ranks"], step["hosts"], step["stages"], step["microbatches"]) == ("1f1b", 3, 1, 3, 5), step)
+    expect(step["ideal_us"] == (5 + 2) * 6e3 and step["step_p90_us"] >= step["step_us"] >= step["ideal_us"], step)
+    expect(abs(step["over_ideal"] - step["step_us"] / step["ideal_us"]) < 1e-4, step)
+    expect(abs(step["bubble"] - sum(row["bubble"] for row in ranks) / 3) < 1e-4 and abs(step["ideal_bubble"] - 2 / 7) < 1e-4, step)
+    expect(step["bytes_sent"] == sum(row["bytes_sent"] for row in ranks) and step["message_bytes"] == 65536, step)
+
+
+def every_schedule_runs():
+    stages = {"interleaved": 4, "breadth-first": 4, "v-min": 4, "v-half": 4, "v-zb": 4}
+    for kind in ("gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min", "v-half", "v-zb"):
+        _, step = measured("--schedule", kind, "--forward", "300us", "--bytes", "9", steps=1)
+        expect((step["schedule"], step["stages"], step["microbatches"]) == (kind, stages.get(kind, 2), 4), step)
+    _, step = measured("--schedule", "interleaved", "--stages-per-rank", "3", "--forward", "0us", steps=1)
+    expect(step["stages"] == 6 and step["ideal_us"] == 0 and step["over_ideal"] == 0, step)
+
+
+def messages_of_any_size_and_memory_are_checked():
+    for size in ("0", "1", "15", "16", "4097", "3M"):
+        for memory in ("shared", "plain"):
+            _, step = measured("--forward", "200us", "--bytes", size, "--memory", memory, "--ahead", "1", steps=1)
+            expect(step["memory"] == memory, step)
+
+
+def one_rank_has_no_bubble_but_its_overhead():
+    (rank,), step = measured("--forward", "10ms", ranks=1)
+    expect(step["ideal_bubble"] == 0 and step["ideal_us"] == 2 * 30e3 and rank["bytes_sent"] == 0 and step["bubble"] < 0.3, rank, step)
+
+
+def schedules_are_read():
+    path = ROOT / "schedule.csv"
+    path.write_text("0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1B1\n")
+    _, step = measured("--read", path, "--forward", "1ms")
+    expect(step["schedule"] == "read" and step["microbatches"] == 2, step)
+    path.write_text("0F0,0B0\n1F0\n")
+    refused("-n", "2", "--read", path, about="schedule.csv: ")
+    path.write_text("0F0,0B0\n1F0,1B0\n2F0,2B0\n")
+    refused("-n", "2", "--read", path, about="3 ranks, but the communicator has 2")
+    refused("-n", "2", "--read", ROOT / "none.csv", about="No such file")
+
+
+def launchers_start_the_ranks():
+    _, step = measured("--forward", "1ms", ranks=3, launcher=(SHOAL, "run", "-n", "3", "--no-prefix"))
+    expect(step["ranks"] == 3 and step["microbatches"] == 6, step)
+
+
+def tables_compare_with_the_schedule():
+    code, out, err = call(SHOAL, "bench", "pipeline", "--forward", "2ms", "--steps", "1", "--bytes", "1M")
+    lines = out.splitlines()
+    expect(code == 0 and max(map(len, lines)) <= 128, out, err)
+    expect(re.match(r"# shoal [\d.]+, 1f1b: 2 stages, 4 microbatches, messages of 1 MiB in shared memory, 2 ranks on 1 host$", lines[0]), out)
+    expect(re.match(r" rank  host +step +computed +waited +sending +bubble % +sent +received +cpu$", lines[2]), out)
+    expect(re.search(r"^ideal     30\.00 ms: the step took [\d.]+ times as long$", out, re.M), out)
+    expect(re.search(r"^bubble    [\d.]+ %, ideal 20\.00 %$", out, re.M), out)
+
+
+def a_killed_worker_is_named():
+    process = subprocess.Popen([SHOAL, "bench", "pipeline", "-n", "3", "--forward", "30ms", "--steps", "1000"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        until = time.monotonic() + 30
+        while len(children.read_text().split()) < 3 and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(1.5)
+        os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    expect(process.returncode == 128 + 9 and "rank 1 (process" in err and "was ended by signal 9" in err, process.returncode, err)
+    told = [line for line in err.splitlines() if re.match(r"shoal bench: rank [02]: SHOAL_ERR_PEER_LOST: ", line)]
+    expect(len(told) == 2 and all("rank 1 (process" in line for line in told), err)
+
+
+def measurements_that_make_no_sense_are_refused():
+    refused("--schedule", "1f2b", about="one of gpipe, 1f1b")
+    refused("--forward", "5", about="a time such as 18.5ms")
+    refused("--bytes", "-1", about="--bytes")
+    refused("--steps", "0", about="--steps")
+    refused("--ahead", "0", about="--ahead")
+    refused("--activations", "0", about="a number above 0")
+    refused("--memory", "gpu", about="one of shared, plain")
+    refused("everything", about="'everything' is not an option")
+    refused("-n", "3", "--schedule", "interleaved", "--microbatches", "4", about="interleaved: ")
+    refused("-n", "2", "--schedule", "1f1b", "--stages-per-rank", "2", about="1f1b: ")
+
+
+def help_teaches():
+    code, out, err = call(SHOAL, "bench", "pipeline", "--help")
+    expect(code == 0 and not err and max(map(len, out.splitlines())) <= 128, out)
+    expect(all(word in out for word in ("Usage:", "Figures:", "Examples:", "Exit codes:", "--schedule", "--microbatches")), out)
+    expect("shoal bench pipeline --help" in call(SHOAL, "bench", "--help")[1])
+    expect(re.search(r"^ +shoal bench pipeline +\w", call(SHOAL, "--help")[1], re.M))
+    expect(call(SHOAL, "help", "bench", "pipeline")[1] == out)
+
+
+if __name__ == "__main__":
+    run_cases([every_rank_reports_its_step, every_schedule_runs, messages_of_any_size_and_memory_are_checked,
+               one_rank_has_no_bubble_but_its_overhead, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule,
+               a_killed_worker_is_named, measurements_that_make_no_sense_are_refused, help_teaches])

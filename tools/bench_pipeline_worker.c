@@ -1,0 +1,316 @@
+/* One rank of `shoal bench pipeline`. */
+#include "bench_pipeline.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#include "bench.h"
+#include "tool.h"
+
+enum { WARMUPS = 2, TEXT = 600 };
+
+struct stager {
+    const struct bench_pipeline_options *options;
+    struct shoal_context *context;
+    struct shoal_comm *comm;
+    struct shoal_schedule *schedule;
+    struct shoal_pipeline *pipeline;
+    int rank, ranks, hosts;
+    double stages_here; /* of each rank */
+    uint64_t step;
+    char *plain;     /* with --memory plain: the memory of all outputs, which nobody changes */
+    double *step_us; /* of each step */
+    struct pipeline_report report;
+    struct pipeline_report *reports;
+    bool is_usage; /* the arguments are to blame, and a line is printed */
+};
+
+#define TRY(expression)                                    \
+    do {                                                   \
+        const enum shoal_status try_status = (expression); \
+        if (try_status != SHOAL_OK)                        \
+            return try_status;                             \
+    } while (0)
+
+static double cpu_now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* ---- Actions ------------------------------------------------------------------------------------------------------------- */
+
+static double cost_us(const struct stager *stager, enum shoal_action_kind kind)
+{
+    const struct shoal_stage_costs *costs = &stager->options->costs;
+    switch (kind) {
+    case SHOAL_FORWARD:
+        return costs->forward / stager->stages_here;
+    case SHOAL_BACKWARD:
+        return (costs->input_gradient + costs->weight_gradient) / stager->stages_here;
+    case SHOAL_INPUT_GRADIENT:
+        return costs->input_gradient / stager->stages_here;
+    default:
+        return costs->weight_gradient / stager->stages_here;
+    }
+}
+
+static void sleep_until(double when_s)
+{
+    const struct timespec when = {(time_t)when_s, (long)((when_s - floor(when_s)) * 1e9)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) != 0)
+        continue;
+}
+
+/* What the first and the last bytes of a message are. Plain memory is the same for all messages. */
+static uint64_t stamp_of(const struct stager *stager, uint32_t stage, uint32_t microbatch, bool is_gradient)
+{
+    if (stager->plain)
+        return 0;
+    return ((stager->step * 65536 + stage) * 65536 + microbatch) * 2 + is_gradient;
+}
+
+static void check_input(struct stager *stager, const struct shoal_work *work)
+{
+    const bool is_gradient = work->action.kind != SHOAL_FORWARD;
+    const uint32_t source = is_gradient ? work->action.stage + 1 : work->action.stage - 1;
+    const uint64_t wanted = stamp_of(stager, source, work->action.microbatch, is_gradient);
+    const struct shoal_parcel *input = &work->inputs[0];
+    uint64_t first, last;
+    stager->report.errors += input->bytes != stager->options->bytes;
+    if (input->bytes < 2 * sizeof wanted)
+        return;
+    memcpy(&first, input->data, sizeof first);
+    memcpy(&last, (const char *)input->data + input->bytes - sizeof last, sizeof last);
+    stager->report.errors += first != wanted || last != wanted;
+}
+
+static enum shoal_status make_output(struct stager *stager, const struct shoal_work *work)
+{
+    const uint64_t stamp = stamp_of(stager, work->action.stage, work->action.microbatch, work->action.kind != SHOAL_FORWARD);
+    struct shoal_parcel *output = &work->outputs[0];
+    output->bytes = stager->options->bytes;
+    output->data = stager->plain;
+    if (!output->bytes || stager->plain)
+        return SHOAL_OK;
+    TRY(shoal_pipeline_alloc(stager->pipeline, output->bytes, &output->data));
+    if (output->bytes < 2 * sizeof stamp)
+        return SHOAL_OK;
+    memcpy(output->data, &stamp, sizeof stamp);
+    memcpy((char *)output->data + output->bytes - sizeof stamp, &stamp, sizeof stamp);
+    return SHOAL_OK;
+}
+
+/* A device is assumed to compute, and only time passes. */
+static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
+{
+    struct stager *stager = user;
+    const double end_s = bench_now() + cost_us(stager, work->action.kind) * 1e-6;
+    if (work->input_count)
+        check_input(stager, work);
+    const enum shoal_status status = work->output_count ? make_output(stager, work) : SHOAL_OK;
+    if (status != SHOAL_OK)
+        snprintf(text, text_bytes, "no memory for a message of %zu bytes", stager->options->bytes);
+    if (end_s > bench_now())
+        sleep_until(end_s);
+    return status;
+}
+
+/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status step_run(struct stager *stager)
+{
+    struct shoal_pipeline_calls calls = SHOAL_PIPELINE_CALLS_INIT;
+    calls.compute = compute;
+    calls.user = stager;
+    stager->step++;
+    TRY(shoal_barrier(stager->comm, NULL));
+    return shoal_pipeline_step(stager->pipeline, &calls);
+}
+
+static enum shoal_status steps_run(struct stager *stager)
+{
+    const int steps = stager->options->steps;
+    struct pipeline_report *report = &stager->report;
+    for (int i = 0; i < WARMUPS; i++)
+        TRY(step_run(stager));
+    for (int i = 0; i < steps; i++) {
+        struct shoal_pipeline_times times = SHOAL_PIPELINE_TIMES_INIT;
+        const double cpu_begun_s = cpu_now_s();
+        TRY(step_run(stager));
+        TRY(shoal_pipeline_times(stager->pipeline, &times));
+        report->cpu_s += (cpu_now_s() - cpu_begun_s) / steps;
+        stager->step_us[i] = times.step_us;
+        report->step_us += times.step_us / steps;
+        report->computed_us += times.computed_us / steps;
+        report->waited_us += times.waited_us / steps;
+        report->sending_us += times.sending_us / steps;
+        report->sent_bytes = (double)times.sent_bytes;
+        report->received_bytes = (double)times.received_bytes;
+    }
+    return SHOAL_OK;
+}
+
+/* ---- Results ------------------------------------------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static enum shoal_status results_tell(struct stager *stager)
+{
+    const size_t steps = (size_t)stager->options->steps;
+    struct pipeline_result result = {.options = stager->options, .schedule = stager->schedule, .ranks = stager->ranks};
+    TRY(shoal_allreduce(stager->comm, stager->step_us, stager->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    TRY(shoal_gather(stager->comm, &stager->report, stager->reports, PIPELINE_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
+    if (stager->rank)
+        return SHOAL_OK;
+    qsort(stager->step_us, steps, sizeof *stager->step_us, by_value);
+    result.hosts = stager->hosts;
+    result.reports = stager->reports;
+    result.step_us = stager->step_us[steps / 2];
+    result.step_p90_us = stager->step_us[(size_t)((double)(steps - 1) * 0.9 + 0.5)];
+    result.ideal = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
+    TRY(shoal_schedule_time(stager->schedule, &stager->options->costs, 1, &result.ideal, NULL));
+    bench_pipeline_print(&result);
+    return SHOAL_OK;
+}
+
+/* ---- One rank ------------------------------------------------------------------------------------------------------------ */
+
+static enum shoal_status usage_fail(struct stager *stager, const char *what, const char *text)
+{
+    stager->is_usage = true;
+    if (stager->rank == 0)
+        tool_file_fail("bench pipeline", "%s: %s", what, text);
+    return SHOAL_ERR_ARGUMENT;
+}
+
+/* Every rank reads the file; they compare schedules when the pipeline is made. */
+static enum shoal_status schedule_read(struct stager *stager)
+{
+    enum { FILE_MAX = 1 << 26 };
+    char text[TEXT] = "";
+    FILE *file = fopen(stager->options->read, "re");
+    if (!file)
+        return usage_fail(stager, stager->options->read, strerror(errno));
+    char *bytes = malloc(FILE_MAX);
+    const size_t count = bytes ? fread(bytes, 1, FILE_MAX, file) : 0;
+    const bool is_read = bytes && !ferror(file);
+    fclose(file);
+    const enum shoal_status status =
+        is_read ? shoal_schedule_read(bytes, count, &stager->schedule, text, sizeof text) : SHOAL_ERR_SYSTEM;
+    free(bytes);
+    if (status == SHOAL_ERR_ARGUMENT)
+        return usage_fail(stager, stager->options->read, text);
+    return is_read ? status : usage_fail(stager, stager->options->read, "cannot be read");
+}
+
+static enum shoal_status schedule_make(struct stager *stager)
+{
+    const struct bench_pipeline_options *options = stager->options;
+    struct shoal_schedule_options wanted = SHOAL_SCHEDULE_OPTIONS_INIT;
+    char text[TEXT] = "";
+    if (options->read)
+        return schedule_read(stager);
+    wanted.kind = (enum shoal_schedule_kind)options->schedule;
+    wanted.ranks = (uint32_t)stager->ranks;
+    wanted.microbatches = options->microbatches ? (uint32_t)options->microbatches : 2 * wanted.ranks;
+    wanted.stages_per_rank = (uint32_t)options->stages_per_rank;
+    wanted.costs = options->costs;
+    wanted.activations = options->activations;
+    const enum shoal_status status = shoal_schedule_create(&wanted, &stager->schedule, text, sizeof text);
+    return status == SHOAL_ERR_ARGUMENT ? usage_fail(stager, shoal_schedule_name(wanted.kind), text) : status;
+}
+
+static enum shoal_status memory_open(struct stager *stager)
+{
+    const struct bench_pipeline_options *options = stager->options;
+    stager->step_us = calloc((size_t)options->steps, sizeof *stager->step_us);
+    stager->reports = calloc((size_t)stager->ranks, sizeof *stager->reports);
+    stager->plain = options->is_plain ? calloc(1, options->bytes + 1) : NULL;
+    return stager->step_us && stager->reports && (stager->plain || !options->is_plain) ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
+static enum shoal_status stager_open(struct stager *stager)
+{
+    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
+    struct shoal_pipeline_options wanted = SHOAL_PIPELINE_OPTIONS_INIT;
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    options.timeout_ms = wanted.timeout_ms = (uint32_t)stager->options->timeout_s * 1000;
+    wanted.ahead = (uint32_t)stager->options->ahead;
+    TRY(shoal_context_create(NULL, &stager->context));
+    TRY(shoal_comm_create(stager->context, &options, &stager->comm));
+    stager->rank = shoal_comm_rank(stager->comm);
+    stager->ranks = shoal_comm_size(stager->comm);
+    TRY(shoal_comm_place(stager->comm, stager->rank, &place));
+    stager->hosts = place.hosts;
+    stager->report.host = place.host;
+    if (stager->options->ranks && stager->options->ranks != stager->ranks && stager->rank == 0)
+        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stager->options->ranks, stager->ranks);
+    TRY(memory_open(stager));
+    TRY(schedule_make(stager));
+    stager->stages_here = (double)shoal_schedule_stages(stager->schedule) / shoal_schedule_ranks(stager->schedule);
+    const enum shoal_status status =
+        shoal_pipeline_create(stager->context, stager->comm, stager->schedule, &wanted, &stager->pipeline);
+    if (status == SHOAL_ERR_ARGUMENT) { /* the schedule of a file */
+        struct shoal_failure failure = SHOAL_FAILURE_INIT;
+        const enum shoal_status found = shoal_last_failure(stager->context, NULL, &failure);
+        return usage_fail(stager, stager->options->read ? stager->options->read : "schedule",
+                          found == SHOAL_OK ? failure.text : shoal_status_text(status));
+    }
+    return status;
+}
+
+static void stager_close(struct stager *stager)
+{
+    shoal_pipeline_free(stager->pipeline);
+    shoal_schedule_free(stager->schedule);
+    shoal_comm_free(stager->comm);
+    shoal_context_destroy(stager->context);
+    free(stager->plain);
+    free(stager->step_us);
+    free(stager->reports);
+}
+
+static enum shoal_status stager_run(struct stager *stager)
+{
+    TRY(stager_open(stager));
+    prctl(PR_SET_TIMERSLACK, 1); /* wakes when an action's time is over, not up to 50 us later */
+    TRY(steps_run(stager));
+    TRY(results_tell(stager));
+    return shoal_comm_finalize(stager->comm);
+}
+
+static void failure_tell(const struct stager *stager, enum shoal_status status)
+{
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    const bool is_pipelines = stager->pipeline && shoal_pipeline_failure(stager->pipeline, &failure) == SHOAL_OK;
+    if (!stager->comm)
+        fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
+    else
+        fprintf(stderr, "shoal bench: rank %d: %s: %s\n", stager->rank, shoal_status_name(status),
+                is_pipelines ? failure.text : shoal_status_text(status));
+}
+
+int bench_pipeline_worker_run(const struct bench_pipeline_options *options)
+{
+    struct stager stager = {.options = options, .rank = -1};
+    const enum shoal_status status = stager_run(&stager);
+    const double errors = stager.report.errors;
+    if (status && !stager.is_usage)
+        failure_tell(&stager, status);
+    if (errors > 0)
+        fprintf(stderr, "shoal bench: rank %d: %.0f messages were wrong\n", stager.rank, errors);
+    stager_close(&stager);
+    if (status && stager.is_usage)
+        return TOOL_EXIT_USAGE;
+    return status || errors > 0 ? 1 : 0;
+}
