@@ -284,7 +284,7 @@ class Declarations:
 
     def initial(self, words):
         text = words[0].text
-        if text == "sizeof" or text == '""':
+        if text in ("sizeof", "NULL", '""'):
             return 0
         if text == "{":  # of a struct or an array
             values = tuple(map(self.initial, split(words[1:-1])))

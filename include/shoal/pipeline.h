@@ -156,6 +156,236 @@ struct shoal_schedule_times {
 SHOAL_CALL shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs, double kept_share,
                                struct shoal_schedule_times *times_out, double *const *begins_out);
 
+/* Like shoal_schedule_time(), but each stage has costs of its own: costs has an entry for each stage, whose times are those of
+ * this stage on its rank. Its transfer is from the stage to the next one and, for gradients, back; that of the last stage does
+ * not count. times_out->activations stays a number of microbatches, as if all stages were equal. */
+SHOAL_CALL shoal_schedule_time_stages(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
+                                      double kept_share, struct shoal_schedule_times *times_out, double *const *begins_out);
+
+/* ---- Profiles ------------------------------------------------------------------------------------------------------------ */
+
+/* A profile describes a model as *units*, the smallest parts with which a stage can begin, in the order in which they run.
+ * Times are microseconds, of one microbatch on a rank of speed 1. Sizes are bytes. Threads may read a profile that no thread
+ * changes.
+ *
+ * Units are numbered from 0. Each sends its output to the next one. An output that goes to a unit behind that one also travels
+ * through the stages in between. Units that share parameters are *tied*: each counts them among its own, and a rank that has
+ * several of them keeps them once. */
+struct shoal_profile;
+
+#define SHOAL_ANY_STAGE (-1)
+#define SHOAL_PROFILE_UNITS_MAX 65536
+
+/* Begins as SHOAL_UNIT_INIT. */
+struct shoal_unit {
+    size_t struct_bytes;
+    const char *name; /* unique, not empty. A tree of modules has dots: "h.3.mlp" */
+    double forward;
+    double input_gradient;
+    double weight_gradient;
+    int backward_is_halved;   /* 1: only the sum of both gradients is known, and each is half of it */
+    int32_t stage;            /* the stage to which the unit is pinned, or SHOAL_ANY_STAGE */
+    uint64_t parameter_bytes; /* 2^50 at most, as all sizes */
+    uint64_t kept_bytes;      /* of one microbatch, from its forward pass to its backward pass */
+    uint64_t output_bytes;    /* of one microbatch, to the next unit; that of the last unit does not count */
+};
+#define SHOAL_UNIT_INIT                                                             \
+    {                                                                               \
+        sizeof(struct shoal_unit), NULL, 0.0, 0.0, 0.0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
+    }
+
+/* Makes a profile without units. The name is copied; NULL is "model". ERR_ARGUMENT: profile_out is NULL. ERR_MEMORY. */
+SHOAL_CALL shoal_profile_create(const char *name, struct shoal_profile **profile_out);
+
+/* NULL is allowed. */
+SHOAL_API void shoal_profile_free(struct shoal_profile *profile);
+
+/* Adds a unit behind the others, and copies its name. ERR_ARGUMENT: a name that is empty, taken, longer than 255 bytes or not
+ * printable; a time that is negative or not finite; a size above 2^50; one unit too many. ERR_MEMORY. After an error the
+ * profile is as before. */
+SHOAL_CALL shoal_profile_add_unit(struct shoal_profile *profile, const struct shoal_unit *unit, char *text, size_t text_bytes);
+
+/* Adds an output of a unit that is read behind the next unit: a skip. An output with several readers is added once, for the
+ * last of them. ERR_ARGUMENT: a unit that does not exist; a reader that runs before the unit, which would be a cycle.
+ * ERR_MEMORY. */
+SHOAL_CALL shoal_profile_add_output(struct shoal_profile *profile, uint32_t from, uint32_t to, uint64_t bytes, char *text,
+                                    size_t text_bytes);
+
+/* Ties `count` different units, in rising order, which share parameters of `bytes`. ERR_ARGUMENT: fewer than two units, one
+ * that does not exist or is not above the one before, or has fewer parameter_bytes. ERR_MEMORY. */
+SHOAL_CALL shoal_profile_add_tie(struct shoal_profile *profile, const uint32_t *units, uint32_t count, uint64_t bytes,
+                                 char *text, size_t text_bytes);
+
+SHOAL_API const char *shoal_profile_name(const struct shoal_profile *profile);
+SHOAL_API uint32_t shoal_profile_units(const struct shoal_profile *profile);
+
+/* Copies a unit. Its name is valid as long as the profile. ERR_ARGUMENT: the unit does not exist, or unit_out is not set. */
+SHOAL_CALL shoal_profile_unit(const struct shoal_profile *profile, uint32_t number, struct shoal_unit *unit_out);
+
+/* Finds a unit by its name. Returns its number, or SHOAL_PROFILE_UNITS_MAX if there is none. */
+SHOAL_API uint32_t shoal_profile_find(const struct shoal_profile *profile, const char *name);
+
+/* Prints a profile as JSON, which shoal_profile_read() reads. ERR_SYSTEM: out cannot be written. */
+SHOAL_CALL shoal_profile_print(const struct shoal_profile *profile, FILE *out);
+
+/* Reads a profile from JSON of byte_count bytes, without a final zero:
+ *
+ *     {"name": "tiny",
+ *      "units": [{"name": "wte", "forward_us": 2, "backward_us": 9, "parameter_bytes": 4096, "kept_bytes": 64,
+ *                 "output_bytes": 512, "stage": 0, "outputs": [{"to": "head", "bytes": 512}]},
+ *                {"name": "h.0", "forward_us": 80, "input_gradient_us": 75, "weight_gradient_us": 40, ...},
+ *                {"name": "head", ...}],
+ *      "ties": [{"units": ["wte", "head"], "bytes": 4096}]}
+ *
+ * A unit has a name, forward_us, and either backward_us or both gradients' times. Whatever else is left out is 0, or absent.
+ * ERR_ARGUMENT: text that is not such a profile; the message names the line. ERR_MEMORY. */
+SHOAL_CALL shoal_profile_read(const char *bytes, size_t byte_count, struct shoal_profile **profile_out, char *text,
+                              size_t text_bytes);
+
+/* ---- Partitions ---------------------------------------------------------------------------------------------------------- */
+
+/* A partition gives each stage of a schedule a range of units, in their order. A range may be empty: the stage then only hands
+ * over what it receives. It never changes; any thread may read it.
+ *
+ * The memory of a rank, in bytes:
+ *
+ *     parameters    of its units, tied ones once, divided by parameter_shards
+ *     gradients     gradient_ratio times the parameters, divided by gradient_shards
+ *     states        state_ratio times the parameters, divided by state_shards: those of the optimizer
+ *     activations   most that it keeps at a time, in the order of its actions. With `recomputes` a stage keeps only its input,
+ *                   and for one microbatch at a time everything
+ *     buffers       `slots` for what comes to each of its stages from other ranks, in both passes
+ *
+ * The predicted step is that of shoal_schedule_time_stages(), and after it the sums of gradients that tied units on different
+ * ranks share. Shards change the memory only: sums among replicas are not in the step. */
+
+struct shoal_partition;
+
+/* How units are divided: name, number, word for options and messages, meaning. */
+#define SHOAL_PARTITION_LIST(X)                                                                      \
+    X(SHORTEST, 0, "shortest", "the shortest step that fits into memory")                            \
+    X(TREE, 1, "tree", "by the tree of modules, weighing memory against time (Karakus et al. 2021)") \
+    X(EQUAL, 2, "equal", "the same number of units for each stage")
+
+enum shoal_partition_method {
+#define SHOAL_PARTITION_ENUM(name, number, word, text) SHOAL_PARTITION_##name = (number),
+    SHOAL_PARTITION_LIST(SHOAL_PARTITION_ENUM)
+#undef SHOAL_PARTITION_ENUM
+};
+
+/* Begins as SHOAL_PARTITION_OPTIONS_INIT. */
+struct shoal_partition_options {
+    size_t struct_bytes;
+    enum shoal_partition_method method;
+    double memory_weight;              /* for TREE, 0 (time only) to 1 */
+    uint64_t memory_bytes;             /* of each rank; 0: as much as is needed */
+    const uint64_t *rank_memory_bytes; /* [ranks] instead of memory_bytes, or NULL */
+    const double *rank_speeds;         /* [ranks], or NULL: all 1. A rank of speed 2 takes half the time */
+    double bytes_per_us;               /* between ranks, in each direction; 0: a transfer takes no time for its bytes */
+    double latency_us;                 /* of each transfer */
+    double gradient_ratio;
+    double state_ratio; /* 2: Adam with states of the parameters' type */
+    uint32_t parameter_shards;
+    uint32_t gradient_shards;
+    uint32_t state_shards;
+    double kept_share;       /* as in shoal_schedule_options */
+    uint32_t slots;          /* 0: the fewest with which the schedule comes to its end */
+    int recomputes;          /* 1: backward passes repeat the forward pass first, to keep less */
+    int keeps_ties_together; /* 1: tied units must be on one rank */
+    uint64_t effort;         /* actions that a search may simulate; 0: 16 million, some tenths of a second */
+};
+#define SHOAL_PARTITION_OPTIONS_INIT                                                                                       \
+    {                                                                                                                      \
+        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, NULL, NULL, 0.0, 0.0, 1.0, 2.0, 1, 1, 1, \
+            1.0, 0, 0, 0, 0                                                                                                \
+    }
+
+/* Divides a model among the stages of a schedule. Both are only used during the call. ERR_ARGUMENT: options that are
+ * impossible; pins that contradict the order of stages, or tied units that must be on one rank and are pinned to two; units
+ * that do not fit into the memory: text names the rank, what is short, by how much, and what would help. ERR_MEMORY. */
+SHOAL_CALL shoal_partition_create(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                  const struct shoal_partition_options *options, struct shoal_partition **partition_out,
+                                  char *text, size_t text_bytes);
+
+/* Makes the partition whose stage s begins with unit first_units[s] and ends before first_units[s + 1]. first_units[0] must be
+ * 0, and numbers must not fall. options->method does not matter; units that do not fit into memory are allowed, see
+ * shoal_partition_memory(). ERR_ARGUMENT: as above, or first_units that are no such list. ERR_MEMORY. */
+SHOAL_CALL shoal_partition_create_at(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                     const struct shoal_partition_options *options, const uint32_t *first_units,
+                                     struct shoal_partition **partition_out, char *text, size_t text_bytes);
+
+/* Makes a schedule and a partition for it. The costs in schedule_options do not matter: they follow from the profile. AUTO
+ * tries all kinds, and returns the pair with the shortest step that fits. Errors as of shoal_schedule_create() and
+ * shoal_partition_create(). */
+SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
+                                  const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
+                                  struct shoal_partition **partition_out, char *text, size_t text_bytes);
+
+/* NULL is allowed. */
+SHOAL_API void shoal_partition_free(struct shoal_partition *partition);
+
+/* One stage. Begins as SHOAL_STAGE_INIT. */
+struct shoal_stage {
+    size_t struct_bytes;
+    uint32_t rank;
+    uint32_t first_unit;
+    uint32_t unit_count;
+    double forward; /* of one microbatch on this rank, as the next two */
+    double input_gradient;
+    double weight_gradient;
+    double transfer;          /* to the next stage; 0 if that is on the same rank, or there is none */
+    uint64_t parameter_bytes; /* of its units, tied ones once */
+    uint64_t kept_bytes;      /* of one microbatch */
+    uint64_t received_bytes;  /* of one microbatch, from the stage before */
+};
+#define SHOAL_STAGE_INIT                                                 \
+    {                                                                    \
+        sizeof(struct shoal_stage), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0 \
+    }
+
+/* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
+struct shoal_rank_memory {
+    size_t struct_bytes;
+    uint64_t parameter_bytes;
+    uint64_t gradient_bytes;
+    uint64_t state_bytes;
+    uint64_t activation_bytes;
+    uint64_t buffer_bytes;
+    uint64_t total_bytes;
+    uint64_t limit_bytes; /* 0: none */
+};
+#define SHOAL_RANK_MEMORY_INIT                                \
+    {                                                         \
+        sizeof(struct shoal_rank_memory), 0, 0, 0, 0, 0, 0, 0 \
+    }
+
+/* Times of a partition, in microseconds. Begins as SHOAL_PARTITION_TIMES_INIT. */
+struct shoal_partition_times {
+    size_t struct_bytes;
+    double step;        /* predicted */
+    double tied;        /* the part of it after the schedule: sums of the gradients of tied units */
+    double bubble;      /* share of the schedule's time in which a rank does nothing, on average over the ranks */
+    double bottleneck;  /* of one microbatch: the longest time of a stage, or of a transfer */
+    double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
+    int is_optimal;     /* 1: all partitions were compared, and none is better */
+};
+#define SHOAL_PARTITION_TIMES_INIT                                       \
+    {                                                                    \
+        sizeof(struct shoal_partition_times), 0.0, 0.0, 0.0, 0.0, 0.0, 0 \
+    }
+
+SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partition);
+
+/* These copy a result. ERR_ARGUMENT: the stage or rank does not exist, or the struct is not set. */
+SHOAL_CALL shoal_partition_stage(const struct shoal_partition *partition, uint32_t stage, struct shoal_stage *stage_out);
+SHOAL_CALL shoal_partition_memory(const struct shoal_partition *partition, uint32_t rank, struct shoal_rank_memory *memory_out);
+SHOAL_CALL shoal_partition_times(const struct shoal_partition *partition, struct shoal_partition_times *times_out);
+
+/* Returns a line about why the stage begins where it does. The stage must exist. Valid as long as the partition. */
+SHOAL_API const char *shoal_partition_reason(const struct shoal_partition *partition, uint32_t stage);
+
+/* Returns the method's word in SHOAL_PARTITION_LIST, or NULL. */
+SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method method);
 /* ---- 6. Running ---------------------------------------------------------------------------------------------------------- */
 
 /* A pipeline runs a schedule on a communicator: rank r of the schedule is rank r of the communicator. It calls the program for

@@ -1,6 +1,6 @@
 """The headers of include/shoal in ctypes. Written by dev/native.py: change the headers, not this file."""
 from ctypes import CFUNCTYPE, POINTER, Structure
-from ctypes import (c_char, c_char_p, c_double, c_int, c_int64, c_long, c_size_t, c_uint, c_uint32, c_uint64, c_void_p)
+from ctypes import (c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_long, c_size_t, c_uint, c_uint32, c_uint64, c_void_p)
 
 from ._structures import Sized, begins
 
@@ -12,17 +12,18 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP",
            "FORWARD", "BACKWARD", "INPUT_GRADIENT", "WEIGHT_GRADIENT", "SCHEDULE_GPIPE", "SCHEDULE_1F1B",
            "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1", "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN",
-           "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX",
-           "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST",
-           "OUTER_FRAGMENTS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase",
-           "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic",
-           "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
+           "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "PARTITION_SHORTEST", "PARTITION_TREE", "PARTITION_EQUAL",
+           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
+           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX",
+           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet",
+           "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage",
+           "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
            "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
            "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
            "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
-           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Edge",
-           "PipelineOptions", "Parcel", "Work", "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes",
-           "FUNCTIONS"]
+           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Unit",
+           "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work",
+           "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -36,6 +37,8 @@ DEGREE_HOST = -1
 CHECKPOINT_EXTRA_MAX = 67108864
 CHECKPOINT_LATEST = 9223372036854775807
 OUTER_FRAGMENTS_MAX = 64
+ANY_STAGE = -1
+PROFILE_UNITS_MAX = 65536
 NOTE_BYTES = 1024
 
 # enum shoal_status
@@ -431,6 +434,50 @@ class ScheduleTimes(Sized):
                 ("span_bubble", c_double), ("activations", c_double)]
 
 
+@begins(stage=-1)
+class Unit(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("name", c_char_p), ("forward", c_double), ("input_gradient", c_double),
+                ("weight_gradient", c_double), ("backward_is_halved", c_int), ("stage", c_int32), ("parameter_bytes", c_uint64),
+                ("kept_bytes", c_uint64), ("output_bytes", c_uint64)]
+
+
+# enum shoal_partition_method
+PARTITION_SHORTEST = 0
+PARTITION_TREE = 1
+PARTITION_EQUAL = 2
+
+
+@begins(memory_weight=0.8, gradient_ratio=1.0, state_ratio=2.0, parameter_shards=1, gradient_shards=1, state_shards=1,
+        kept_share=1.0)
+class PartitionOptions(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("method", c_int), ("memory_weight", c_double), ("memory_bytes", c_uint64),
+                ("rank_memory_bytes", POINTER(c_uint64)), ("rank_speeds", POINTER(c_double)), ("bytes_per_us", c_double),
+                ("latency_us", c_double), ("gradient_ratio", c_double), ("state_ratio", c_double),
+                ("parameter_shards", c_uint32), ("gradient_shards", c_uint32), ("state_shards", c_uint32),
+                ("kept_share", c_double), ("slots", c_uint32), ("recomputes", c_int), ("keeps_ties_together", c_int),
+                ("effort", c_uint64)]
+
+
+@begins()
+class Stage(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("rank", c_uint32), ("first_unit", c_uint32), ("unit_count", c_uint32),
+                ("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double),
+                ("parameter_bytes", c_uint64), ("kept_bytes", c_uint64), ("received_bytes", c_uint64)]
+
+
+@begins()
+class RankMemory(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("parameter_bytes", c_uint64), ("gradient_bytes", c_uint64),
+                ("state_bytes", c_uint64), ("activation_bytes", c_uint64), ("buffer_bytes", c_uint64),
+                ("total_bytes", c_uint64), ("limit_bytes", c_uint64)]
+
+
+@begins()
+class PartitionTimes(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("step", c_double), ("tied", c_double), ("bubble", c_double),
+                ("bottleneck", c_double), ("lower_bound", c_double), ("is_optimal", c_int)]
+
+
 class Edge(Structure):
     _fields_ = [("from", c_uint32), ("to", c_uint32)]
 
@@ -676,6 +723,31 @@ FUNCTIONS = {
     "shoal_schedule_slots": (c_int, [c_void_p, POINTER(c_uint32)]),
     "shoal_schedule_time": (c_int, [c_void_p, POINTER(StageCosts), c_double, POINTER(ScheduleTimes),
                                     POINTER(POINTER(c_double))]),
+    "shoal_schedule_time_stages": (c_int, [c_void_p, POINTER(StageCosts), c_double, POINTER(ScheduleTimes),
+                                           POINTER(POINTER(c_double))]),
+    "shoal_profile_create": (c_int, [c_char_p, POINTER(c_void_p)]),
+    "shoal_profile_free": (None, [c_void_p]),
+    "shoal_profile_add_unit": (c_int, [c_void_p, POINTER(Unit), c_char_p, c_size_t]),
+    "shoal_profile_add_output": (c_int, [c_void_p, c_uint32, c_uint32, c_uint64, c_char_p, c_size_t]),
+    "shoal_profile_add_tie": (c_int, [c_void_p, POINTER(c_uint32), c_uint32, c_uint64, c_char_p, c_size_t]),
+    "shoal_profile_name": (c_char_p, [c_void_p]),
+    "shoal_profile_units": (c_uint32, [c_void_p]),
+    "shoal_profile_unit": (c_int, [c_void_p, c_uint32, POINTER(Unit)]),
+    "shoal_profile_find": (c_uint32, [c_void_p, c_char_p]),
+    "shoal_profile_print": (c_int, [c_void_p, c_void_p]),
+    "shoal_profile_read": (c_int, [c_char_p, c_size_t, POINTER(c_void_p), c_char_p, c_size_t]),
+    "shoal_partition_create": (c_int, [c_void_p, c_void_p, POINTER(PartitionOptions), POINTER(c_void_p), c_char_p, c_size_t]),
+    "shoal_partition_create_at": (c_int, [c_void_p, c_void_p, POINTER(PartitionOptions), POINTER(c_uint32), POINTER(c_void_p),
+                                          c_char_p, c_size_t]),
+    "shoal_partition_choose": (c_int, [c_void_p, POINTER(ScheduleOptions), POINTER(PartitionOptions), POINTER(c_void_p),
+                                       POINTER(c_void_p), c_char_p, c_size_t]),
+    "shoal_partition_free": (None, [c_void_p]),
+    "shoal_partition_stages": (c_uint32, [c_void_p]),
+    "shoal_partition_stage": (c_int, [c_void_p, c_uint32, POINTER(Stage)]),
+    "shoal_partition_memory": (c_int, [c_void_p, c_uint32, POINTER(RankMemory)]),
+    "shoal_partition_times": (c_int, [c_void_p, POINTER(PartitionTimes)]),
+    "shoal_partition_reason": (c_char_p, [c_void_p, c_uint32]),
+    "shoal_partition_method_name": (c_char_p, [c_int]),
     "shoal_pipeline_create": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(PipelineOptions), POINTER(c_void_p)]),
     "shoal_pipeline_free": (None, [c_void_p]),
     "shoal_pipeline_step": (c_int, [c_void_p, POINTER(PipelineCalls)]),

@@ -11,11 +11,12 @@
 
 struct run {
     const struct shoal_schedule *schedule;
-    struct shoal_stage_costs costs; /* of one stage */
-    uint32_t slots;                 /* for what has come to a stage, in each pass; 0: without a limit */
-    double *ends[PASSES];           /* [stages * microbatches]: of results that the next stage needs; NEVER: not yet */
-    double *begun[PASSES];          /* [stages * microbatches]: when a stage took what had come */
-    uint32_t *sent[PASSES];         /* [stages]: results that came to a stage, and how many of them it has taken */
+    struct shoal_stage_costs costs;       /* of one stage, if all are equal */
+    const struct shoal_stage_costs *each; /* [stages] instead, or NULL */
+    uint32_t slots;                       /* for what has come to a stage, in each pass; 0: without a limit */
+    double *ends[PASSES];                 /* [stages * microbatches]: of results that the next stage needs; NEVER: not yet */
+    double *begun[PASSES];                /* [stages * microbatches]: when a stage took what had come */
+    uint32_t *sent[PASSES];               /* [stages]: results that came to a stage, and how many of them it has taken */
     uint32_t *taken[PASSES];
     uint32_t *next;  /* [ranks]: the number of its next action */
     double *free_at; /* [ranks] */
@@ -85,6 +86,17 @@ static bool is_other_rank(const struct run *run, uint32_t one, uint32_t other)
     return run->schedule->rank_of[one] != run->schedule->rank_of[other];
 }
 
+static const struct shoal_stage_costs *costs_at(const struct run *run, uint32_t stage)
+{
+    return run->each ? &run->each[stage] : &run->costs;
+}
+
+/* Returns the time from a stage to its neighbor. The transfer of a stage is that to and from the next one. */
+static double transfer_between(const struct run *run, uint32_t one, uint32_t other)
+{
+    return is_other_rank(run, one, other) ? costs_at(run, one < other ? one : other)->transfer : 0;
+}
+
 /* Returns when the input is there, or NEVER. */
 static double input_at(const struct run *run, const struct shoal_action *action)
 {
@@ -92,7 +104,7 @@ static double input_at(const struct run *run, const struct shoal_action *action)
     if (!stage_before(run, action, &before))
         return 0;
     const double end = run->ends[pass_of(action->kind)][run_cell(run, before, action->microbatch)];
-    return end == NEVER ? NEVER : end + (is_other_rank(run, before, action->stage) ? run->costs.transfer : 0);
+    return end == NEVER ? NEVER : end + transfer_between(run, before, action->stage);
 }
 
 /* Returns true if the next stage has a slot for the result. A stage on the same rank takes it where it is. */
@@ -105,13 +117,13 @@ static bool has_slot(const struct run *run, const struct shoal_action *action)
     return run->sent[pass][after] - run->taken[pass][after] < run->slots;
 }
 
-static double cost_of(const struct run *run, enum shoal_action_kind kind)
+static double cost_of(const struct run *run, const struct shoal_action *action)
 {
-    const struct shoal_stage_costs *costs = &run->costs;
-    return kind == SHOAL_FORWARD           ? costs->forward
-           : kind == SHOAL_INPUT_GRADIENT  ? costs->input_gradient
-           : kind == SHOAL_WEIGHT_GRADIENT ? costs->weight_gradient
-                                           : costs->input_gradient + costs->weight_gradient;
+    const struct shoal_stage_costs *costs = costs_at(run, action->stage);
+    return action->kind == SHOAL_FORWARD           ? costs->forward
+           : action->kind == SHOAL_INPUT_GRADIENT  ? costs->input_gradient
+           : action->kind == SHOAL_WEIGHT_GRADIENT ? costs->weight_gradient
+                                                   : costs->input_gradient + costs->weight_gradient;
 }
 
 /* Performs a rank's next action if it can begin. */
@@ -129,7 +141,7 @@ static bool run_next(struct run *run, uint32_t rank)
     const int pass = pass_of(action->kind);
     if (run->begins_out)
         run->begins_out[rank][run->next[rank]] = begin;
-    run->free_at[rank] = begin + cost_of(run, action->kind);
+    run->free_at[rank] = begin + cost_of(run, action);
     run->next[rank]++;
     if (pass < 0)
         return true;
@@ -203,7 +215,7 @@ static void sum_up(const struct run *run, double *const *begins, struct shoal_sc
         const struct schedule_list *list = &schedule->lists[r];
         const double span = list->count ? run->free_at[r] - begins[r][0] : 0;
         for (uint32_t i = 0; i < list->count; i++)
-            busy += cost_of(run, list->actions[i].kind);
+            busy += cost_of(run, &list->actions[i]);
         times->step = run->free_at[r] > times->step ? run->free_at[r] : times->step;
         times->span = span > times->span ? span : times->span;
     }
@@ -257,25 +269,45 @@ static bool are_costs(const struct shoal_stage_costs *costs)
     return is_good;
 }
 
+/* Runs the schedule once. The run has its costs. */
+static enum shoal_status time_run(struct run *run, double kept_share, struct shoal_schedule_times *times_out,
+                                  double *const *begins_out)
+{
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    double **begins = begins_out ? NULL : allocate_begins(run->schedule);
+    run->begins_out = begins_out ? begins_out : begins;
+    const bool is_open = run->begins_out && run_open(run), is_done = is_open && run_all(run);
+    const enum shoal_status status = is_open ? is_done ? SHOAL_OK : SHOAL_ERR_ARGUMENT : SHOAL_ERR_MEMORY;
+    if (status == SHOAL_OK) {
+        sum_up(run, run->begins_out, &times);
+        times.activations = schedule_activations(run->schedule, kept_share);
+        shoal_struct_copy_out(times_out, &times, sizeof times);
+    }
+    run_close(run);
+    free_begins(begins, run->schedule->ranks);
+    return status;
+}
+
 enum shoal_status shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
                                       double kept_share, struct shoal_schedule_times *times_out, double *const *begins_out)
 {
-    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     if (!schedule || !costs || !times_out || times_out->struct_bytes == 0 || !are_costs(costs))
         return SHOAL_ERR_ARGUMENT;
-    double **begins = begins_out ? NULL : allocate_begins(schedule);
-    double *const *written = begins_out ? begins_out : begins;
-    struct run run = {.schedule = schedule, .costs = costs_of_stage(schedule, costs), .begins_out = written};
-    const bool is_open = written && run_open(&run), is_done = is_open && run_all(&run);
-    enum shoal_status status = is_open ? is_done ? SHOAL_OK : SHOAL_ERR_ARGUMENT : SHOAL_ERR_MEMORY;
-    if (status == SHOAL_OK) {
-        sum_up(&run, written, &times);
-        times.activations = schedule_activations(schedule, kept_share);
-        shoal_struct_copy_out(times_out, &times, sizeof times);
-    }
-    run_close(&run);
-    free_begins(begins, schedule->ranks);
-    return status;
+    struct run run = {.schedule = schedule, .costs = costs_of_stage(schedule, costs)};
+    return time_run(&run, kept_share, times_out, begins_out);
+}
+
+enum shoal_status shoal_schedule_time_stages(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
+                                             double kept_share, struct shoal_schedule_times *times_out,
+                                             double *const *begins_out)
+{
+    if (!schedule || !costs || !times_out || times_out->struct_bytes == 0)
+        return SHOAL_ERR_ARGUMENT;
+    for (uint32_t s = 0; s < schedule->stages; s++)
+        if (!are_costs(&costs[s]))
+            return SHOAL_ERR_ARGUMENT;
+    struct run run = {.schedule = schedule, .each = costs};
+    return time_run(&run, kept_share, times_out, begins_out);
 }
 
 enum shoal_status shoal_schedule_slots(const struct shoal_schedule *schedule, uint32_t *slots_out)

@@ -1,0 +1,108 @@
+/* What is short if units do not fit, and what would fit. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/partition/partition.h"
+
+#define SHARDS_MAX 4096u
+
+struct size_text {
+    char at[32];
+};
+
+/* "1.5 GiB" */
+static struct size_text size_text(double bytes)
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    struct size_text text;
+    size_t unit = 0;
+    for (; bytes >= 1024 && unit + 1 < sizeof units / sizeof units[0]; unit++)
+        bytes /= 1024;
+    snprintf(text.at, sizeof text.at, unit ? "%.1f %s" : "%.0f %s", bytes, units[unit]);
+    return text;
+}
+
+static size_t write_lack(const struct problem *problem, const uint32_t *division, char *line, size_t room)
+{
+    double lack;
+    const uint32_t rank = problem_neediest(problem, division, &lack);
+    const struct memory_need need = problem_need(problem, division, rank);
+    const double total = problem_total(&need), limit = problem->limits[rank];
+    const int used = snprintf(line, room,
+                              "no partition was found that fits: in the best one, rank %u needs %s and has %s, so %s are short "
+                              "(parameters %s, gradients %s, optimizer states %s, activations %s, buffers %s)",
+                              rank, size_text(total).at, size_text(limit).at, size_text(lack).at, size_text(need.parameters).at,
+                              size_text(need.gradients).at, size_text(need.states).at, size_text(need.activations).at,
+                              size_text(need.buffers).at);
+    return used > 0 && (size_t)used < room ? (size_t)used : room - 1;
+}
+
+/* Returns true if some division fits with other options. */
+static enum shoal_status fits_with(const struct problem *problem, const struct shoal_partition_options *options, bool *fits_out)
+{
+    struct problem other;
+    double value;
+    uint32_t *division = calloc((size_t)problem->stages + 1, sizeof *division);
+    enum shoal_status status = problem_open(&other, problem->profile, problem->schedule, options, (struct partition_text){0});
+    status = division ? status : SHOAL_ERR_MEMORY;
+    *fits_out = false;
+    for (enum memory_rule rule = MEMORY_HOPE; rule <= MEMORY_SURE && status == SHOAL_OK && !*fits_out; rule++) {
+        status = divide(&other, rule, measure_time, NULL, false, division, &value);
+        *fits_out = status == SHOAL_OK && value < PARTITION_NEVER && problem_excess(&other, division) == 0;
+    }
+    problem_close(&other);
+    free(division);
+    return status;
+}
+
+/* Finds the fewest shards of states and gradients, of powers of two, with which a division fits; 0: none. */
+static enum shoal_status find_shards(const struct problem *problem, bool recomputes, uint32_t *shards_out)
+{
+    struct shoal_partition_options options = problem->options;
+    bool fits = false;
+    options.recomputes = recomputes;
+    *shards_out = 0;
+    for (uint32_t shards = 2; shards <= SHARDS_MAX && !fits; shards *= 2) {
+        options.state_shards = shards > options.state_shards ? shards : options.state_shards;
+        options.gradient_shards = shards > options.gradient_shards ? shards : options.gradient_shards;
+        PARTITION_TRY(fits_with(problem, &options, &fits));
+        *shards_out = fits ? shards : 0;
+    }
+    return SHOAL_OK;
+}
+
+/* "Recomputation would fit; ..." */
+static enum shoal_status write_help(const struct problem *problem, char *line, size_t room)
+{
+    struct shoal_partition_options options = problem->options;
+    bool recomputed = false;
+    uint32_t shards, both = 0;
+    if (!options.recomputes) {
+        options.recomputes = 1;
+        PARTITION_TRY(fits_with(problem, &options, &recomputed));
+    }
+    PARTITION_TRY(find_shards(problem, options.recomputes && problem->options.recomputes, &shards));
+    if (!recomputed && !shards && !problem->options.recomputes)
+        PARTITION_TRY(find_shards(problem, true, &both));
+    if (recomputed && shards)
+        snprintf(line, room, ". It would fit if activations are recomputed, or with gradients and states in %u shards", shards);
+    else if (recomputed)
+        snprintf(line, room, ". It would fit if activations are recomputed");
+    else if (shards)
+        snprintf(line, room, ". It would fit with gradients and states in %u shards", shards);
+    else if (both)
+        snprintf(line, room, ". It would fit if activations are recomputed, with gradients and states in %u shards", both);
+    else
+        snprintf(line, room,
+                 ". Neither recomputation nor shards of gradients and states suffice: use more stages, parameter shards "
+                 "or smaller microbatches");
+    return SHOAL_OK;
+}
+
+enum shoal_status advice_refuse(const struct problem *problem, const uint32_t *division, struct partition_text text)
+{
+    char line[900] = "";
+    const size_t used = write_lack(problem, division, line, sizeof line);
+    PARTITION_TRY(write_help(problem, line + used, sizeof line - used));
+    return partition_refuse(text, SHOAL_ERR_ARGUMENT, "%s", line);
+}

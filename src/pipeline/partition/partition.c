@@ -1,0 +1,341 @@
+/* The life of a partition: its options, and its results, which are computed once. */
+#include "pipeline/partition/partition.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/struct_bytes.h"
+
+#define CELLS_MAX (UINT64_C(1) << 27) /* stages * units, of which the search keeps a table */
+#define EFFORT 16000000u
+
+struct shoal_partition {
+    uint32_t stages, ranks;
+    struct shoal_stage *stage;        /* [stages] */
+    struct shoal_rank_memory *memory; /* [ranks] */
+    struct shoal_partition_times times;
+    char (*reasons)[PARTITION_REASON]; /* [stages] */
+};
+
+static const char *const methods[] = {
+#define SHOAL_PARTITION_WORD(name, number, word, text) [number] = (word),
+    SHOAL_PARTITION_LIST(SHOAL_PARTITION_WORD)
+#undef SHOAL_PARTITION_WORD
+};
+#define METHODS (sizeof methods / sizeof methods[0])
+
+const char *shoal_partition_method_name(enum shoal_partition_method method)
+{
+    return (unsigned)method < METHODS ? methods[method] : NULL;
+}
+
+/* ---- Options ------------------------------------------------------------------------------------------------------------- */
+
+static bool is_amount(double value, double most)
+{
+    return value >= 0 && value <= most;
+}
+
+static enum shoal_status check_numbers(const struct shoal_partition_options *options, struct partition_text text)
+{
+    if ((unsigned)options->method >= METHODS)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "there is no method %d", (int)options->method);
+    if (!is_amount(options->memory_weight, 1) || !is_amount(options->kept_share, 1))
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "memory_weight %g or kept_share %g is not in [0, 1]",
+                                options->memory_weight, options->kept_share);
+    if (!is_amount(options->bytes_per_us, 1e15) || !is_amount(options->latency_us, 1e15))
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "bytes_per_us %g or latency_us %g is negative or not finite",
+                                options->bytes_per_us, options->latency_us);
+    if (!is_amount(options->gradient_ratio, 1e6) || !is_amount(options->state_ratio, 1e6))
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "gradient_ratio %g or state_ratio %g is not in [0, 1000000]",
+                                options->gradient_ratio, options->state_ratio);
+    if (!options->parameter_shards || !options->gradient_shards || !options->state_shards)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "a number of shards is 0: 1 is whole");
+    return SHOAL_OK;
+}
+
+static enum shoal_status check_partition(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                         const struct shoal_partition_options *options, struct partition_text text)
+{
+    PARTITION_TRY(check_numbers(options, text));
+    if (profile->count == 0)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "the profile has no units");
+    if ((uint64_t)profile->count * shoal_schedule_stages(schedule) > CELLS_MAX)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "%u units times %u stages are more than %llu", profile->count,
+                                shoal_schedule_stages(schedule), (unsigned long long)CELLS_MAX);
+    for (uint32_t r = 0; r < shoal_schedule_ranks(schedule); r++) {
+        if (options->rank_speeds && !(options->rank_speeds[r] > 0 && options->rank_speeds[r] <= 1e9))
+            return partition_refuse(text, SHOAL_ERR_ARGUMENT, "the speed of rank %u is %g: it must be above 0", r,
+                                    options->rank_speeds[r]);
+        if (options->rank_memory_bytes && options->rank_memory_bytes[r] == 0)
+            return partition_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u has no memory", r);
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status take_partition_options(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                                const struct shoal_partition_options *options,
+                                                struct shoal_partition_options *own, struct partition_text text)
+{
+    if (!profile || !schedule || !shoal_struct_bytes(options))
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT,
+                                "profile or schedule is NULL, or options is not set: use SHOAL_PARTITION_OPTIONS_INIT");
+    *own = (struct shoal_partition_options)SHOAL_PARTITION_OPTIONS_INIT;
+    shoal_struct_copy_in(own, options, sizeof *own);
+    own->effort = own->effort ? own->effort : EFFORT;
+    return check_partition(profile, schedule, own, text);
+}
+
+/* ---- Results ------------------------------------------------------------------------------------------------------------- */
+
+void shoal_partition_free(struct shoal_partition *partition)
+{
+    if (!partition)
+        return;
+    free(partition->stage);
+    free(partition->memory);
+    free(partition->reasons);
+    free(partition);
+}
+
+static struct shoal_partition *partition_allocate(const struct problem *problem)
+{
+    struct shoal_partition *partition = calloc(1, sizeof *partition);
+    if (!partition)
+        return NULL;
+    partition->stages = problem->stages;
+    partition->ranks = problem->ranks;
+    partition->stage = calloc(problem->stages, sizeof *partition->stage);
+    partition->memory = calloc(problem->ranks, sizeof *partition->memory);
+    partition->reasons = calloc(problem->stages, sizeof *partition->reasons);
+    if (partition->stage && partition->memory && partition->reasons)
+        return partition;
+    shoal_partition_free(partition);
+    return NULL;
+}
+
+static void set_stages(struct shoal_partition *partition, struct problem *problem, const uint32_t *division)
+{
+    problem_costs(problem, division, problem->costs);
+    for (uint32_t s = 0; s < problem->stages; s++) {
+        const uint32_t from = division[s], to = division[s + 1];
+        const struct shoal_stage_costs *costs = &problem->costs[s];
+        struct shoal_stage *stage = &partition->stage[s];
+        *stage = (struct shoal_stage)SHOAL_STAGE_INIT;
+        stage->rank = problem->uses[s].rank;
+        stage->first_unit = from;
+        stage->unit_count = to - from;
+        stage->forward = costs->forward;
+        stage->input_gradient = costs->input_gradient;
+        stage->weight_gradient = costs->weight_gradient;
+        stage->transfer = costs->transfer;
+        stage->parameter_bytes = (uint64_t)problem_parameters(problem, from, to);
+        stage->kept_bytes = (uint64_t)(problem->kept[to] - problem->kept[from]);
+        stage->received_bytes = (uint64_t)(s > 0 ? problem->cut[from] : 0);
+    }
+}
+
+static void set_memory(struct shoal_partition *partition, const struct problem *problem, const uint32_t *division)
+{
+    for (uint32_t r = 0; r < problem->ranks; r++) {
+        const struct memory_need need = problem_need(problem, division, r);
+        struct shoal_rank_memory *memory = &partition->memory[r];
+        *memory = (struct shoal_rank_memory)SHOAL_RANK_MEMORY_INIT;
+        memory->parameter_bytes = (uint64_t)(need.parameters + 0.5);
+        memory->gradient_bytes = (uint64_t)(need.gradients + 0.5);
+        memory->state_bytes = (uint64_t)(need.states + 0.5);
+        memory->activation_bytes = (uint64_t)(need.activations + 0.5);
+        memory->buffer_bytes = (uint64_t)(need.buffers + 0.5);
+        memory->total_bytes = (uint64_t)(problem_total(&need) + 0.5);
+        memory->limit_bytes = (uint64_t)problem->limits[r];
+    }
+}
+
+/* The bottleneck: a stage, or a transfer. */
+static double bottleneck_of(const struct problem *problem)
+{
+    double longest = 0;
+    for (uint32_t s = 0; s < problem->stages; s++) {
+        const struct shoal_stage_costs *costs = &problem->costs[s];
+        const double work = costs->forward + costs->input_gradient + costs->weight_gradient;
+        longest = work > longest ? work : longest;
+        longest = costs->transfer > longest ? costs->transfer : longest;
+    }
+    return longest;
+}
+
+static enum shoal_status set_results(struct problem *problem, const uint32_t *division, const struct verdict *verdict,
+                                     double bound, bool is_optimal, struct shoal_partition **partition_out)
+{
+    struct shoal_partition *partition = partition_allocate(problem);
+    if (!partition)
+        return SHOAL_ERR_MEMORY;
+    const enum shoal_status status = reasons_write(problem, division, verdict, partition->reasons);
+    if (status != SHOAL_OK) {
+        shoal_partition_free(partition);
+        return status;
+    }
+    set_stages(partition, problem, division);
+    set_memory(partition, problem, division);
+    const bool is_rounded = bound > verdict->step && bound < verdict->step * (1 + 1e-9);
+    partition->times = (struct shoal_partition_times)SHOAL_PARTITION_TIMES_INIT;
+    partition->times.step = verdict->step;
+    partition->times.tied = verdict->tied;
+    partition->times.bubble = verdict->bubble;
+    partition->times.bottleneck = bottleneck_of(problem);
+    partition->times.lower_bound = is_optimal || is_rounded ? verdict->step : bound;
+    partition->times.is_optimal = is_optimal;
+    *partition_out = partition;
+    return SHOAL_OK;
+}
+
+/* ---- Making -------------------------------------------------------------------------------------------------------------- */
+
+static enum shoal_status find_division(struct problem *problem, const uint32_t *bound_division, uint32_t *division,
+                                       struct verdict *verdict_out, bool *is_optimal_out)
+{
+    if (problem->options.method == SHOAL_PARTITION_SHORTEST)
+        return refine(problem, bound_division, division, verdict_out, is_optimal_out);
+    if (problem->options.method == SHOAL_PARTITION_TREE)
+        PARTITION_TRY(tree_divide(problem, division));
+    else
+        equal_divide(problem, division);
+    if (problem_allows(problem, division))
+        return problem_judge(problem, division, verdict_out);
+    verdict_out->excess = PARTITION_NEVER;
+    return SHOAL_OK;
+}
+
+static enum shoal_status make_opened(struct problem *problem, uint32_t *division, uint32_t *bound_division,
+                                     struct shoal_partition **partition_out, bool *lacks_out, struct partition_text text)
+{
+    struct verdict verdict = {0};
+    bool is_optimal = false;
+    double bound = 0;
+    PARTITION_TRY(bound_find(problem, bound_division, &bound));
+    PARTITION_TRY(find_division(problem, bound_division, division, &verdict, &is_optimal));
+    if (verdict.excess == PARTITION_NEVER)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "method %s found no partition that respects pins and ties",
+                                methods[problem->options.method]);
+    *lacks_out = verdict.excess > 0;
+    if (*lacks_out)
+        return advice_refuse(problem, division, text);
+    return set_results(problem, division, &verdict, bound, is_optimal, partition_out);
+}
+
+enum shoal_status partition_make(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                 const struct shoal_partition_options *options, struct shoal_partition **partition_out,
+                                 bool *lacks_out, struct partition_text text)
+{
+    struct shoal_partition_options own;
+    struct problem problem;
+    *lacks_out = false;
+    if (!partition_out)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "partition_out is NULL");
+    PARTITION_TRY(take_partition_options(profile, schedule, options, &own, text));
+    enum shoal_status status = problem_open(&problem, profile, schedule, &own, text);
+    uint32_t *division = calloc((size_t)problem.stages + 1, sizeof *division);
+    uint32_t *bound_division = calloc((size_t)problem.stages + 1, sizeof *bound_division);
+    if (status == SHOAL_OK)
+        status = division && bound_division ? make_opened(&problem, division, bound_division, partition_out, lacks_out, text)
+                                            : SHOAL_ERR_MEMORY;
+    problem_close(&problem);
+    free(division);
+    free(bound_division);
+    return status == SHOAL_ERR_MEMORY ? partition_refuse(text, status, "no memory for a partition of %u units", profile->count)
+                                      : status;
+}
+
+enum shoal_status shoal_partition_create(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                         const struct shoal_partition_options *options, struct shoal_partition **partition_out,
+                                         char *text, size_t text_bytes)
+{
+    bool lacks;
+    return partition_make(profile, schedule, options, partition_out, &lacks, (struct partition_text){text, text_bytes});
+}
+
+/* ---- A division that is given -------------------------------------------------------------------------------------------- */
+
+static enum shoal_status check_division(const struct problem *problem, const uint32_t *first_units, uint32_t *division,
+                                        struct partition_text text)
+{
+    memcpy(division, first_units, problem->stages * sizeof *division);
+    division[problem->stages] = problem->units;
+    if (division[0] != 0)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "first_units[0] is %u: stage 0 must begin with unit 0", division[0]);
+    for (uint32_t s = 0; s < problem->stages; s++)
+        if (division[s] > division[s + 1])
+            return partition_refuse(text, SHOAL_ERR_ARGUMENT, "stage %u begins with unit %u, behind %u, the begin of stage %u",
+                                    s, division[s], division[s + 1], s + 1);
+    if (!problem_allows(problem, division))
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "first_units contradict a pin, or a tie that must be on one rank");
+    return SHOAL_OK;
+}
+
+static enum shoal_status judge_given(struct problem *problem, const uint32_t *first_units, uint32_t *division,
+                                     struct shoal_partition **partition_out, struct partition_text text)
+{
+    struct verdict verdict;
+    double bound;
+    PARTITION_TRY(bound_find(problem, division, &bound));
+    PARTITION_TRY(check_division(problem, first_units, division, text));
+    PARTITION_TRY(problem_judge(problem, division, &verdict));
+    return set_results(problem, division, &verdict, bound, false, partition_out);
+}
+
+enum shoal_status shoal_partition_create_at(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                            const struct shoal_partition_options *options, const uint32_t *first_units,
+                                            struct shoal_partition **partition_out, char *text, size_t text_bytes)
+{
+    const struct partition_text why = {text, text_bytes};
+    struct shoal_partition_options own;
+    struct problem problem;
+    if (!partition_out || !first_units)
+        return partition_refuse(why, SHOAL_ERR_ARGUMENT, "partition_out or first_units is NULL");
+    PARTITION_TRY(take_partition_options(profile, schedule, options, &own, why));
+    enum shoal_status status = problem_open(&problem, profile, schedule, &own, why);
+    uint32_t *division = calloc((size_t)problem.stages + 1, sizeof *division);
+    if (status == SHOAL_OK)
+        status = division ? judge_given(&problem, first_units, division, partition_out, why) : SHOAL_ERR_MEMORY;
+    problem_close(&problem);
+    free(division);
+    return status == SHOAL_ERR_MEMORY ? partition_refuse(why, status, "no memory for a partition of %u units", profile->count)
+                                      : status;
+}
+
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
+
+uint32_t shoal_partition_stages(const struct shoal_partition *partition)
+{
+    return partition->stages;
+}
+
+enum shoal_status shoal_partition_stage(const struct shoal_partition *partition, uint32_t stage, struct shoal_stage *stage_out)
+{
+    if (!partition || stage >= partition->stages || !shoal_struct_bytes(stage_out))
+        return SHOAL_ERR_ARGUMENT;
+    shoal_struct_copy_out(stage_out, &partition->stage[stage], sizeof *stage_out);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_partition_memory(const struct shoal_partition *partition, uint32_t rank,
+                                         struct shoal_rank_memory *memory_out)
+{
+    if (!partition || rank >= partition->ranks || !shoal_struct_bytes(memory_out))
+        return SHOAL_ERR_ARGUMENT;
+    shoal_struct_copy_out(memory_out, &partition->memory[rank], sizeof *memory_out);
+    return SHOAL_OK;
+}
+
+enum shoal_status shoal_partition_times(const struct shoal_partition *partition, struct shoal_partition_times *times_out)
+{
+    if (!partition || !shoal_struct_bytes(times_out))
+        return SHOAL_ERR_ARGUMENT;
+    shoal_struct_copy_out(times_out, &partition->times, sizeof *times_out);
+    return SHOAL_OK;
+}
+
+const char *shoal_partition_reason(const struct shoal_partition *partition, uint32_t stage)
+{
+    return partition->reasons[stage];
+}
