@@ -427,6 +427,95 @@ def only_first_and_last_need_the_batch(world):
     torch.testing.assert_close(mine, wanted)
 
 
+# ---- Stages that the library chooses ---------------------------------------------------------------------------------------
+
+
+def stages_are_found(world):
+    """Any model and schedule; the choice is the same on all ranks, and explained."""
+    for name, kind in (("mlp", "1f1b"), ("gpt", "auto"), ("skips", "zb-h1"), ("residual", "v-half"), ("gpt", "interleaved"), ("mlp", "v-zb")):
+        pair = Pair(world, name, kind, 2 * world.size, cuts=None)
+        texts = [None] * world.size
+        dist.all_gather_object(texts, pair.pipeline.explain())
+        expect(len(set(texts)) == 1, *texts)
+        expect("stage 0 on rank 0" in texts[0] and ("predicted step" in texts[0] or pair.pipeline.schedule.stages == 1), texts[0])
+        for number in range(2):
+            pair.step(number)
+
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        for _ in range(40):
+            x = torch.tanh(super().forward(x))
+        return x
+
+
+def slow_units_get_stages_of_their_own(world):
+    """Measured, and on the device meta counted."""
+    def make():
+        return nn.Sequential(*(nn.Linear(12, 12) for _ in range(6)), Slow(12, 12))
+
+    for meta in (False, True):
+        with torch.device("meta" if meta else "cpu"):
+            model = make()
+        pipeline = pipelined(world, model, plain_batch, squares, cuts=None, partition={"latency_us": 0})
+        if world.rank == world.size - 1:
+            expect(list(pipeline.state_dict()) == ["6.weight", "6.bias"], list(pipeline.state_dict()))
+        pipeline.step(*plain_batch(0))
+
+
+def memory_limits_are_kept(world):
+    """The model has 16 layers of 16 KiB; a rank keeps four times its parameters, with Adam's states."""
+    def make():
+        return nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(15)), Slow(64, 64, bias=False))
+
+    def batch(step, rows=4):
+        return torch.zeros(rows, 64), torch.zeros(rows, 64)
+
+    pipeline = pipelined(world, make(), batch, squares, cuts=None, memory=16 * 64 * 1024 * 3 // 4)
+    held = sum(parameter.numel() * 4 for parameter in pipeline.parameters())
+    expect(held <= 12 * 64 * 64 * 4, held)
+    fails(lambda: pipelined(world, make(), batch, squares, cuts=None, memory=100000), ValueError, "no partition was found that fits", "97.7 KiB")
+    fails(lambda: pipelined(world, make(), batch, squares, cuts=None, partition={"slots": -1, "memory_weight": 7.0}), ValueError)
+
+
+def measuring_changes_nothing(world):
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Dropout(0.3)) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, batch = seeded(Normed), plain_batch(0)
+    before, draw = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    pipeline = pipelined(world, model, lambda step: batch, squares, cuts=None)
+    expect(torch.equal(torch.get_rng_state(), draw))
+    for name, value in pipeline.state_dict().items():
+        expect(torch.equal(value, before[name]), name)
+    expect(all(parameter.grad is None for parameter in pipeline.parameters()))
+
+
+def models_that_cannot_be_divided_are_refused(world):
+    import shoal.torch
+
+    def make(model, **options):
+        return shoal.torch.Pipeline(model, torch.zeros(4, 12), microbatches=4, loss=squares, **options)
+
+    fails(lambda: make(nn.Sequential(nn.Linear(12, 12))), ValueError, "1 units (0)", "needs 2 stages")
+    fails(lambda: make(plain(), stages=3), ValueError, "stages is 3", "has 2")
+
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > -1e9 else x
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(12, 12), Reads(12, 12), nn.Linear(12, 12))
+    fails(lambda: make(model), RuntimeError, "cannot be measured on rank 0", "pass cuts=, names among 0, 1, 2")
+
+
 # ---- Checkpoints -----------------------------------------------------------------------------------------------------------
 
 
@@ -750,6 +839,11 @@ CASES = [
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),
     Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
+    Case("stages are found", stages_are_found),
+    Case("slow units get stages of their own", slow_units_get_stages_of_their_own, (2, 3)),
+    Case("memory limits are kept", memory_limits_are_kept, (2,)),
+    Case("measuring changes nothing", measuring_changes_nothing, (1, 2)),
+    Case("models that cannot be divided are refused", models_that_cannot_be_divided_are_refused, (2,)),
     Case("checkpoints load with other stages", checkpoints_load_with_other_stages, (1, 2, 3)),
     Case("a state of the whole model is loaded", a_state_of_the_whole_model_is_loaded, (1, 2)),
     Case("torch runs the stages and the schedule", torch_runs_the_stages_and_the_schedule, (1, 2, 4)),

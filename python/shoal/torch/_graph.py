@@ -225,7 +225,9 @@ class _Tracer(Tracer):
         """Records that the forward pass has used this value, and returns it."""
         asked = self.create_node("call_function", function, (obj.node,), {}) if function else obj.node
         value = function(value) if function is bool else value
-        self.create_node("call_function", compare, (asked, value, _place()), {})
+        compared = self.create_node("call_function", compare, (asked, value, _place()), {})
+        compared.meta["example"] = None
+        asked.meta["example"] = value
         return value
 
 

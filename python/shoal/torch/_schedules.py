@@ -28,10 +28,9 @@ class Schedule:
             self._library.schedule_free(self.address)
 
     @classmethod
-    def make(cls, kind, ranks, microbatches, stages_per_rank=0, activations=0, costs=None):
-        """costs: times of the forward pass, the input's gradient, the weights' gradient and the transfer of a microbatch."""
-        options = _native.ScheduleOptions(kind=KINDS[kind], ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank,
-                                          activations=activations, **({} if costs is None else {"costs": tuple(costs)}))
+    def make(cls, kind, ranks, microbatches, stages=None):
+        """kind: a word of KINDS. stages: of all ranks together."""
+        options = options_of(kind, ranks, microbatches, stages)
         return cls._checked(lambda out, text: _native.load().schedule_create(ctypes.byref(options), out, text, TEXT_BYTES),
                             f"the schedule \"{kind}\" for {ranks} ranks and {microbatches} microbatches")
 
@@ -76,34 +75,49 @@ class Schedule:
 
     def text(self):
         """Returns the schedule in torch's form (compute_only)."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.open_memstream.restype = ctypes.c_void_p
-        place, size = ctypes.c_void_p(), ctypes.c_size_t()
-        stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(place), ctypes.byref(size)))
-        if not stream:
-            raise MemoryError("shoal: no memory for a schedule's text")
-        status = self._library.schedule_print(self.address, stream)
-        libc.fclose(stream)
-        text = ctypes.string_at(place, size.value)
-        libc.free(place)
-        if status != OK:
-            raise _native.error_of(status)
-        return text.decode()
+        return printed(lambda stream: self._library.schedule_print(self.address, stream))
 
 
-def schedule_of(wanted, ranks, microbatches, stages=None, **options):
+def printed(call):
+    """Returns what a function of the library prints to a FILE."""
+    libc = ctypes.CDLL(None)
+    libc.open_memstream.restype = ctypes.c_void_p
+    place, size = ctypes.c_void_p(), ctypes.c_size_t()
+    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(place), ctypes.byref(size)))
+    if not stream:
+        raise MemoryError("shoal: no memory for a text")
+    status = call(stream)
+    libc.fclose(stream)
+    text = ctypes.string_at(place, size.value)
+    libc.free(place)
+    if status != OK:
+        raise _native.error_of(status)
+    return text.decode()
+
+
+def schedule_of(wanted, ranks, microbatches, stages=None):
     """Returns the schedule for what a program asks for: a word, or a schedule's text."""
-    if not isinstance(wanted, str):
-        raise TypeError(f"shoal: schedule must be a word or a schedule's text, not {type(wanted).__name__}")
-    if wanted in KINDS:
-        return Schedule.make(wanted, ranks, microbatches, _stages_per_rank(wanted, ranks, stages), **options)
-    if "," not in wanted and "\n" not in wanted:
-        raise ValueError(f"shoal: the schedule \"{wanted}\" is not one of {', '.join(KINDS)}, and not a schedule's text")
+    if is_word(wanted):
+        return Schedule.make(wanted, ranks, microbatches, stages)
     schedule = Schedule.read(wanted)
     if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
         raise ValueError(f"shoal: the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, but there are "
                          f"{ranks} and {microbatches}")
     return schedule
+
+
+def is_word(wanted):
+    """Returns true for a word of KINDS, false for a schedule's text; anything else is refused."""
+    if not isinstance(wanted, str):
+        raise TypeError(f"shoal: schedule must be a word or a schedule's text, not {type(wanted).__name__}")
+    if wanted not in KINDS and "," not in wanted and "\n" not in wanted:
+        raise ValueError(f"shoal: the schedule \"{wanted}\" is not one of {', '.join(KINDS)}, and not a schedule's text")
+    return wanted in KINDS
+
+
+def options_of(kind, ranks, microbatches, stages):
+    return _native.ScheduleOptions(kind=KINDS[kind], ranks=ranks, microbatches=microbatches,
+                                   stages_per_rank=_stages_per_rank(kind, ranks, stages))
 
 
 def _stages_per_rank(kind, ranks, stages):

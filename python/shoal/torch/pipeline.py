@@ -21,17 +21,22 @@ from torch import nn
 
 from .. import _native
 from .._native import OK
-from . import _communicator, _executor, _gradients, _graph, _own_part, _schedules, _split, _stages, _ties, ddp
+from . import _communicator, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stages, _ties, ddp
 
 
 class Pipeline:
     """Trains a model on the CPU, each of whose stages is on a rank of a process group.
 
-    `example`: arguments of the model for one microbatch: a tensor, a tuple of arguments, or a dict of them. Only shapes, types and
-    arguments that are not tensors matter. `cuts`: names of the units at which stages 1, 2, ... begin. `microbatches`: into how
-    many each batch is divided. `schedule`: "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min", "v-half",
-    "v-zb" or "auto", or the text of a schedule in torch's form. `loss(result, target)` returns the mean over the samples of a
-    microbatch.
+    `example`: arguments of the model for one microbatch: a tensor, a tuple of arguments, or a dict of them. `microbatches`: into
+    how many each batch is divided. `schedule`: "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min",
+    "v-half", "v-zb" or "auto", or the text of a schedule in torch's form. `loss(result, target)` returns the mean over the samples
+    of a microbatch.
+
+    `cuts`: names of the units at which stages 1, 2, ... begin. Without them rank 0 measures each unit on the example, or counts
+    operations if the model is on the device meta, and the library finds the stages with the shortest step; see explain().
+    `memory`: bytes that each rank has for parameters, gradients, optimizer states and activations; no limit by default.
+    `partition`: a dict of other fields of struct shoal_partition_options. `stages`: how many, for "interleaved" and
+    "breadth-first"; by default two for each rank.
 
     `units`: which modules run as a whole: a set of classes, or a function that returns true for such a module. By default the
     members of every ModuleList and Sequential, and other modules without such lists. `init`: for a model on the device meta, a
@@ -40,39 +45,100 @@ class Pipeline:
     Making it is a collective call. Each rank keeps the units of its own stages; the rest of `model` moves to the device meta. The
     recorded forward pass must not depend on values of tensors, except inside units."""
 
-    def __init__(self, model, example, cuts=None, microbatches=1, schedule="1f1b", loss=None, units=None, init=None,
-                 process_group=None):
+    def __init__(self, model, example, stages=None, microbatches=1, schedule="1f1b", loss=None, cuts=None, memory=None, units=None,
+                 init=None, partition=None, process_group=None):
         _check(model, microbatches)
         self.process_group = ddp._group_of(process_group, None, "cpu")
-        self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches,
-                                               None if cuts is None else len(cuts) + 1)
-        self._loss, self.microbatches = loss, microbatches
-        recorded = _record_modes(model, _stages.arguments_of(example), _graph.unit_chooser(model, units))
-        self.units = recorded[True].units
-        self.cuts = list(cuts or ())
-        borders = self._borders()
+        self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
+        recorded = _record_modes(model, example, _graph.unit_chooser(model, units))
+        self.units, self._partition = recorded[True].units, None
+        if cuts is not None:
+            self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches, stages or len(cuts) + 1)
+            self._communicator = self._join()
+            borders = self._borders(list(cuts))
+        else:
+            plain = self._plain_schedule(schedule, stages)
+            self._communicator = self._join()
+            borders = self._divide(model, recorded[True], example, plain, schedule, stages, memory, partition or {})
+        self._check_stages(stages)
         self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
         self._make(model, init)
 
-    def _borders(self):
-        borders = _split.borders_of(self.units, self.cuts)
+    # ---- Making ----
+
+    def _join(self):
+        group = self.process_group
+        self._timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
+        self._store = torch.distributed.distributed_c10d._get_process_group_store(group)
+        return _gradients.Communicator(self._store, group.rank(), group.size(), self._timeout, "pipeline")
+
+    def _borders(self, cuts):
+        borders = _split.borders_of(self.units, cuts)
         if len(borders) + 1 != self.schedule.stages:
             raise ValueError(f"shoal: cuts has {len(borders)} names, which make {len(borders) + 1} stages, but this schedule of "
                              f"{self.schedule.ranks} ranks needs {self.schedule.stages}: the model's units are {', '.join(self.units)}")
         return borders
 
+    def _check_stages(self, stages):
+        if stages is not None and stages != self.schedule.stages:
+            raise ValueError(f"shoal: stages is {stages}, but this schedule of {self.schedule.ranks} ranks has {self.schedule.stages}: "
+                             "leave stages out, or choose \"interleaved\" or \"breadth-first\"")
+
+    def _plain_schedule(self, wanted, stages):
+        """Returns the schedule if it does not depend on the model's profile, else None."""
+        if _schedules.is_word(wanted) and wanted == "auto":
+            return None
+        schedule = _schedules.schedule_of(wanted, self.process_group.size(), self.microbatches, stages)
+        if len(self.units) < schedule.stages:
+            raise ValueError(f"shoal: the model has {len(self.units)} units ({', '.join(self.units)}), and this schedule of "
+                             f"{schedule.ranks} ranks needs {schedule.stages} stages: use fewer ranks, or smaller units (units=)")
+        return schedule
+
+    def _divide(self, model, recorded, example, plain, wanted, stages, memory, options):
+        """Returns the numbers of the units at which stages 1, 2, ... begin."""
+        if plain is not None and plain.stages == 1:
+            self.schedule = plain
+            return []
+        profile = self._profile(model, recorded, example)
+        schedule = wanted if _schedules.is_word(wanted) else plain
+        self._partition = _profile.Partition(profile, schedule, self.process_group.size(), self.microbatches, stages, memory, options)
+        self.schedule = self._partition.schedule
+        return self._partition.first_units[1:]
+
+    def _profile(self, model, recorded, example):
+        """Returns rank 0's profile on all ranks."""
+        text = ""
+        if self.process_group.rank() == 0:
+            try:
+                text = _profile.profile_of(model, recorded, example)
+            except Exception as error:
+                text = f"!{type(error).__name__}: {error}"
+        text = self._text_of_first(text)
+        if text.startswith("!"):
+            raise RuntimeError(f"shoal: the model cannot be measured on rank 0: {text[1:]}; pass cuts=, names among {', '.join(self.units)}")
+        return text
+
+    def _text_of_first(self, text):
+        """Copies rank 0's text to all ranks."""
+        library, address = _native.load(), self._communicator.address
+        size = torch.tensor([len(text.encode())])
+        self._check(library.broadcast(address, size.data_ptr(), size.data_ptr(), 8, _native.UINT8, 0, None))
+        given = torch.zeros(size.item(), dtype=torch.uint8)
+        if self.process_group.rank() == 0:
+            given = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        self._check(library.broadcast(address, given.data_ptr(), given.data_ptr(), given.numel(), _native.UINT8, 0, None))
+        return bytes(given.tolist()).decode()
+
     def _make(self, model, init):
         group, split, self._model = self.process_group, self._splits[True], model
-        timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
-        store = torch.distributed.distributed_c10d._get_process_group_store(group)
         self._own = [stage for stage in range(split.count) if self.schedule.rank_of(stage) == group.rank()]
         ties = _ties.ties_of(model, split, self.schedule)
         _own_part.keep(model, split.parts(self._own, model), init)
         self.module = split.parts(self._own, model)
-        self._communicator = _gradients.Communicator(store, group.rank(), group.size(), timeout, "pipeline")
         edges = sorted({edge for each in self._splits.values() for edge in each.edges})
-        self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(timeout))
-        self._ties = _ties.Ties(ties, dict(self.module.named_parameters(remove_duplicate=False)), store, group.rank(), timeout)
+        self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
+        named = dict(self.module.named_parameters(remove_duplicate=False))
+        self._ties = _ties.Ties(ties, named, self._store, group.rank(), self._timeout)
         self._ties.share_first()
         self._stages = [self._stage(stage, model, edges) for stage in self._own]
 
@@ -81,6 +147,14 @@ class Pipeline:
                    for mode, split in self._splits.items()}
         sources, targets = [begin for begin, end in edges if end == number], [end for begin, end in edges if begin == number]
         return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1)
+
+    def explain(self):
+        """Returns a line for each stage: its units, its time, and why it begins where it does; then the memory of each rank and
+        the predicted step, in microseconds."""
+        if self._partition is not None:
+            return self._partition.text(self.units)
+        return "\n".join(f"stage {stage} on rank {self.schedule.rank_of(stage)}: {', '.join(self._splits[True].units_of(stage)) or 'no unit'}"
+                         for stage in range(self.schedule.stages))
 
     # ---- Passes ----
 
@@ -189,7 +263,7 @@ class Pipeline:
         return self.train(False)
 
 
-# ---- Making ----------------------------------------------------------------------------------------------------------------
+# ---- The model -------------------------------------------------------------------------------------------------------------
 
 
 def _check(model, microbatches):
