@@ -427,6 +427,48 @@ def only_first_and_last_need_the_batch(world):
     torch.testing.assert_close(mine, wanted)
 
 
+# ---- Replicas --------------------------------------------------------------------------------------------------------------
+
+
+def grid(world):
+    """Returns the group of this rank's pipeline, that of its stage's replicas, and the number of its pipeline: two of each."""
+    rows, columns = [dist.new_group(each) for each in ([0, 1], [2, 3])], [dist.new_group(each) for each in ([0, 2], [1, 3])]
+    return rows[world.rank // 2], columns[world.rank % 2], world.rank // 2
+
+
+class Row:
+    """One of two pipelines."""
+    size = 2
+
+
+def replicas_average(world):
+    """Gradients are those of one process with the batches of both pipelines, also added up over steps; values begin equal."""
+    for name, kind in (("gpt", "1f1b"), ("gpt", "v-half"), ("residual", "zb-h1")):
+        pipeline_group, replica_group, replica = grid(world)
+        maker, batch, loss = MODELS[name]
+        whole, own = seeded(maker), seeded(maker, 1 + replica)
+        pipeline = pipelined(Row(), own, batch, loss, kind, process_group=pipeline_group, replicas=replica_group)
+        for number in range(3):
+            mine = None
+            for each in range(2):
+                inputs, targets = batch(2 * number + each)
+                (loss(whole(inputs), targets) / 2).backward()
+                mine = pipeline.step(inputs, targets) if each == replica else mine
+            wanted = dict(whole.named_parameters(remove_duplicate=False))
+            for each, parameter in pipeline.named_parameters():
+                torch.testing.assert_close(parameter.grad, wanted[each].grad, msg=lambda text, each=each: f"{each}: {text}")
+
+
+def a_failure_reaches_the_other_pipelines(world):
+    import shoal.torch._communicator as communicator
+    pipeline_group, replica_group, replica = grid(world)
+    units = [nn.Linear(12, 12) for _ in range(4)]
+    units[2] = planted = Raises("backward")
+    pipeline = pipelined(Row(), nn.Sequential(*units), plain_batch, squares, process_group=pipeline_group, replicas=replica_group)
+    planted.number, planted.counts = 1 if replica == 0 else None, {}
+    fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "stage 1", "microbatch 1", "planted in the backward pass")
+
+
 # ---- Stages that the library chooses ---------------------------------------------------------------------------------------
 
 
@@ -787,20 +829,36 @@ def values_that_cannot_be_sent_are_refused(world):
     pipeline = pipelined(world, nn.Sequential(Makes(12, 12), Uses(12, 12)), plain_batch, squares)
     fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "type Thing cannot be handed", "cut at another unit")
 
-    class Changes(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.two, self.three = (nn.Linear(12, 12) for _ in range(3))
 
-        def forward(self, x):
-            first = self.one(x)
-            second = self.two(first)
-            first.add_(1.0)
-            return self.three(second) + first
+class Changes(nn.Module):
+    """Changes a value of the first unit in place, behind the second one."""
 
-    pipelined(world, Changes(), plain_batch, squares, "1f1b", cuts=["two"])
-    fails(lambda: pipelined(world, Changes(), plain_batch, squares, "gpipe", cuts=["two", "three"]), ValueError, "in place", "add_",
-          "stage 2" if False else "later stage", "cut at another unit")
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x):
+        first = self.one(x)
+        second = self.two(first.clone())
+        first.add_(1.0)
+        return self.three(second) * first
+
+
+def values_may_be_changed_in_place(world):
+    """By a stage that is the last one to use them."""
+    model = seeded(Changes)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, cuts=["two"])
+    inputs, targets = plain_batch(0)
+    squares(model(inputs), targets).backward()
+    pipeline.step(inputs, targets)
+    wanted = dict(model.named_parameters())
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+
+def values_changed_too_early_are_refused(world):
+    fails(lambda: pipelined(world, Changes(), plain_batch, squares, cuts=["two", "three"]), ValueError, "in place", "add_",
+          "a later stage uses it", "cut at another unit")
 
 
 def wrong_arguments_are_refused(world):
@@ -839,6 +897,8 @@ CASES = [
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),
     Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
+    Case("replicas average", replicas_average, (4,)),
+    Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),
     Case("stages are found", stages_are_found),
     Case("slow units get stages of their own", slow_units_get_stages_of_their_own, (2, 3)),
     Case("memory limits are kept", memory_limits_are_kept, (2,)),
@@ -855,6 +915,8 @@ CASES = [
     Case("a graph that changes is refused", a_graph_that_changes_is_refused, (1, 2)),
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (1,)),
     Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
+    Case("values may be changed in place", values_may_be_changed_in_place, (2,)),
+    Case("values changed too early are refused", values_changed_too_early_are_refused, (3,)),
     Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),
 ]
 

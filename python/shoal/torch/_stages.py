@@ -24,7 +24,7 @@ class Stage:
     def __init__(self, number, modules, sources, targets, is_last):
         self.number, self.is_last = number, is_last
         self._modules, self.sources, self.targets = modules, sources, targets
-        self._parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
+        self.parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
 
     def forward(self, is_training, inputs, received):
         """Returns a value for each target, and the model's result. inputs: the tensors of the batch, on the first stage."""
@@ -57,7 +57,7 @@ class Stage:
     def _leave_messages(self, received):
         """Autograd may leave a view of a message as the gradient of a parameter. The message's memory is used again."""
         addresses = {each.address for each in received}
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             gradient = parameter.grad
             if gradient is not None and gradient.untyped_storage().data_ptr() in addresses:
                 parameter.grad = gradient.clone()
@@ -76,10 +76,11 @@ def _roots_of(kept, received):
 
 
 class Pass:
-    """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets."""
+    """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. complete(stage) is
+    called with the number of a stage whose gradients are complete."""
 
-    def __init__(self, stages, batch, loss, is_training, alloc):
-        self._stages = {stage.number: stage for stage in stages}
+    def __init__(self, stages, batch, loss, is_training, alloc, complete):
+        self._stages, self._complete = {stage.number: stage for stage in stages}, complete
         self._batch, self._loss, self._is_training, self._alloc = batch, loss, is_training, alloc
         self._kept, self._rest = {}, {}
         self.held = {}  # tensors that the pipeline still reads, by their ids
@@ -99,6 +100,8 @@ class Pass:
                 with torch.no_grad():
                     received = _received(work)
                 self._backward(stage, place, work, received)
+        if work.is_last_gradient:
+            self._complete(stage.number)
 
     # ---- Forward ----
 

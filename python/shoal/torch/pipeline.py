@@ -21,7 +21,7 @@ from torch import nn
 
 from .. import _native
 from .._native import OK
-from . import _communicator, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stages, _ties, ddp
+from . import _communicator, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stage_sums, _stages, _ties, ddp
 
 
 class Pipeline:
@@ -42,11 +42,14 @@ class Pipeline:
     members of every ModuleList and Sequential, and other modules without such lists. `init`: for a model on the device meta, a
     function that sets the parameters and buffers that a module owns itself; by default its reset_parameters().
 
+    `replicas`: a process group of the ranks that have the same stages of several pipelines, each with a batch of its own: their
+    gradients are averaged. The ranks of one pipeline are `process_group`.
+
     Making it is a collective call. Each rank keeps the units of its own stages; the rest of `model` moves to the device meta. The
     recorded forward pass must not depend on values of tensors, except inside units."""
 
     def __init__(self, model, example, stages=None, microbatches=1, schedule="1f1b", loss=None, cuts=None, memory=None, units=None,
-                 init=None, partition=None, process_group=None):
+                 init=None, partition=None, process_group=None, replicas=None):
         _check(model, microbatches)
         self.process_group = ddp._group_of(process_group, None, "cpu")
         self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
@@ -62,7 +65,7 @@ class Pipeline:
             borders = self._divide(model, recorded[True], example, plain, schedule, stages, memory, partition or {})
         self._check_stages(stages)
         self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
-        self._make(model, init)
+        self._make(model, init, replicas)
 
     # ---- Making ----
 
@@ -129,7 +132,7 @@ class Pipeline:
         self._check(library.broadcast(address, given.data_ptr(), given.data_ptr(), given.numel(), _native.UINT8, 0, None))
         return bytes(given.tolist()).decode()
 
-    def _make(self, model, init):
+    def _make(self, model, init, replicas):
         group, split, self._model = self.process_group, self._splits[True], model
         self._own = [stage for stage in range(split.count) if self.schedule.rank_of(stage) == group.rank()]
         ties = _ties.ties_of(model, split, self.schedule)
@@ -139,8 +142,9 @@ class Pipeline:
         self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
         named = dict(self.module.named_parameters(remove_duplicate=False))
         self._ties = _ties.Ties(ties, named, self._store, group.rank(), self._timeout)
-        self._ties.share_first()
         self._stages = [self._stage(stage, model, edges) for stage in self._own]
+        self._sums = _stage_sums.NoSums() if replicas is None else _stage_sums.StageSums(replicas, self.module, self._stages)
+        self._ties.share_first()
 
     def _stage(self, number, model, edges):
         modules = {mode: (split.module(number, model), split.sources(number), split.targets(number))
@@ -167,7 +171,9 @@ class Pipeline:
         if self._loss is None:
             raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
         self._ties.begin()
+        self._sums.begin()
         done = self._run(inputs, targets, self._loss)
+        self._sums.finish()
         self._ties.sum()
         loss = torch.tensor([done.loss], dtype=torch.float64)  # 0 on all ranks but the last stage's
         return self._reduced(loss, _native.SUM)[0].float()
@@ -183,12 +189,13 @@ class Pipeline:
 
     def _run(self, inputs, targets, loss):
         batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
-        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor.alloc)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor.alloc, self._sums.complete)
         try:
             self._executor.run(done.compute, lambda owner: done.held.pop(owner, None), forward_only=loss is None)
-        except BaseException:  # other ranks may have ended their pass, and wait
+        except BaseException as error:  # other ranks may have ended their pass, and wait
             self._ties.restore()
             self._executor.fail([self._communicator, *self._ties.communicators])
+            self._sums.fail(str(error))
             raise
         return done
 
