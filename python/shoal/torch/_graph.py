@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 UNKNOWN = object()  # the example of a value that depends on data
 # Functions that make tensors. fx records calls with a recorded argument only, and torch's parser refuses some of these.
-MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "zeros")
+MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 DATA = tuple(getattr(fake_tensor, name) for name in
              ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException") if hasattr(fake_tensor, name))
@@ -258,7 +258,8 @@ def record(model, example, is_unit):
         graph = tracer.record(example)
     except Exception as error:
         raise RuntimeError(f"shoal: the forward pass of {type(model).__name__} cannot be recorded: {_reason(error)}; {REMEDY}") from error
-    constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}  # tensors that the code has made
+    finally:
+        constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}  # tensors that the code has made
     for node in graph.nodes:
         if node.op == "get_attr" and node.target in constants:
             node.meta["constant"] = constants[node.target]

@@ -79,11 +79,10 @@ class Pass:
     """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. complete(stage) is
     called with the number of a stage whose gradients are complete."""
 
-    def __init__(self, stages, batch, loss, is_training, alloc, complete):
+    def __init__(self, stages, batch, loss, is_training, executor, complete):
         self._stages, self._complete = {stage.number: stage for stage in stages}, complete
-        self._batch, self._loss, self._is_training, self._alloc = batch, loss, is_training, alloc
+        self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
         self._kept, self._rest = {}, {}
-        self.held = {}  # tensors that the pipeline still reads, by their ids
         self.results = {}  # of the model in an evaluation, by microbatch
         self.loss = 0.0  # the mean over all samples
 
@@ -140,10 +139,9 @@ class Pass:
         _parcels.write_note(parcel, message.note)
         single = message.single()
         if single is not None:
-            self.held[id(single)] = single
-            parcel.data, parcel.bytes, parcel.owner = single.data_ptr(), message.size_of_single(), id(single)
+            parcel.data, parcel.bytes, parcel.owner = single.data_ptr(), message.size_of_single(), self._executor.hold(single)
         elif message.bytes:
-            parcel.data, parcel.bytes = self._alloc(message.bytes), message.bytes
+            parcel.data, parcel.bytes = self._executor.alloc(message.bytes), message.bytes
             message.write(_parcels.bytes_at(parcel.data, message.bytes))
         return message
 

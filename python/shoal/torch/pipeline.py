@@ -133,11 +133,12 @@ class Pipeline:
         return bytes(given.tolist()).decode()
 
     def _make(self, model, init, replicas):
-        group, split, self._model = self.process_group, self._splits[True], model
-        self._own = [stage for stage in range(split.count) if self.schedule.rank_of(stage) == group.rank()]
-        ties = _ties.ties_of(model, split, self.schedule)
-        _own_part.keep(model, split.parts(self._own, model), init)
-        self.module = split.parts(self._own, model)
+        group, self._model = self.process_group, model
+        self._own = [stage for stage in range(self.schedule.stages) if self.schedule.rank_of(stage) == group.rank()]
+        splits = list(self._splits.values())
+        ties = _ties.ties_of(model, splits, self.schedule)
+        _own_part.keep(model, _split.parts(splits, self._own, model), init)
+        self.module = _split.parts(splits, self._own, model)
         edges = sorted({edge for each in self._splits.values() for edge in each.edges})
         self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
         named = dict(self.module.named_parameters(remove_duplicate=False))
@@ -189,9 +190,9 @@ class Pipeline:
 
     def _run(self, inputs, targets, loss):
         batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
-        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor.alloc, self._sums.complete)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete)
         try:
-            self._executor.run(done.compute, lambda owner: done.held.pop(owner, None), forward_only=loss is None)
+            self._executor.run(done.compute, forward_only=loss is None)
         except BaseException as error:  # other ranks may have ended their pass, and wait
             self._ties.restore()
             self._executor.fail([self._communicator, *self._ties.communicators])
