@@ -167,9 +167,17 @@ class Declarations:
         name = statement[1].text
         if statement[2].text != "{" or statement[-1].text != "}":
             refuse(statement[0], "a struct without a name, or with something behind it,")
-        fields = [self.field(name, part) for part in statements(statement[3:-1])]
+        fields = [self.field(name, part) for line in statements(statement[3:-1]) for part in self.declarators(line)]
         self.structs[name] = Struct(name, fields)
         self.order.append(("struct", name))
+
+    @staticmethod
+    def declarators(words):
+        """Returns the fields of `TYPE a, b` as those of `TYPE a` and `TYPE b`."""
+        first, *others = split(words)
+        if others and (first[-1].text == "]" or any(word.text == "*" for word in words)):
+            refuse(words[0], "an array or a pointer among several fields of one line")
+        return [first, *(first[:-1] + other for other in others)]
 
     def field(self, struct, words):
         """Returns (name, type) of a field. A type of function pointer becomes another definition, named after struct and
@@ -180,8 +188,8 @@ class Declarations:
             self.callbacks[own] = callback[1]
             self.order.append(("callback", own))
             return callback[0], python_name(own)
-        if any(word.text in ":," for word in words):
-            refuse(words[0], "a bit-field, or several fields in one line,")
+        if any(word.text == ":" for word in words):
+            refuse(words[0], "a bit-field")
         length = None
         if words[-1].text == "]":
             at = next(i for i, word in enumerate(words) if word.text == "[")
@@ -201,8 +209,13 @@ class Declarations:
         at = next((i for i, word in enumerate(words) if word.text == "("), None)
         if at is None or [word.text for word in words[at + 1:at + 2]] != ["*"] or words[at + 3].text != ")":
             return None
-        types = [self.type(words[:at]), *self.arguments(words[at + 5:-1])]
+        types = [self.type(words[:at]), *map(self.of_callback, split(words[at + 5:-1]), self.arguments(words[at + 5:-1]))]
         return words[at + 2].text, f"CFUNCTYPE({', '.join(types)})"
+
+    @staticmethod
+    def of_callback(words, type_):
+        """ctypes passes c_char_p to a callback as a copy, into which nothing can be written."""
+        return "c_void_p" if type_ == "c_char_p" and words[0].text != "const" else type_
 
     def read_function(self, statement):
         at = next(i for i, word in enumerate(statement) if word.text == "(")
@@ -271,12 +284,11 @@ class Declarations:
 
     def initial(self, words):
         text = words[0].text
-        if text == "sizeof" or text == '""':
+        if text in ("sizeof", "NULL", '""'):
             return 0
-        if text == "{":
-            if any(map(self.initial, split(words[1:-1]))):
-                refuse(words[0], "an array that begins with other bytes than 0")
-            return 0
+        if text == "{":  # of a struct or an array
+            values = tuple(map(self.initial, split(words[1:-1])))
+            return values if any(values) else 0
         return self.number(words)
 
 

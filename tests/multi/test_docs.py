@@ -60,7 +60,7 @@ def pages_render_without_a_warning():
     for name in ("index.html", "manual/index.html", "genindex.html", "docs/pictures/all-reduce-dark.svg", *guides):
         expect((PAGES / name).is_file(), name)
     for name in ("shoal.shoal.library_path", "torch.shoal.torch.empty", "torch.shoal.torch.ddp.DistributedDataParallel", "torch.shoal.torch.outer.DiLoCo",
-                 "torch.shoal.torch.sharded.ShardedDataParallel",
+                 "torch.shoal.torch.sharded.ShardedDataParallel", "torch.shoal.torch.pipeline.Pipeline",
                  "tensorflow.shoal.tensorflow.allreduce", "tensorflow.shoal.tensorflow.keras.wrap", "horovod.shoal.horovod.torch.DistributedOptimizer",
                  "job.shoal.job.PyTorch", "job.shoal.job.TrainingInput",
                  "smdistributed.smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel"):

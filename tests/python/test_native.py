@@ -179,7 +179,8 @@ def a_second_header_joins_the_first():
 
 def other_forms_are_refused_with_their_place():
     forms = {"struct shoal_s { int a : 3; };": "a bit-field",
-             "struct shoal_s { int a, b; };": "several fields",
+             "struct shoal_s { int *a, b; };": "a pointer among several fields",
+             "struct shoal_s { int a[2], b; };": "an array",
              "struct shoal_s { union shoal_u u; };": 'a type "union shoal_u"',
              "struct shoal_s { struct shoal_t t; };": "whose size is not known",
              "enum { SHOAL_A };": "an enum without a name",

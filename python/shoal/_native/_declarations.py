@@ -496,7 +496,7 @@ class Work(Structure):
                 ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int)]
 
 
-ComputeFn = CFUNCTYPE(c_int, c_void_p, POINTER(Work), c_char_p, c_size_t)
+ComputeFn = CFUNCTYPE(c_int, c_void_p, POINTER(Work), c_void_p, c_size_t)
 
 ReleasedFn = CFUNCTYPE(None, c_void_p, c_void_p)
 

@@ -138,8 +138,8 @@ def join(store, rank, size, timeout, name, ranks):
     return create(context, comm, rank, size, timeout, name, ranks)
 
 
-_LATER = {"DistributedDataParallel": "ddp", "ShardedDataParallel": "sharded", "LocalSGD": "outer", "DiLoCo": "outer", "DistributedSampler": "sampler",
-          "SyncBatchNorm": "norm", "convert_sync_batchnorm": "norm", "divide_batch": "sampler", "hooks": "hooks"}
+_LATER = {"DistributedDataParallel": "ddp", "ShardedDataParallel": "sharded", "Pipeline": "pipeline", "LocalSGD": "outer",
+          "DiLoCo": "outer", "DistributedSampler": "sampler", "SyncBatchNorm": "norm", "convert_sync_batchnorm": "norm", "divide_batch": "sampler", "hooks": "hooks"}
 
 
 def __getattr__(name):

@@ -1,0 +1,304 @@
+"""A model as a graph of units: the calls that its forward pass makes. A unit is a module that runs as a whole, as plain Python;
+the operations around units are recorded one by one (torch.fx), with sizes as variables. So a unit may do whatever it wants, and
+only the code that calls units is recorded.
+
+    x = self.embedding(words)          call_module  embedding     a unit
+    for block in self.blocks:          call_module  blocks.0      a unit
+        x = block(x)                   call_module  blocks.1      a unit
+    return self.head(x) * self.scale   call_module  head          a unit, get_attr scale, call_function mul
+
+Each value has an example without memory (a fake tensor). It answers what the recorded code asks about shapes; the answer is
+recorded and compared in each step."""
+from __future__ import annotations
+
+import contextlib
+import sys
+import typing
+
+import torch
+from torch import nn
+from torch._subclasses import fake_tensor
+from torch.func import functional_call
+from torch.fx import Graph, Node, Proxy, Tracer
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+UNKNOWN = object()  # the example of a value that depends on data
+# Functions that make tensors. fx records calls with a recorded argument only, and torch's parser refuses some of these.
+MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
+LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+DATA = tuple(getattr(fake_tensor, name) for name in
+             ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException") if hasattr(fake_tensor, name))
+REMEDY = "move this code into a module of its own, which then runs as a whole, or make the model an nn.Sequential"
+
+
+class Changed(RuntimeError):
+    """The forward pass would take another way than the one that was recorded."""
+
+
+def compare(value, expected, place):
+    """A recorded answer: the forward pass took its way because of it."""
+    if value != expected:
+        raise Changed(f"the forward pass changes from step to step: at {place} it asked for a value that was {expected!r} for the "
+                      f"example, and now is {value!r}; {REMEDY}")
+
+
+class _Refused(Exception):
+    """The forward pass cannot be recorded."""
+
+
+class _Value(Proxy):
+    """A value of the forward pass while it is recorded."""
+
+    def __len__(self):
+        return self.tracer.answer(self, self.tracer.length_of(self), len)
+
+    def __index__(self):
+        return self.tracer.answer(self, self.tracer.number_of(self, int))
+
+    __int__ = __index__
+
+    def __float__(self):
+        return float(self.tracer.answer(self, self.tracer.number_of(self, (int, float))))
+
+
+# ---- Recording -------------------------------------------------------------------------------------------------------------
+
+
+def unit_chooser(model, chosen=None):
+    """Returns a function that returns true for modules that are units. chosen: what Pipeline documents as `units`."""
+    if chosen is None:
+        members = {id(child) for each in model.modules() if isinstance(each, LISTS) for child in each.children()}
+        holders = {id(each) for each in model.modules() if any(isinstance(below, LISTS) for below in each.modules())}
+        return lambda each: not isinstance(each, LISTS) and (id(each) in members or id(each) not in holders)
+    if callable(chosen) and not isinstance(chosen, type):
+        return chosen
+    kinds = (chosen,) if isinstance(chosen, type) else tuple(chosen)
+    if not kinds or not all(isinstance(kind, type) and issubclass(kind, nn.Module) for kind in kinds):
+        raise TypeError("shoal: units must be a set of classes of modules, such as {Block}, or a function that returns true for a "
+                        f"module that is a unit; it is {chosen!r}")
+    holders = {id(each) for each in model.modules() if any(isinstance(below, kinds) for below in each.modules())}
+    return lambda each: isinstance(each, kinds) or id(each) not in holders
+
+
+class _Tracer(Tracer):
+    proxy_buffer_attributes = True
+
+    def __init__(self, model, is_unit):
+        super().__init__()
+        self._model, self._is_unit, self._opaque = model, is_unit, set()
+        self._tensors = dict((*model.named_buffers(), *model.named_parameters()))
+        self._names = {id(tensor): name for name, tensor in self._tensors.items()}
+        self._mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+        self._fakes = {}  # of parameters and buffers, by id
+        self._is_running = False  # a unit or an operation runs on examples: nothing is recorded
+
+    # ---- What fx calls ----
+
+    def proxy(self, node):
+        return _Value(node, self)
+
+    def is_leaf_module(self, m, module_qualified_name):
+        return self._is_unit(m) or id(m) in self._opaque
+
+    def call_module(self, m, forward, args, kwargs):
+        if self._is_running:
+            return forward(*args, **kwargs)
+        if self.is_leaf_module(m, ""):
+            return super().call_module(m, forward, args, kwargs)
+        last = next(reversed(self.graph.nodes))
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:  # a module that cannot be recorded runs as a whole
+            self._erase_after(last)
+            self._opaque.add(id(m))
+            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+
+    def _erase_after(self, last):
+        for node in reversed(list(self.graph.nodes)):
+            if node is last:
+                return
+            self.graph.erase_node(node)
+
+    def getattr(self, attr, attr_val, parameter_proxy_cache):
+        name = None if self._is_running or not isinstance(attr_val, torch.Tensor) else self._names.get(id(attr_val))
+        return attr_val if name is None else self.create_proxy("get_attr", name, (), {})
+
+    def create_args_for_root(self, root_fn, is_module, concrete_args=None):
+        leaves, form = pytree.tree_flatten(self._example)
+        recorded = [self._placeholder(number, leaf) for number, leaf in enumerate(leaves)]
+        args, kwargs = pytree.tree_unflatten(recorded, form)
+        return lambda model: model.forward(*args, **kwargs), [self.root]
+
+    def _placeholder(self, number, leaf):
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        node = self.create_node("placeholder", f"input_{number}", (), {})
+        node.meta["example"] = self._fake(leaf)
+        return self.proxy(node)
+
+    def create_proxy(self, kind, target, args, kwargs, *rest, **options):
+        proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        if kind == "output":
+            return proxy
+        proxy.node.meta["example"] = self._run(proxy.node)
+        return proxy
+
+    def to_bool(self, obj):
+        return bool(self.answer(obj, self.number_of(obj, (bool, int, float, str, type(None), torch.dtype, torch.device)), bool))
+
+    def iter(self, obj):
+        return iter([obj[number] for number in range(len(obj))])
+
+    # ---- Examples ----
+
+    def record(self, example):
+        """Returns the graph of model(*args, **kwargs), with (args, kwargs) as the example."""
+        self._example = example
+        with self._recorded_makers():
+            return self.trace(self._model)
+
+    @contextlib.contextmanager
+    def _recorded_makers(self):
+        """Replaces torch's functions that make tensors by ones that are recorded."""
+        former = {name: getattr(torch, name) for name in MAKERS}
+        for name, function in former.items():
+            setattr(torch, name, self._recorded(function))
+        try:
+            yield
+        finally:
+            for name, function in former.items():
+                setattr(torch, name, function)
+
+    def _recorded(self, function):
+        def make(*args, **kwargs):
+            return function(*args, **kwargs) if self._is_running else self.create_proxy("call_function", function, args, kwargs)
+        return make
+
+    def _fake(self, tensor):
+        if id(tensor) not in self._fakes:
+            with self._mode:
+                self._fakes[id(tensor)] = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return self._fakes[id(tensor)]
+
+    def _run(self, node):
+        """Returns the example of a node."""
+        if node.op == "get_attr":
+            return self._fake(self._tensors[node.target] if node.target in self._tensors else vars(self.root)[node.target])
+        used = [each.meta["example"] for each in node.all_input_nodes]
+        if any(each is UNKNOWN for each in used):
+            return UNKNOWN
+        args, kwargs = map_arg((node.args, node.kwargs), lambda each: each.meta["example"])
+        was_running, self._is_running = self._is_running, True
+        try:
+            with self._mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
+                return self._call(node, args, kwargs)
+        except DATA:
+            return UNKNOWN
+        finally:
+            self._is_running = was_running
+
+    def _call(self, node, args, kwargs):
+        if node.op == "call_function":
+            return node.target(*args, **kwargs)
+        if node.op == "call_method":
+            return getattr(args[0], node.target)(*args[1:], **kwargs)
+        unit = self.root.get_submodule(node.target)
+        fakes = {name: self._fake(each) for name, each in (*unit.named_parameters(), *unit.named_buffers())}
+        return functional_call(unit, fakes, args, kwargs)
+
+    # ---- Answers ----
+
+    def number_of(self, obj, kinds):
+        value = obj.node.meta["example"]
+        if value is UNKNOWN or not isinstance(value, kinds):
+            raise _Refused(f"{_place()} decides by the values of a tensor")
+        return value
+
+    def length_of(self, obj):
+        value = obj.node.meta["example"]
+        if value is UNKNOWN or not hasattr(value, "__len__"):
+            raise _Refused(f"{_place()} asks for the length of a value that has none, or whose length depends on data")
+        return len(value)
+
+    def answer(self, obj, value, function=None):
+        """Records that the forward pass has used this value, and returns it."""
+        asked = self.create_node("call_function", function, (obj.node,), {}) if function else obj.node
+        value = function(value) if function is bool else value
+        compared = self.create_node("call_function", compare, (asked, value, _place()), {})
+        compared.meta["example"] = None
+        asked.meta["example"] = value
+        return value
+
+
+def _place():
+    """Returns the line of the model's code that runs."""
+    frame = sys._getframe(1)
+    while frame.f_back and (frame.f_code.co_filename == __file__ or "/torch/" in frame.f_code.co_filename):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+# ---- The graph -------------------------------------------------------------------------------------------------------------
+
+
+class Recorded(typing.NamedTuple):
+    """A forward pass. units: the names of units, in the order of their first calls."""
+    graph: Graph
+    units: list
+    form: typing.Any  # of the arguments, as a tree
+    constants: list  # arguments that are not tensors: (number, value)
+
+
+def record(model, example, is_unit):
+    """Records the forward pass of a model in its present mode. example: (args, kwargs). The model stays as it is."""
+    before = set(vars(model))
+    tracer = _Tracer(model, is_unit)
+    try:
+        graph = tracer.record(example)
+    except Exception as error:
+        raise RuntimeError(f"shoal: the forward pass of {type(model).__name__} cannot be recorded: {_reason(error)}; {REMEDY}") from error
+    finally:
+        constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}  # tensors that the code has made
+    for node in graph.nodes:
+        if node.op == "get_attr" and node.target in constants:
+            node.meta["constant"] = constants[node.target]
+        if node.op == "call_module":
+            node.meta["changes"] = getattr(model.get_submodule(node.target), "inplace", False) is True
+    _drop_unused(graph)
+    units = list(dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"))
+    leaves, form = pytree.tree_flatten(example)
+    return Recorded(graph, units, form, [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)])
+
+
+def _reason(error):
+    return str(error) if isinstance(error, _Refused) else f"{type(error).__name__}: {error}"
+
+
+def _drop_unused(graph):
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+
+
+def has_effect(node: Node):
+    """Returns true if a node does more than to return a value."""
+    if node.op in ("placeholder", "output", "call_module"):
+        return True
+    return node.op != "get_attr" and (node.target is compare or writes(node))
+
+
+def writes(node: Node):
+    """Returns true if a node changes its first argument."""
+    if node.op not in ("call_method", "call_function"):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    is_inplace = name.endswith("_") and not name.endswith("__")
+    return is_inplace or name in ("setitem", "iadd", "isub", "imul", "itruediv") or node.kwargs.get("inplace") is True
+
+
+def bytes_of(value):
+    """Returns the bytes of the tensors of an example."""
+    if value is UNKNOWN:
+        return 0
+    return sum(each.numel() * each.element_size() if isinstance(each, torch.Tensor) else 8 for each in pytree.tree_leaves(value))

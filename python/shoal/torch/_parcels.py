@@ -1,0 +1,132 @@
+"""Messages between stages: values of a model as one piece of memory and a note that describes it.
+
+A value is a tensor, a number, a word, a size, or a tuple, list or dict of values. The note is JSON, which holds everything but
+the elements of tensors; these follow each other in the memory, each aligned. A note that is too long for its message is stored
+behind the tensors. So each message describes itself, and shapes may change from one to the next."""
+from __future__ import annotations
+
+import ctypes
+import json
+
+import torch
+
+from .. import _native
+
+ALIGNMENT = 64
+NOTE = _native.Parcel.note
+WORDS = (bool, int, float, str, type(None))
+ABSENT = b"-"  # the note of a microbatch without samples
+
+
+class Message:
+    """What a message carries: its note, its tensors, each contiguous, and their offsets."""
+
+    def __init__(self, value):
+        self.given, self.tensors, self.offsets, self.bytes = [], [], [], 0  # given: the tensors of the value themselves
+        self.note = json.dumps(self._form(value), separators=(",", ":")).encode()
+        self.is_long = len(self.note) > NOTE.size
+        if self.is_long:
+            self._place(torch.frombuffer(bytearray(self.note), dtype=torch.uint8))
+            self.note = b"#%d" % len(self.note)
+
+    def _form(self, value):
+        if isinstance(value, torch.Tensor):
+            return self._form_of_tensor(value)
+        if isinstance(value, WORDS):
+            return ["w", value]
+        if isinstance(value, torch.Size):
+            return ["s", *value]
+        if isinstance(value, (torch.dtype, torch.device)):
+            return ["y" if isinstance(value, torch.dtype) else "e", _name_of(value)]
+        if type(value) in (tuple, list):
+            return ["u" if type(value) is tuple else "l", *map(self._form, value)]
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            return ["d", {key: self._form(each) for key, each in value.items()}]
+        raise TypeError(f"shoal: a value of the type {type(value).__name__} cannot be handed from one stage to the next: cut at another "
+                        "unit, or let the unit return tensors, numbers, tuples, lists or dicts of them")
+
+    def _form_of_tensor(self, tensor):
+        if tensor.layout is not torch.strided or tensor.is_quantized:
+            raise TypeError(f"shoal: a tensor of {tensor.layout} cannot be handed from one stage to the next: cut at another unit")
+        self.given.append(tensor)
+        self._place(tensor.detach().resolve_conj().resolve_neg().contiguous())
+        return ["t", _name_of(tensor.dtype), int(tensor.requires_grad), *tensor.shape]
+
+    def _place(self, tensor):
+        self.offsets.append(self.bytes)
+        self.tensors.append(tensor)
+        self.bytes += -(-_size_of(tensor) // ALIGNMENT) * ALIGNMENT
+
+    def single(self):
+        """Returns the tensor, if one tensor is all of the message's memory; else None."""
+        return self.tensors[0] if len(self.tensors) == 1 and _size_of(self.tensors[0]) else None
+
+    def size_of_single(self):
+        return _size_of(self.tensors[0])
+
+    def write(self, memory):
+        """Copies the tensors to memory, a tensor of bytes."""
+        for tensor, offset in zip(self.tensors, self.offsets):
+            memory[offset:offset + _size_of(tensor)].view(tensor.dtype).copy_(tensor.reshape(-1))
+
+
+def _name_of(thing):
+    return str(thing).rpartition("torch.")[2] if isinstance(thing, torch.dtype) else str(thing)
+
+
+def _size_of(tensor):
+    return tensor.numel() * tensor.element_size()
+
+
+class Received:
+    """A message that has arrived. value: its value, whose tensors are views of the message's memory. tensors: these, in the
+    sender's order; those that need a gradient are leaves of a graph. address: of the memory."""
+
+    def __init__(self, note, address, size):
+        self.address, self._memory, self._used, self.tensors = address, bytes_at(address, size), 0, []
+        self.is_absent = note == ABSENT
+        if note.startswith(b"#"):
+            length = int(note[1:])
+            begin = size - -(-length // ALIGNMENT) * ALIGNMENT
+            note = bytes(self._memory[begin:begin + length].tolist())
+        self.value = None if self.is_absent else self._value(json.loads(note))
+
+    def _value(self, form):
+        kind, *rest = form
+        if kind == "t":
+            return self._tensor(*rest[:2], rest[2:])
+        if kind == "w":
+            return rest[0]
+        if kind == "s":
+            return torch.Size(rest)
+        if kind in "ye":
+            return getattr(torch, rest[0]) if kind == "y" else torch.device(rest[0])
+        if kind == "d":
+            return {key: self._value(each) for key, each in rest[0].items()}
+        values = [self._value(each) for each in rest]
+        return tuple(values) if kind == "u" else values
+
+    def _tensor(self, dtype, needs_gradient, shape):
+        dtype = getattr(torch, dtype)
+        count = torch.Size(shape).numel() * dtype.itemsize
+        tensor = self._memory[self._used:self._used + count].view(dtype).view(shape)
+        self._used += -(-count // ALIGNMENT) * ALIGNMENT
+        self.tensors.append(tensor.requires_grad_() if needs_gradient and torch.is_grad_enabled() else tensor)
+        return tensor
+
+
+def bytes_at(address, count):
+    if not count:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
+
+
+def read(parcel):
+    """Returns the message in a struct shoal_parcel."""
+    note = ctypes.string_at(ctypes.addressof(parcel) + NOTE.offset, parcel.note_bytes)
+    return Received(note, parcel.data, parcel.bytes)
+
+
+def write_note(parcel, note):
+    ctypes.memmove(ctypes.addressof(parcel) + NOTE.offset, note, len(note))
+    parcel.note_bytes = len(note)

@@ -1,0 +1,129 @@
+"""Schedules of pipelines (include/shoal/pipeline.h, sections 1 to 3): struct shoal_schedule."""
+from __future__ import annotations
+
+import ctypes
+import os
+
+from .. import _native
+from .._native import OK
+from ._communicator import is_own
+
+TEXT_BYTES = 1024
+KINDS = {"gpipe": _native.SCHEDULE_GPIPE, "1f1b": _native.SCHEDULE_1F1B, "interleaved": _native.SCHEDULE_INTERLEAVED,
+         "breadth-first": _native.SCHEDULE_BREADTH_FIRST, "zb-h1": _native.SCHEDULE_ZB_H1, "zb-h2": _native.SCHEDULE_ZB_H2,
+         "v-min": _native.SCHEDULE_V_MIN, "v-half": _native.SCHEDULE_V_HALF, "v-zb": _native.SCHEDULE_V_ZB,
+         "auto": _native.SCHEDULE_AUTO}
+OF_SEVERAL_STAGES = ("interleaved", "breadth-first")
+V_KINDS = ("v-min", "v-half", "v-zb")
+
+
+class Schedule:
+    """A schedule, which never changes. make() and read() return one."""
+
+    def __init__(self, address):
+        self._library, self._owner, self.address = _native.load(), os.getpid(), address
+
+    def __del__(self, is_own=is_own):
+        if is_own(self._owner):
+            self._library.schedule_free(self.address)
+
+    @classmethod
+    def make(cls, kind, ranks, microbatches, stages=None):
+        """kind: a word of KINDS. stages: of all ranks together."""
+        options = options_of(kind, ranks, microbatches, stages)
+        return cls._checked(lambda out, text: _native.load().schedule_create(ctypes.byref(options), out, text, TEXT_BYTES),
+                            f"the schedule \"{kind}\" for {ranks} ranks and {microbatches} microbatches")
+
+    @classmethod
+    def read(cls, text):
+        """Reads torch's form: a line for each rank, actions separated by commas."""
+        given = text.encode()
+        return cls._checked(lambda out, why: _native.load().schedule_read(given, len(given), out, why, TEXT_BYTES), "the schedule")
+
+    @classmethod
+    def _checked(cls, call, name):
+        address, text = ctypes.c_void_p(), ctypes.create_string_buffer(TEXT_BYTES)
+        status = call(ctypes.byref(address), text)
+        if status != OK:
+            reason = text.value.decode(errors="replace") or str(_native.error_of(status))
+            raise ValueError(f"shoal: {name}: {reason}")
+        return cls(address.value)
+
+    @property
+    def ranks(self):
+        return self._library.schedule_ranks(self.address)
+
+    @property
+    def stages(self):
+        return self._library.schedule_stages(self.address)
+
+    @property
+    def microbatches(self):
+        return self._library.schedule_microbatches(self.address)
+
+    def rank_of(self, stage):
+        return self._library.schedule_rank_of(self.address, stage)
+
+    def splits_backward(self):
+        """Returns true if some backward passes are two actions."""
+        return any(action.kind == _native.INPUT_GRADIENT for rank in range(self.ranks) for action in self.actions(rank))
+
+    def actions(self, rank):
+        count = ctypes.c_uint32()
+        first = self._library.schedule_actions(self.address, rank, ctypes.byref(count))
+        return first[:count.value]
+
+    def text(self):
+        """Returns the schedule in torch's form (compute_only)."""
+        return printed(lambda stream: self._library.schedule_print(self.address, stream))
+
+
+def printed(call):
+    """Returns what a function of the library prints to a FILE."""
+    libc = ctypes.CDLL(None)
+    libc.open_memstream.restype = ctypes.c_void_p
+    place, size = ctypes.c_void_p(), ctypes.c_size_t()
+    stream = ctypes.c_void_p(libc.open_memstream(ctypes.byref(place), ctypes.byref(size)))
+    if not stream:
+        raise MemoryError("shoal: no memory for a text")
+    status = call(stream)
+    libc.fclose(stream)
+    text = ctypes.string_at(place, size.value)
+    libc.free(place)
+    if status != OK:
+        raise _native.error_of(status)
+    return text.decode()
+
+
+def schedule_of(wanted, ranks, microbatches, stages=None):
+    """Returns the schedule for what a program asks for: a word, or a schedule's text."""
+    if is_word(wanted):
+        return Schedule.make(wanted, ranks, microbatches, stages)
+    schedule = Schedule.read(wanted)
+    if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
+        raise ValueError(f"shoal: the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, but there are "
+                         f"{ranks} and {microbatches}")
+    return schedule
+
+
+def is_word(wanted):
+    """Returns true for a word of KINDS, false for a schedule's text; anything else is refused."""
+    if not isinstance(wanted, str):
+        raise TypeError(f"shoal: schedule must be a word or a schedule's text, not {type(wanted).__name__}")
+    if wanted not in KINDS and "," not in wanted and "\n" not in wanted:
+        raise ValueError(f"shoal: the schedule \"{wanted}\" is not one of {', '.join(KINDS)}, and not a schedule's text")
+    return wanted in KINDS
+
+
+def options_of(kind, ranks, microbatches, stages):
+    return _native.ScheduleOptions(kind=KINDS[kind], ranks=ranks, microbatches=microbatches,
+                                   stages_per_rank=_stages_per_rank(kind, ranks, stages))
+
+
+def _stages_per_rank(kind, ranks, stages):
+    if kind not in OF_SEVERAL_STAGES or stages is None:
+        return 0
+    if stages % ranks or stages < 2 * ranks:
+        raise ValueError(f"shoal: {stages} stages for {ranks} ranks, but each rank of the schedule \"{kind}\" needs the same number of "
+                         "stages, 2 or more")
+    return stages // ranks

@@ -1,0 +1,257 @@
+"""The stages of this rank: what they compute for a microbatch, and what they keep of it until its backward pass."""
+from __future__ import annotations
+
+import typing
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .. import _native
+from . import _backward, _parcels
+
+
+class Kept(typing.NamedTuple):
+    """What a stage keeps of a microbatch until its backward pass: messages that it has received and sent, and its loss."""
+    received: list
+    sent: list
+    loss: typing.Any
+
+
+class Stage:
+    """A stage. modules: by mode, True for training: the stage as Split.module() returns it, and the sources and targets that it
+    has in this mode. sources and targets: those of all modes, to which a message always goes."""
+
+    def __init__(self, number, modules, sources, targets, is_last):
+        self.number, self.is_last = number, is_last
+        self._modules, self.sources, self.targets = modules, sources, targets
+        self.parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
+
+    def forward(self, is_training, inputs, received):
+        """Returns a value for each target, and the model's result. inputs: the tensors of the batch, on the first stage."""
+        module, sources, targets = self._modules[is_training]
+        arrived = dict(zip(self.sources, received))
+        sent, result = module(*inputs, *(arrived[source].value for source in sources))
+        sent = dict(zip(targets, sent))
+        return [sent.get(target, []) for target in self.targets], result
+
+    def backward(self, kept, received):
+        """Adds up the gradients of parameters. Returns for each source the gradients of its tensors."""
+        roots, gradients = _roots_of(kept, received)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        self._leave_messages(received)
+        return [[tensor.grad for tensor in each.tensors] for each in kept.received]
+
+    def input_gradients(self, kept, received):
+        """Returns for each source the gradients of its tensors, and a function that adds up those of parameters."""
+        roots, gradients = _roots_of(kept, received)
+        leaves = [tensor for each in kept.received for tensor in each.tensors if tensor.requires_grad]
+        found, deferred = _backward.input_gradients(roots, gradients, leaves)
+        of = {id(leaf): gradient for leaf, gradient in zip(leaves, found)}
+
+        def rest():
+            deferred()
+            self._leave_messages(received)
+        return [[of.get(id(tensor)) for tensor in each.tensors] for each in kept.received], rest
+
+    def _leave_messages(self, received):
+        """Autograd may leave a view of a message as the gradient of a parameter. The message's memory is used again."""
+        addresses = {each.address for each in received}
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None and gradient.untyped_storage().data_ptr() in addresses:
+                parameter.grad = gradient.clone()
+
+
+def _roots_of(kept, received):
+    """Returns the tensors at which the backward pass begins, and their gradients."""
+    if kept.loss is not None:
+        return ([kept.loss], [None]) if kept.loss.requires_grad else ([], [])
+    pairs = [(tensor, gradient) for sent, arrived in zip(kept.sent, received) for tensor, gradient in zip(sent.given, arrived.value)
+             if gradient is not None and tensor.requires_grad]
+    return [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
+
+
+# ---- A pass ----------------------------------------------------------------------------------------------------------------
+
+
+class Pass:
+    """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. complete(stage) is
+    called with the number of a stage whose gradients are complete."""
+
+    def __init__(self, stages, batch, loss, is_training, executor, complete):
+        self._stages, self._complete = {stage.number: stage for stage in stages}, complete
+        self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
+        self._kept, self._rest = {}, {}
+        self.results = {}  # of the model in an evaluation, by microbatch
+        self.loss = 0.0  # the mean over all samples
+
+    def compute(self, work):
+        stage, place = self._stages[work.action.stage], (work.action.stage, work.action.microbatch)
+        if work.action.kind == _native.FORWARD:
+            with torch.set_grad_enabled(self._loss is not None):
+                self._forward(stage, place, _received(work), work.outputs)
+            return
+        with torch.autocast("cpu", enabled=False):  # a backward pass has the types of its forward pass
+            if work.action.kind == _native.WEIGHT_GRADIENT:
+                self._rest.pop(place)()
+            else:
+                with torch.no_grad():
+                    received = _received(work)
+                self._backward(stage, place, work, received)
+        if work.is_last_gradient:
+            self._complete(stage.number)
+
+    # ---- Forward ----
+
+    def _forward(self, stage, place, received, outputs):
+        microbatch = place[1]
+        inputs = self._batch.inputs(microbatch) if stage.number == 0 else ()
+        if inputs is None or any(each.is_absent for each in received):
+            self._kept[place] = None
+            self._send_absent(outputs, len(stage.targets))
+            return
+        values, result = stage.forward(self._is_training, inputs, received)
+        loss = self._loss_of(microbatch, result) if stage.is_last and self._loss is not None else None
+        if stage.is_last and self._loss is None:
+            self.results[microbatch] = _own(result, received)
+        sent = [self._send(value, outputs[number]) for number, value in enumerate(values)]
+        if self._loss is not None:
+            self._kept[place] = Kept(received, sent, loss)
+
+    def _loss_of(self, microbatch, result):
+        """Returns this microbatch's part of the loss: the mean over its samples, times its share of all samples."""
+        arguments, share = self._batch.targets(microbatch), self._batch.share(microbatch)
+        loss = self._loss(result, *arguments)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise TypeError("shoal: loss must return a tensor of one element, the mean over the samples, and it returned "
+                            f"{list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}")
+        self.loss += loss.detach().double().item() * share
+        return loss.reshape(()) * share
+
+    def _send_absent(self, outputs, count):
+        for number in range(count):
+            _parcels.write_note(outputs[number], _parcels.ABSENT)
+
+    def _send(self, value, parcel):
+        """Fills a struct shoal_parcel. One tensor is read where it is; several are copied to one piece of memory."""
+        message = _parcels.Message(value)
+        _parcels.write_note(parcel, message.note)
+        single = message.single()
+        if single is not None:
+            parcel.data, parcel.bytes, parcel.owner = single.data_ptr(), message.size_of_single(), self._executor.hold(single)
+        elif message.bytes:
+            parcel.data, parcel.bytes = self._executor.alloc(message.bytes), message.bytes
+            message.write(_parcels.bytes_at(parcel.data, message.bytes))
+        return message
+
+    # ---- Backward ----
+
+    def _backward(self, stage, place, work, received):
+        kept = self._kept.pop(place)
+        if kept is None:
+            self._rest[place] = lambda: None
+            self._send_absent(work.outputs, len(stage.sources))
+            return
+        if work.action.kind == _native.BACKWARD:
+            gradients = stage.backward(kept, received)
+        else:
+            gradients, self._rest[place] = stage.input_gradients(kept, received)
+        for number, value in enumerate(gradients):
+            self._send(value, work.outputs[number])
+
+
+def _received(work):
+    return [_parcels.read(work.inputs[number]) for number in range(work.input_count)]
+
+
+def _own(result, received):
+    """Copies tensors of a result that are in the memory of messages."""
+    addresses = {each.address for each in received}
+    return pytree.tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor)
+                           and each.untyped_storage().data_ptr() in addresses else each, result)
+
+
+# ---- A batch ---------------------------------------------------------------------------------------------------------------
+
+
+def arguments_of(given):
+    """Returns (args, kwargs) for what a program passes as a batch: a tensor, a tuple of arguments, or a dict of them."""
+    if isinstance(given, dict):
+        return (), given
+    return (given if isinstance(given, tuple) else (given,)), {}
+
+
+class Batch:
+    """A batch in microbatches. Batches that do not fit are refused inside of a computation, so that all ranks learn of it."""
+
+    def __init__(self, inputs, targets, count, recorded):
+        self._given, self._count, self._recorded = (inputs, targets), count, recorded
+        self._inputs = self._targets = None
+
+    def inputs(self, microbatch):
+        """Returns the tensors of the model's arguments, or None for a microbatch without samples."""
+        if self._inputs is None:
+            if self._given[0] is None:
+                raise ValueError("shoal: the rank of the first stage needs the batch's inputs: they are None")
+            self._inputs = [self._leaves(each) for each in self._divided(self._given[0], "inputs")]
+        leaves = self._inputs[microbatch]
+        return leaves if _rows(leaves) else None
+
+    def _leaves(self, given):
+        leaves, form = pytree.tree_flatten(arguments_of(given))
+        recorded = self._recorded
+        constants = [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
+        if form != recorded.form or constants != recorded.constants:
+            raise ValueError("shoal: the model was split for other arguments: pass inputs of the example's form, with the same values "
+                             "for arguments that are not tensors")
+        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+    def targets(self, microbatch):
+        """Returns the loss function's arguments behind the model's result."""
+        if self._given[1] is None:
+            return ()
+        if self._targets is None:
+            self._targets = self._divided(self._given[1], "targets")
+        return (self._targets[microbatch],)
+
+    def share(self, microbatch):
+        """Returns the microbatch's share of all samples."""
+        divided = self._targets or self._divided(self._given[0], "inputs")
+        if divided is None:
+            raise ValueError("shoal: the rank of the last stage needs the batch's targets, or else its inputs: both are None")
+        rows = [_rows(pytree.tree_leaves(each)) for each in divided]
+        return rows[microbatch] / sum(rows)
+
+    def _divided(self, given, name):
+        """Returns the microbatches of a batch. A list has them already."""
+        if given is None or isinstance(given, list):
+            if given is not None and len(given) != self._count:
+                raise ValueError(f"shoal: {name} has {len(given)} microbatches, but the schedule is for {self._count}: a list is taken "
+                                 "as microbatches; pass one tensor or a tuple to have it divided")
+            return given
+        leaves, form = pytree.tree_flatten(given)
+        rows = {leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        if len(rows) != 1:
+            raise ValueError(f"shoal: {name} cannot be divided into microbatches: the first dimensions of its tensors are "
+                             f"{sorted(rows)}, but must be the same number of samples; or pass a list of microbatches")
+        parts = [leaf.tensor_split(self._count) if isinstance(leaf, torch.Tensor) and leaf.dim() else [leaf] * self._count
+                 for leaf in leaves]
+        return [pytree.tree_unflatten(list(each), form) for each in zip(*parts)]
+
+
+def _rows(leaves):
+    return next((leaf.shape[0] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()), 1)
+
+
+def joined(results):
+    """Returns the results of microbatches as the result of their batch."""
+    flat = [pytree.tree_flatten(each) for each in results]
+    forms = flat[0][1]
+    return pytree.tree_unflatten([_joined_leaves(each) for each in zip(*(leaves for leaves, _ in flat))], forms)
+
+
+def _joined_leaves(leaves):
+    if not isinstance(leaves[0], torch.Tensor):
+        return leaves[0]
+    return torch.cat(leaves) if leaves[0].dim() else torch.stack(leaves)

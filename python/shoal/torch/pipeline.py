@@ -1,0 +1,307 @@
+"""Training of a model that is cut into stages, each on a rank, with several microbatches on their way (include/shoal/pipeline.h,
+docs/pipelines.md).
+
+    pipeline = shoal.torch.Pipeline(model, example, cuts=["blocks.6"], microbatches=8, loss=cross_entropy)
+    optimizer = torch.optim.AdamW(pipeline.parameters())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = pipeline.step(inputs, targets)
+        optimizer.step()
+
+    making    the forward pass is recorded as calls of units (_graph.py), cut into stages (_split.py); a rank keeps its stages
+    step      the library runs the schedule: it calls this rank for each action and carries messages between stages; a stage
+              computes with autograd (_stages.py). Then gradients of tied parameters are summed (_ties.py)
+"""
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from .. import _native
+from .._native import OK
+from . import _communicator, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stage_sums, _stages, _ties, ddp
+
+
+class Pipeline:
+    """Trains a model on the CPU, each of whose stages is on a rank of a process group.
+
+    `example`: arguments of the model for one microbatch: a tensor, a tuple of arguments, or a dict of them. `microbatches`: into
+    how many each batch is divided. `schedule`: "gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min",
+    "v-half", "v-zb" or "auto", or the text of a schedule in torch's form. `loss(result, target)` returns the mean over the samples
+    of a microbatch.
+
+    `cuts`: names of the units at which stages 1, 2, ... begin. Without them rank 0 measures each unit on the example, or counts
+    operations if the model is on the device meta, and the library finds the stages with the shortest step; see explain().
+    `memory`: bytes that each rank has for parameters, gradients, optimizer states and activations; no limit by default.
+    `partition`: a dict of other fields of struct shoal_partition_options. `stages`: how many, for "interleaved" and
+    "breadth-first"; by default two for each rank.
+
+    `units`: which modules run as a whole: a set of classes, or a function that returns true for such a module. By default the
+    members of every ModuleList and Sequential, and other modules without such lists. `init`: for a model on the device meta, a
+    function that sets the parameters and buffers that a module owns itself; by default its reset_parameters().
+
+    `replicas`: a process group of the ranks that have the same stages of several pipelines, each with a batch of its own: their
+    gradients are averaged. The ranks of one pipeline are `process_group`.
+
+    Making it is a collective call. Each rank keeps the units of its own stages; the rest of `model` moves to the device meta. The
+    recorded forward pass must not depend on values of tensors, except inside units."""
+
+    def __init__(self, model, example, stages=None, microbatches=1, schedule="1f1b", loss=None, cuts=None, memory=None, units=None,
+                 init=None, partition=None, process_group=None, replicas=None):
+        _check(model, microbatches)
+        self.process_group = ddp._group_of(process_group, None, "cpu")
+        self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
+        recorded = _record_modes(model, example, _graph.unit_chooser(model, units))
+        self.units, self._partition = recorded[True].units, None
+        if cuts is not None:
+            self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches, stages or len(cuts) + 1)
+            self._communicator = self._join()
+            borders = self._borders(list(cuts))
+        else:
+            plain = self._plain_schedule(schedule, stages)
+            self._communicator = self._join()
+            borders = self._divide(model, recorded[True], example, plain, schedule, stages, memory, partition or {})
+        self._check_stages(stages)
+        self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
+        self._make(model, init, replicas)
+
+    # ---- Making ----
+
+    def _join(self):
+        group = self.process_group
+        self._timeout = _communicator.timeouts.get(f"torch.{group.group_name}")
+        self._store = torch.distributed.distributed_c10d._get_process_group_store(group)
+        return _gradients.Communicator(self._store, group.rank(), group.size(), self._timeout, "pipeline")
+
+    def _borders(self, cuts):
+        borders = _split.borders_of(self.units, cuts)
+        if len(borders) + 1 != self.schedule.stages:
+            raise ValueError(f"shoal: cuts has {len(borders)} names, which make {len(borders) + 1} stages, but this schedule of "
+                             f"{self.schedule.ranks} ranks needs {self.schedule.stages}: the model's units are {', '.join(self.units)}")
+        return borders
+
+    def _check_stages(self, stages):
+        if stages is not None and stages != self.schedule.stages:
+            raise ValueError(f"shoal: stages is {stages}, but this schedule of {self.schedule.ranks} ranks has {self.schedule.stages}: "
+                             "leave stages out, or choose \"interleaved\" or \"breadth-first\"")
+
+    def _plain_schedule(self, wanted, stages):
+        """Returns the schedule if it does not depend on the model's profile, else None."""
+        if _schedules.is_word(wanted) and wanted == "auto":
+            return None
+        schedule = _schedules.schedule_of(wanted, self.process_group.size(), self.microbatches, stages)
+        if len(self.units) < schedule.stages:
+            raise ValueError(f"shoal: the model has {len(self.units)} units ({', '.join(self.units)}), and this schedule of "
+                             f"{schedule.ranks} ranks needs {schedule.stages} stages: use fewer ranks, or smaller units (units=)")
+        return schedule
+
+    def _divide(self, model, recorded, example, plain, wanted, stages, memory, options):
+        """Returns the numbers of the units at which stages 1, 2, ... begin."""
+        if plain is not None and plain.stages == 1:
+            self.schedule = plain
+            return []
+        profile = self._profile(model, recorded, example)
+        schedule = wanted if _schedules.is_word(wanted) else plain
+        self._partition = _profile.Partition(profile, schedule, self.process_group.size(), self.microbatches, stages, memory, options)
+        self.schedule = self._partition.schedule
+        return self._partition.first_units[1:]
+
+    def _profile(self, model, recorded, example):
+        """Returns rank 0's profile on all ranks."""
+        text = ""
+        if self.process_group.rank() == 0:
+            try:
+                text = _profile.profile_of(model, recorded, example)
+            except Exception as error:
+                text = f"!{type(error).__name__}: {error}"
+        text = self._text_of_first(text)
+        if text.startswith("!"):
+            raise RuntimeError(f"shoal: the model cannot be measured on rank 0: {text[1:]}; pass cuts=, names among {', '.join(self.units)}")
+        return text
+
+    def _text_of_first(self, text):
+        """Copies rank 0's text to all ranks."""
+        library, address = _native.load(), self._communicator.address
+        size = torch.tensor([len(text.encode())])
+        self._check(library.broadcast(address, size.data_ptr(), size.data_ptr(), 8, _native.UINT8, 0, None))
+        given = torch.zeros(size.item(), dtype=torch.uint8)
+        if self.process_group.rank() == 0:
+            given = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        self._check(library.broadcast(address, given.data_ptr(), given.data_ptr(), given.numel(), _native.UINT8, 0, None))
+        return bytes(given.tolist()).decode()
+
+    def _make(self, model, init, replicas):
+        group, self._model = self.process_group, model
+        self._own = [stage for stage in range(self.schedule.stages) if self.schedule.rank_of(stage) == group.rank()]
+        splits = list(self._splits.values())
+        ties = _ties.ties_of(model, splits, self.schedule)
+        _own_part.keep(model, _split.parts(splits, self._own, model), init)
+        self.module = _split.parts(splits, self._own, model)
+        edges = sorted({edge for each in self._splits.values() for edge in each.edges})
+        self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
+        named = dict(self.module.named_parameters(remove_duplicate=False))
+        self._ties = _ties.Ties(ties, named, self._store, group.rank(), self._timeout)
+        self._stages = [self._stage(stage, model, edges) for stage in self._own]
+        self._sums = _stage_sums.NoSums() if replicas is None else _stage_sums.StageSums(replicas, self.module, self._stages)
+        self._ties.share_first()
+
+    def _stage(self, number, model, edges):
+        modules = {mode: (split.module(number, model), split.sources(number), split.targets(number))
+                   for mode, split in self._splits.items()}
+        sources, targets = [begin for begin, end in edges if end == number], [end for begin, end in edges if begin == number]
+        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1)
+
+    def explain(self):
+        """Returns a line for each stage: its units, its time, and why it begins where it does; then the memory of each rank and
+        the predicted step, in microseconds."""
+        if self._partition is not None:
+            return self._partition.text(self.units)
+        return "\n".join(f"stage {stage} on rank {self.schedule.rank_of(stage)}: {', '.join(self._splits[True].units_of(stage)) or 'no unit'}"
+                         for stage in range(self.schedule.stages))
+
+    # ---- Passes ----
+
+    def step(self, inputs=None, targets=None):
+        """Runs the forward and backward passes of all microbatches, and adds up gradients like one backward pass of the whole
+        batch. Returns the loss, the mean over all samples, on every rank. All ranks call it.
+
+        The rank of the first stage needs the inputs, in the form of the example, and the rank of the last stage the targets; other
+        ranks may pass None. Both are divided along the first dimension, as equally as possible, or are lists of microbatches."""
+        if self._loss is None:
+            raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
+        self._ties.begin()
+        self._sums.begin()
+        done = self._run(inputs, targets, self._loss)
+        self._sums.finish()
+        self._ties.sum()
+        loss = torch.tensor([done.loss], dtype=torch.float64)  # 0 on all ranks but the last stage's
+        return self._reduced(loss, _native.SUM)[0].float()
+
+    @torch.no_grad()
+    def forward(self, inputs=None):
+        """Runs the forward passes only. Returns the model's result for the batch on the rank of the last stage, None on others."""
+        done = self._run(inputs, None, None)
+        results = [done.results[number] for number in sorted(done.results)]
+        return _stages.joined(results) if results else None
+
+    __call__ = forward
+
+    def _run(self, inputs, targets, loss):
+        batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete)
+        try:
+            self._executor.run(done.compute, forward_only=loss is None)
+        except BaseException as error:  # other ranks may have ended their pass, and wait
+            self._ties.restore()
+            self._executor.fail([self._communicator, *self._ties.communicators])
+            self._sums.fail(str(error))
+            raise
+        return done
+
+    def times(self):
+        """Returns the times of the last step on this rank: a dict of step_us, computed_us, waited_us, sending_us and bubble, and of
+        sent_bytes and received_bytes."""
+        times = self._executor.times()
+        return {name: getattr(times, name) for name in ("step_us", "computed_us", "waited_us", "sending_us", "bubble", "sent_bytes",
+                                                        "received_bytes")}
+
+    # ---- This rank's part of the model ----
+
+    def parameters(self):
+        """Yields the parameters of this rank's stages, for an optimizer."""
+        return self.module.parameters()
+
+    def named_parameters(self):
+        """Yields the parameters of this rank's stages with the model's own names."""
+        return self.module.named_parameters()
+
+    def state_dict(self):
+        """Returns the state of this rank's stages under the model's own names. torch.distributed.checkpoint saves the parts of all
+        ranks as one checkpoint, and loads it with any number of stages."""
+        return self.module.state_dict()
+
+    def load_state_dict(self, state, strict=True):
+        """Loads the state of this rank's stages; state may be that of the whole model."""
+        own = self.module.state_dict()
+        return self.module.load_state_dict({name: value for name, value in state.items() if name in own}, strict)
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Like torch.nn.utils.clip_grad_norm_ of the whole model: returns the norm of the gradients of all stages, in which tied
+        parameters count once. All ranks call it."""
+        own = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        counted = [each.grad for each in self._ties.counted_once(self.module.parameters()) if each.grad is not None]
+        norms = torch.stack([torch.zeros(()), *(torch.linalg.vector_norm(each, norm_type, dtype=torch.float32) for each in counted)])
+        norm = torch.linalg.vector_norm(norms, norm_type).double().reshape(1)
+        if norm_type == math.inf:
+            total = self._reduced(norm, _native.MAX)[0].float()
+        else:
+            total = (self._reduced(norm ** norm_type, _native.SUM) ** (1 / norm_type))[0].float()
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for gradient in own:
+            gradient.mul_(factor.to(gradient.dtype))
+        return total
+
+    def _reduced(self, number, op):
+        status = _native.load().allreduce(self._communicator.address, number.data_ptr(), number.data_ptr(), 1, _native.FLOAT64, op, None)
+        self._check(status)
+        return number
+
+    def _check(self, status):
+        if status != OK:
+            raise _communicator.BackendError(f"shoal: {_communicator.timed_out(status)}"
+                                             f"{_native.error_of(status, comm=self._communicator.address)}")
+
+    def to_torch(self):
+        """Returns (modules, text) for torch.distributed.pipelining: this rank's stages as modules by their numbers, each for a
+        PipelineStage, and the schedule for _PipelineScheduleRuntime._load_csv(file, format="compute_only"). The modules have this
+        pipeline's parameters. torch hands tensors from a stage to the next one only, so skips go through the stages between."""
+        split = self._splits[True]
+        return {stage: split.link(stage, self._model) for stage in self._own}, self.schedule.text()
+
+    def train(self, mode=True):
+        """Sets the mode of training or evaluation, as for a module."""
+        self.module.train(mode)
+        return self
+
+    def eval(self):
+        """Sets the mode of evaluation."""
+        return self.train(False)
+
+
+# ---- The model -------------------------------------------------------------------------------------------------------------
+
+
+def _check(model, microbatches):
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"shoal: model must be an nn.Module, not {type(model).__name__}")
+    if not (isinstance(microbatches, int) and microbatches >= 1):
+        raise ValueError(f"shoal: microbatches is {microbatches!r}, but must be a number from 1 on")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device.type not in ("cpu", "meta"):
+            raise NotImplementedError(f"shoal: {name} is on {tensor.device}, and Pipeline trains on the CPU: use "
+                                      "torch.distributed.pipelining for other devices")
+
+
+def _record_modes(model, example, is_unit):
+    """Returns the recorded forward pass of each mode, True for training."""
+    former = {module: module.training for module in model.modules()}
+    recorded = {}
+    try:
+        for mode in (True, False):
+            for module in former:
+                module.training = mode
+            recorded[mode] = _graph.record(model, example, is_unit)
+    finally:
+        for module, mode in former.items():
+            module.training = mode
+    other = [name for name in recorded[False].units if name not in recorded[True].units]
+    if other:
+        raise ValueError(f"shoal: unit {other[0]} is called in evaluation but not in training: call all units in training")
+    places = [recorded[True].units.index(name) for name in recorded[False].units]
+    if places != sorted(places):
+        raise ValueError("shoal: the units are called in another order in evaluation than in training: "
+                         f"{', '.join(recorded[False].units)}, and {', '.join(recorded[True].units)}")
+    return recorded

@@ -1,0 +1,924 @@
+#!/usr/bin/env python3
+"""shoal.torch.Pipeline: losses and gradients equal those of one process, whatever the schedule, the split and the microbatches;
+and each misuse has its error on every rank."""
+import copy
+import shutil
+import tempfile
+import warnings
+
+import ranks
+import torch
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
+import torch.distributed as dist
+from ranks import Case, expect
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+warnings.filterwarnings("ignore")
+KINDS = ("gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min", "v-half", "v-zb")
+
+
+def seeded(make, seed=1):
+    torch.manual_seed(seed)
+    return make()
+
+
+# ---- Models ----------------------------------------------------------------------------------------------------------------
+
+
+def plain(layers=8, width=12):
+    return nn.Sequential(*(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.Tanh())))
+
+
+class Block(nn.Module):
+    def __init__(self, width, repeats):
+        super().__init__()
+        self.norm, self.up, self.down, self.repeats = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width), repeats
+
+    def inner(self, x):
+        if x.shape[0] == 0:  # any Python in a unit
+            return x
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False) if self.repeats else self.inner(x)
+
+
+class Gpt(nn.Module):
+    """A head that shares its weight with the embedding, a parameter and a buffer of the module itself, sizes of the input."""
+
+    def __init__(self, width=16, blocks=6, words=40, context=32, repeats=False):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, repeats) for _ in range(blocks))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        self.head.weight = self.words.weight
+        self.gain = nn.Parameter(torch.ones(width))
+        self.register_buffer("scale", torch.tensor(0.9))
+
+    def forward(self, words):
+        count, length = words.shape
+        if length > 32:
+            raise ValueError("too long")
+        x = (self.words(words) + self.places(torch.arange(length))) * self.scale
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x) * self.gain).view(count * length, -1)
+
+
+class Skips(nn.Module):
+    """Values of the first units are used by the last ones; two outputs of a unit; an output that is not used."""
+
+    class Two(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.one, self.other = nn.Linear(width, width), nn.Linear(width, width)
+
+        def forward(self, x):
+            return torch.tanh(self.one(x)), {"other": self.other(x), "count": x.shape[0]}
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.stem, self.two = nn.Linear(width, width), self.Two(width)
+        self.body = nn.ModuleList(nn.Linear(width, width) for _ in range(6))
+        self.last = nn.Linear(width, width)
+
+    def forward(self, x, scale):
+        first = self.stem(x)
+        one, more = self.two(first)
+        for number, layer in enumerate(self.body):
+            one = torch.relu(layer(one)) + (first if number == 3 else more["other"])
+        return self.last(one + x * scale) / more["count"] * x.shape[0]
+
+
+class Residual(nn.Module):
+    """Like a ResNet: blocks in Sequentials of Sequentials, with a way around."""
+
+    class Block(nn.Module):
+        def __init__(self, a, b):
+            super().__init__()
+            self.one, self.norm, self.two = nn.Conv2d(a, b, 3, padding=1, bias=False), nn.GroupNorm(2, b), nn.Conv2d(b, b, 3, padding=1)
+            self.around = nn.Sequential(nn.Conv2d(a, b, 1)) if a != b else None
+
+        def forward(self, x):
+            y = self.two(torch.relu_(self.norm(self.one(x))))
+            y += x if self.around is None else self.around(x)
+            return torch.relu_(y)
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.act = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True)
+        self.layer1 = nn.Sequential(self.Block(4, 4), self.Block(4, 4), self.Block(4, 4))
+        self.layer2 = nn.Sequential(self.Block(4, 8), self.Block(8, 8), self.Block(8, 8))
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.act(self.stem(x))
+        return self.head(self.layer2(self.layer1(x)).mean((2, 3)))
+
+
+def squares(result, target):
+    return (result.float() - target.float()).square().mean()
+
+
+def words_loss(result, target):
+    return nn.functional.cross_entropy(result.float(), target.flatten())
+
+
+def plain_batch(step, rows=16):
+    torch.manual_seed(1000 + step)
+    return torch.randn(rows, 12), torch.randn(rows, 12)
+
+
+def gpt_batch(step, rows=16):
+    torch.manual_seed(1000 + step)
+    words = torch.randint(40, (rows, 8))
+    return words[:, :-1], words[:, 1:]
+
+
+def skips_batch(step, rows=16):
+    inputs, targets = plain_batch(step, rows)
+    return (inputs, inputs.flip(0)), targets
+
+
+def image_batch(step, rows=16):
+    torch.manual_seed(1000 + step)
+    return torch.randn(rows, 3, 6, 6), torch.randint(5, (rows,))
+
+
+MODELS = {"mlp": (plain, plain_batch, squares), "gpt": (Gpt, gpt_batch, words_loss), "skips": (Skips, skips_batch, squares),
+          "residual": (Residual, image_batch, words_loss)}
+
+
+# ---- Comparisons -----------------------------------------------------------------------------------------------------------
+
+
+def even_cuts(units, stages):
+    return [units[len(units) * stage // stages] for stage in range(1, stages)]
+
+
+def stages_of(kind, size):
+    return size if kind in ("gpipe", "1f1b", "zb-h1", "zb-h2") else 2 * size  # also of torch's schedules
+
+
+def pipelined(world, model, batch, loss, kind="1f1b", microbatches=4, **options):
+    import shoal.torch
+    from shoal.torch import _graph, _stages
+    example = batch(0)[0]
+    if "cuts" not in options:
+        units = _graph.record(model, _stages.arguments_of(example), _graph.unit_chooser(model)).units
+        options["cuts"] = even_cuts(units, stages_of(kind, world.size))
+    return shoal.torch.Pipeline(model, example, microbatches=microbatches, schedule=kind, loss=loss, **options)
+
+
+class Pair:
+    """A pipeline and one process with the same first values."""
+
+    def __init__(self, world, name, kind="1f1b", microbatches=4, make=None, **options):
+        maker, self.batch, self.loss = MODELS[name]
+        self.whole = seeded(make or maker)
+        self.pipeline = pipelined(world, copy.deepcopy(self.whole), self.batch, self.loss, kind, microbatches, **options)
+        self.own = torch.optim.SGD(self.pipeline.parameters(), lr=0.05, momentum=0.9)
+        self.other = torch.optim.SGD(self.whole.parameters(), lr=0.05, momentum=0.9)
+
+    def gradients(self, number, rows=16):
+        inputs, targets = self.batch(number, rows)
+        loss = self.loss(self.whole(*inputs) if isinstance(inputs, tuple) else self.whole(inputs), targets)
+        loss.backward()
+        mine = self.pipeline.step(inputs, targets)
+        torch.testing.assert_close(mine, loss.detach())
+        wanted = dict(self.whole.named_parameters(remove_duplicate=False))
+        for name, parameter in self.pipeline.named_parameters():
+            expect(parameter.grad is not None, name)
+            torch.testing.assert_close(parameter.grad, wanted[name].grad, msg=lambda text, name=name: f"{name}: {text}")
+
+    def step(self, number, rows=16):
+        self.own.zero_grad()
+        self.other.zero_grad()
+        self.gradients(number, rows)
+        self.own.step()
+        self.other.step()
+
+
+def fails(function, kind, *words):
+    """Checks that a call raises an error of a kind whose text has these words."""
+    try:
+        function()
+    except kind as error:
+        expect(all(word in str(error) for word in words), str(error), words)
+        return error
+    expect(False, "no error with", words)
+
+
+def microbatches_of(world):
+    return 6 if world.size == 3 else 4  # interleaved takes turns of as many microbatches as ranks
+
+
+def equals_one_process(world, name, kind, microbatches=None):
+    pair = Pair(world, name, kind, microbatches or microbatches_of(world))
+    for number in range(3):
+        pair.step(number)
+
+
+def mlp_equals_one_process(world):
+    for kind in KINDS:
+        equals_one_process(world, "mlp", kind)
+
+
+def gpt_equals_one_process(world):
+    for kind in ("1f1b", "zb-h1") if world.size == 4 else KINDS:
+        equals_one_process(world, "gpt", kind)
+
+
+def skips_equal_one_process(world):
+    for kind in ("1f1b", "zb-h2") if world.size == 4 else KINDS:
+        equals_one_process(world, "skips", kind)
+
+
+def residual_equals_one_process(world):
+    for kind in ("1f1b", "zb-h1", "v-half"):
+        equals_one_process(world, "residual", kind)
+
+
+def any_number_of_samples_is_divided(world):
+    """As equally as possible; some microbatches may be without samples. In the next step the batch has another size."""
+    for kind in ("1f1b", "v-half", "gpipe"):
+        for name in ("gpt", "skips"):
+            pair = Pair(world, name, kind, 4)
+            for number, rows in enumerate((16, 7, 3, 1, 33)):
+                pair.step(number, rows)
+
+
+def microbatches_may_have_any_shape(world):
+    pair = Pair(world, "gpt", "zb-h1", 3)
+    lengths = [(2, 5), (1, 9), (4, 2)]
+    for number in range(2):
+        words = [torch.randint(40, (rows, length + 1)) for rows, length in lengths]
+        total = sum(rows for rows, _ in lengths)
+        loss = sum(words_loss(pair.whole(each[:, :-1]), each[:, 1:]) * len(each) / total for each in words)
+        loss.backward()
+        mine = pair.pipeline.step([each[:, :-1] for each in words], [each[:, 1:] for each in words])
+        torch.testing.assert_close(mine, loss.detach())
+        wanted = dict(pair.whole.named_parameters(remove_duplicate=False))
+        for each, parameter in pair.pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[each].grad)
+
+
+def an_evaluation_returns_the_result(world):
+    """In training and evaluation mode, for any number of samples."""
+    for name in MODELS:
+        pair = Pair(world, name, "1f1b")
+        for mode in (True, False):
+            pair.pipeline.train(mode)
+            pair.whole.train(mode)
+            for rows in (16, 5, 1):
+                inputs, _ = pair.batch(0, rows)
+                mine = pair.pipeline.forward(inputs)
+                with torch.no_grad():
+                    wanted = pair.whole(*inputs) if isinstance(inputs, tuple) else pair.whole(inputs)
+                expect((mine is not None) == (world.rank == world.size - 1))
+                if mine is not None and name != "skips":  # whose result depends on the number of samples
+                    torch.testing.assert_close(mine, wanted)
+        pair.pipeline.train()
+        pair.step(1)
+
+
+def modes_differ(world):
+    """A forward pass that goes other ways in evaluation."""
+
+    class Moody(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = nn.Linear(12, 12), nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            first = self.one(x)
+            return self.three(torch.tanh(first + self.two(first)) if self.training else first)
+
+    model = seeded(Moody)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, cuts=["two", "three"][:world.size - 1])
+    inputs, targets = plain_batch(0)
+    for mode in (True, False, True):
+        pipeline.train(mode)
+        model.train(mode)
+        torch.testing.assert_close(pipeline.step(inputs, targets), squares(model(inputs), targets).detach())
+        mine = pipeline(inputs)
+        if mine is not None:
+            torch.testing.assert_close(mine, model(inputs).detach())
+
+
+def gradients_add_up(world):
+    """Those of several steps before the optimizer's, also of tied parameters; and with clipping and a scheduler of rates."""
+    pair = Pair(world, "gpt", "1f1b")
+    rates = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in (pair.own, pair.other)]
+    for number in range(3):
+        for each in range(3):
+            pair.gradients(10 * number + each)
+        norm = torch.nn.utils.clip_grad_norm_(pair.whole.parameters(), 0.5)
+        torch.testing.assert_close(pair.pipeline.clip_grad_norm_(0.5), norm)
+        pair.own.step(), pair.other.step()
+        [rate.step() for rate in rates]
+        pair.own.zero_grad(set_to_none=False), pair.other.zero_grad(set_to_none=False)
+
+
+def a_norm_may_be_of_any_kind(world):
+    pair = Pair(world, "gpt", "1f1b")
+    pair.gradients(0)
+    for kind in (1.0, 3.0, float("inf")):
+        norm = torch.nn.utils.clip_grad_norm_(pair.whole.parameters(), 1e9, kind)
+        torch.testing.assert_close(pair.pipeline.clip_grad_norm_(1e9, kind), norm)
+
+
+def plain_torch_works_inside(world):
+    """Checkpointed blocks, autocast, and dropout, which has no equal in one process."""
+    for kind in ("1f1b", "zb-h1"):
+        pair = Pair(world, "gpt", kind, make=lambda: Gpt(repeats=True))
+        pair.step(0)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = pair.pipeline.step(*gpt_batch(1))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            wanted = words_loss(pair.whole(gpt_batch(1)[0]), gpt_batch(1)[1])
+        torch.testing.assert_close(loss, wanted.detach(), rtol=0.01, atol=0.01)
+    layers = [layer for _ in range(8) for layer in (nn.Linear(12, 12), nn.Dropout(0.5))]
+    pipeline = pipelined(world, nn.Sequential(*layers), plain_batch, squares, "zb-h1")
+    inputs, targets = plain_batch(0)
+    losses = {round(pipeline.step(inputs, targets).item(), 6) for _ in range(4)}
+    expect(len(losses) > 1, losses)
+
+
+def frozen_parts_stay(world):
+    def make():
+        model = plain()
+        for layer in list(model)[:8]:
+            layer.requires_grad_(False)
+        return model
+
+    for kind in ("1f1b", "zb-h1", "v-zb"):
+        model = seeded(make)
+        pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, kind)
+        inputs, targets = plain_batch(0)
+        loss = squares(model(inputs), targets)
+        loss.backward()
+        torch.testing.assert_close(pipeline.step(inputs, targets), loss.detach())
+        wanted = dict(model.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            expect((parameter.grad is None) == (wanted[name].grad is None), name)
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+
+def a_rank_keeps_its_stages(world):
+    """The names of all ranks are those of the model. What a rank does not keep moves to the device meta."""
+    model = seeded(Gpt)
+    whole = copy.deepcopy(model).state_dict()
+    pipeline = pipelined(world, model, gpt_batch, words_loss)
+    own = pipeline.state_dict()
+    names = [None] * world.size
+    dist.all_gather_object(names, sorted(own))
+    expect(set().union(*names) == set(whole), names)
+    for name, value in own.items():
+        torch.testing.assert_close(value, whole[name])
+    kept = {id(each) for each in pipeline.parameters()}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        expect(parameter.is_meta == (id(parameter) not in kept), name)
+    expect(world.size == 1 or any(parameter.is_meta for parameter in model.parameters()))
+
+
+def meta_models_get_values(world):
+    """By reset_parameters(), or by init; tied parameters are equal on all ranks."""
+    with torch.device("meta"):
+        model = Gpt()
+
+    def init(owner):
+        for parameter in owner._parameters.values():
+            if parameter is not None:
+                parameter.fill_(0.5) if parameter.dim() < 2 else nn.init.normal_(parameter, std=0.1)
+        for buffer in owner._buffers.values():
+            buffer.fill_(0.9)
+
+    torch.manual_seed(world.rank)
+    pipeline = pipelined(world, model, gpt_batch, words_loss, "zb-h1", init=init)
+    expect(not any(each.is_meta for each in (*pipeline.parameters(), *pipeline.module.buffers())))
+    words = [dict(pipeline.named_parameters()).get("words.weight" if world.rank == 0 else "head.weight")]
+    gathered = [None] * world.size
+    dist.all_gather_object(gathered, words[0].detach() if words[0] is not None else None)
+    torch.testing.assert_close(gathered[0], gathered[-1])
+    optimizer = torch.optim.Adam(pipeline.parameters(), lr=0.05)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        losses.append(pipeline.step(*gpt_batch(0)).item())
+        optimizer.step()
+    expect(losses[-1] < losses[0] - 0.2, losses)
+    with torch.device("meta"):
+        other = plain()
+    pipelined(world, other, plain_batch, squares).step(*plain_batch(0))
+    with torch.device("meta"):
+        other = Gpt()
+    if world.size == 1:
+        fails(lambda: pipelined(world, other, gpt_batch, words_loss), ValueError, "Gpt", "reset_parameters", "init=")
+
+
+def only_first_and_last_need_the_batch(world):
+    pair = Pair(world, "gpt", "1f1b")
+    inputs, targets = gpt_batch(0)
+    wanted = words_loss(pair.whole(inputs), targets).detach()
+    mine = pair.pipeline.step(inputs if world.rank == 0 else None, targets if world.rank == world.size - 1 else None)
+    torch.testing.assert_close(mine, wanted)
+
+
+# ---- Replicas --------------------------------------------------------------------------------------------------------------
+
+
+def grid(world):
+    """Returns the group of this rank's pipeline, that of its stage's replicas, and the number of its pipeline: two of each."""
+    rows, columns = [dist.new_group(each) for each in ([0, 1], [2, 3])], [dist.new_group(each) for each in ([0, 2], [1, 3])]
+    return rows[world.rank // 2], columns[world.rank % 2], world.rank // 2
+
+
+class Row:
+    """One of two pipelines."""
+    size = 2
+
+
+def replicas_average(world):
+    """Gradients are those of one process with the batches of both pipelines, also added up over steps; values begin equal."""
+    for name, kind in (("gpt", "1f1b"), ("gpt", "v-half"), ("residual", "zb-h1")):
+        pipeline_group, replica_group, replica = grid(world)
+        maker, batch, loss = MODELS[name]
+        whole, own = seeded(maker), seeded(maker, 1 + replica)
+        pipeline = pipelined(Row(), own, batch, loss, kind, process_group=pipeline_group, replicas=replica_group)
+        for number in range(3):
+            mine = None
+            for each in range(2):
+                inputs, targets = batch(2 * number + each)
+                (loss(whole(inputs), targets) / 2).backward()
+                mine = pipeline.step(inputs, targets) if each == replica else mine
+            wanted = dict(whole.named_parameters(remove_duplicate=False))
+            for each, parameter in pipeline.named_parameters():
+                torch.testing.assert_close(parameter.grad, wanted[each].grad, msg=lambda text, each=each: f"{each}: {text}")
+
+
+def a_failure_reaches_the_other_pipelines(world):
+    import shoal.torch._communicator as communicator
+    pipeline_group, replica_group, replica = grid(world)
+    units = [nn.Linear(12, 12) for _ in range(4)]
+    units[2] = planted = Raises("backward")
+    pipeline = pipelined(Row(), nn.Sequential(*units), plain_batch, squares, process_group=pipeline_group, replicas=replica_group)
+    planted.number, planted.counts = 1 if replica == 0 else None, {}
+    fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "stage 1", "microbatch 1", "planted in the backward pass")
+
+
+# ---- Stages that the library chooses ---------------------------------------------------------------------------------------
+
+
+def stages_are_found(world):
+    """Any model and schedule; the choice is the same on all ranks, and explained."""
+    for name, kind in (("mlp", "1f1b"), ("gpt", "auto"), ("skips", "zb-h1"), ("residual", "v-half"), ("gpt", "interleaved"), ("mlp", "v-zb")):
+        pair = Pair(world, name, kind, 2 * world.size, cuts=None)
+        texts = [None] * world.size
+        dist.all_gather_object(texts, pair.pipeline.explain())
+        expect(len(set(texts)) == 1, *texts)
+        expect("stage 0 on rank 0" in texts[0] and ("predicted step" in texts[0] or pair.pipeline.schedule.stages == 1), texts[0])
+        for number in range(2):
+            pair.step(number)
+
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        for _ in range(40):
+            x = torch.tanh(super().forward(x))
+        return x
+
+
+def slow_units_get_stages_of_their_own(world):
+    """Measured, and on the device meta counted."""
+    def make():
+        return nn.Sequential(*(nn.Linear(12, 12) for _ in range(6)), Slow(12, 12))
+
+    for meta in (False, True):
+        with torch.device("meta" if meta else "cpu"):
+            model = make()
+        pipeline = pipelined(world, model, plain_batch, squares, cuts=None, partition={"latency_us": 0})
+        if world.rank == world.size - 1:
+            expect(list(pipeline.state_dict()) == ["6.weight", "6.bias"], list(pipeline.state_dict()))
+        pipeline.step(*plain_batch(0))
+
+
+def memory_limits_are_kept(world):
+    """The model has 16 layers of 16 KiB; a rank keeps four times its parameters, with Adam's states."""
+    def make():
+        return nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(15)), Slow(64, 64, bias=False))
+
+    def batch(step, rows=4):
+        return torch.zeros(rows, 64), torch.zeros(rows, 64)
+
+    pipeline = pipelined(world, make(), batch, squares, cuts=None, memory=16 * 64 * 1024 * 3 // 4)
+    held = sum(parameter.numel() * 4 for parameter in pipeline.parameters())
+    expect(held <= 12 * 64 * 64 * 4, held)
+    fails(lambda: pipelined(world, make(), batch, squares, cuts=None, memory=100000), ValueError, "no partition was found that fits", "97.7 KiB")
+    fails(lambda: pipelined(world, make(), batch, squares, cuts=None, partition={"slots": -1, "memory_weight": 7.0}), ValueError)
+
+
+def measuring_changes_nothing(world):
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Dropout(0.3)) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model, batch = seeded(Normed), plain_batch(0)
+    before, draw = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    pipeline = pipelined(world, model, lambda step: batch, squares, cuts=None)
+    expect(torch.equal(torch.get_rng_state(), draw))
+    for name, value in pipeline.state_dict().items():
+        expect(torch.equal(value, before[name]), name)
+    expect(all(parameter.grad is None for parameter in pipeline.parameters()))
+
+
+def models_that_cannot_be_divided_are_refused(world):
+    import shoal.torch
+
+    def make(model, **options):
+        return shoal.torch.Pipeline(model, torch.zeros(4, 12), microbatches=4, loss=squares, **options)
+
+    fails(lambda: make(nn.Sequential(nn.Linear(12, 12))), ValueError, "1 units (0)", "needs 2 stages")
+    fails(lambda: make(plain(), stages=3), ValueError, "stages is 3", "has 2")
+
+    class Reads(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if x.sum() > -1e9 else x
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(12, 12), Reads(12, 12), nn.Linear(12, 12))
+    fails(lambda: make(model), RuntimeError, "cannot be measured on rank 0", "pass cuts=, names among 0, 1, 2")
+
+
+# ---- Checkpoints -----------------------------------------------------------------------------------------------------------
+
+
+def checkpoints_load_with_other_stages(world):
+    """torch.distributed.checkpoint: saved with as many stages as ranks, loaded with two on each, and by one process."""
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+    folder, by_name = [tempfile.mkdtemp(prefix="shoal-pipeline-") if world.rank == 0 else None], StateDictOptions(flatten_optimizer_state_dict=True)
+    dist.broadcast_object_list(folder)
+    pair = Pair(world, "gpt")
+    pair.step(0)
+    weights, states = get_state_dict(pair.pipeline.module, pair.own, options=by_name)
+    checkpoints.save({"model": weights, "optimizer": states}, checkpoint_id=folder[0])
+    other = Pair(world, "gpt", "v-half", make=lambda: seeded(Gpt, 9))
+    weights, states = get_state_dict(other.pipeline.module, other.own, options=by_name)
+    state = {"model": weights, "optimizer": states}
+    checkpoints.load(state, checkpoint_id=folder[0])
+    set_state_dict(other.pipeline.module, other.own, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=by_name)
+    other.whole, other.other = pair.whole, pair.other
+    other.step(1)
+    whole = {name: torch.empty_like(value) for name, value in pair.whole.state_dict().items()}
+    checkpoints.load({"model": whole}, checkpoint_id=folder[0], no_dist=True)
+    for name, value in pair.pipeline.state_dict().items():
+        torch.testing.assert_close(whole[name], value)
+    torch.testing.assert_close(whole["head.weight"], whole["words.weight"])
+    dist.barrier()
+    if world.rank == 0:
+        shutil.rmtree(folder[0])
+
+
+def a_state_of_the_whole_model_is_loaded(world):
+    pair, model = Pair(world, "gpt"), seeded(Gpt, 5)
+    pair.pipeline.load_state_dict(model.state_dict())
+    for name, value in pair.pipeline.state_dict().items():
+        torch.testing.assert_close(value, model.state_dict()[name])
+    fails(lambda: pair.pipeline.load_state_dict({}), RuntimeError, "Missing key")
+
+
+# ---- torch's pipelines -----------------------------------------------------------------------------------------------------
+
+
+def torchs_stage(number, module, stages):
+    from torch.distributed.pipelining import PipelineStage
+    return PipelineStage(module, number, stages, torch.device("cpu"))
+
+
+def torch_runs_the_stages_and_the_schedule(world):
+    """torch's runtime has the same losses and gradients, with its own messages over the group."""
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+    for name, kind in (("mlp", "1f1b"), ("residual", "zb-h1"), ("mlp", "interleaved"), ("residual", "v-zb"), ("mlp", "v-half")):
+        pair = Pair(world, name, kind)
+        modules, text = pair.pipeline.to_torch()
+        stages = [torchs_stage(number, module, pair.pipeline.schedule.stages) for number, module in modules.items()]
+        runtime = _PipelineScheduleRuntime(stages, pair.pipeline.microbatches, loss_fn=pair.loss)
+        with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+            file.write(text)
+            file.flush()
+            runtime._load_csv(file.name, format="compute_only")
+        inputs, targets = pair.batch(0)
+        losses = []
+        runtime.step(*([inputs] if 0 in modules else []),
+                     **({"target": targets, "losses": losses} if pair.pipeline.schedule.stages - 1 in modules else {}))
+        loss = pair.loss(pair.whole(inputs), targets)
+        loss.backward()
+        if losses:
+            torch.testing.assert_close(torch.stack(losses).mean(), loss)
+        wanted = dict(pair.whole.named_parameters())
+        for each, parameter in pair.pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[each].grad)
+
+
+def skips_go_through_torchs_stages(world):
+    class Around(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(8))
+
+        def forward(self, x):
+            first = y = self.layers[0](x)
+            for layer in self.layers[1:]:
+                y = torch.tanh(layer(y))
+            return y * first + x
+
+    model = seeded(Around)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares)
+    modules, _ = pipeline.to_torch()
+    values, (inputs, targets) = None, plain_batch(0)
+    for stage in range(world.size):
+        got = [None if stage not in modules else modules[stage](*([inputs] if stage == 0 else values))]
+        dist.broadcast_object_list(got, pipeline.schedule.rank_of(stage))
+        values = got[0] if isinstance(got[0], tuple) else got
+    torch.testing.assert_close(values[0], model(inputs))
+    pipeline = pipelined(world, Skips(), skips_batch, squares, cuts=["body.1", "body.3"][:world.size - 1])
+    fails(pipeline.to_torch, NotImplementedError, "not a tensor", "cut at another unit")
+
+
+def torch_loads_every_schedule(world):
+    """Its runtime reads what is printed, adds messages, and simulates it to its end."""
+    from unittest import mock
+
+    from shoal.torch._schedules import Schedule
+    from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, _simulate_comms_compute
+    from torch.distributed.pipelining.stage import PipelineStage
+    for kind in KINDS:
+        for count in (2, 3, 4):
+            schedule = Schedule.make(kind, count, 4 * count)
+            stage = mock.create_autospec(PipelineStage, instance=True)
+            stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, count, schedule.stages, None
+            runtime = _PipelineScheduleRuntime([stage], schedule.microbatches)
+            with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+                file.write(schedule.text())
+                file.flush()
+                runtime._load_csv(file.name, format="compute_only")
+            order = {rank: [action for action in actions if not any(word in str(action) for word in ("SHARD", "REDUCE_GRAD"))]
+                     for rank, actions in runtime.pipeline_order_with_comms.items()}
+            _simulate_comms_compute(order, schedule.rank_of, schedule.stages)
+            expect(Schedule.read(schedule.text()).text() == schedule.text(), kind, count)
+
+
+def torchs_schedules_are_read(world):
+    """And run. torch prints 1F1B for its plots only, and there the last rank has microbatches 1 to m."""
+    from shoal.torch._schedules import Schedule
+    from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
+    for name in ("GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"):
+        for count, microbatches in ((2, 4), (3, 6), (4, 8)):
+            for options in ({}, {"with_comms": True})[:1 if name == "GPipe" else 2]:
+                text = printed(get_schedule_ops(name, count, microbatches, **options))
+                schedule = Schedule.read(text)
+                expect((schedule.ranks, schedule.microbatches) == (count, microbatches), name)
+    for name in ("Interleaved1F1B", "ZBVZeroBubble"):
+        equals_one_process(world, "mlp", printed(get_schedule_ops(name, world.size, microbatches_of(world))))
+    error = fails(lambda: Schedule.read(printed(get_schedule_ops("1F1B", 4, 8))), ValueError, "rank 3", "3B0")
+    expect("3F0" in str(error), error)
+
+
+def printed(rows):
+    return "\n".join(",".join("" if action is None else str(action) for action in row) for row in rows) + "\n"
+
+
+# ---- Errors ----------------------------------------------------------------------------------------------------------------
+
+
+class Raises(nn.Module):
+    """Raises an exception in the microbatch with this number, in its forward or its backward pass."""
+
+    class In(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x, owner):
+            context.owner = owner
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            context.owner.count("backward")
+            return gradient, None
+
+    def __init__(self, when):
+        super().__init__()
+        self.when, self.number, self.counts = when, None, {}
+        self.linear = nn.Linear(12, 12)
+
+    def count(self, when):
+        self.counts[when] = self.counts.get(when, 0) + 1
+        if when == self.when and self.counts[when] - 1 == self.number:
+            raise FloatingPointError(f"planted in the {when} pass")
+
+    def forward(self, x):
+        self.count("forward")
+        return self.In.apply(self.linear(x), self)
+
+
+def an_exception_names_its_place_on_all_ranks(world):
+    import shoal.torch._communicator as communicator
+    for when in ("forward", "backward"):
+        for place in range(world.size):
+            for kind in ("1f1b", "zb-h1"):
+                units = [nn.Linear(12, 12) for _ in range(2 * world.size)]
+                units[2 * place] = planted = Raises(when)
+                pipeline = pipelined(world, nn.Sequential(*units), plain_batch, squares, kind)
+                planted.number, planted.counts = 2, {}
+                for _ in range(2):  # it stays broken
+                    error = fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, f"stage {place}", "microbatch 2",
+                                  f"rank {place}", "FloatingPointError", f"planted in the {when} pass")
+                    if _ == 0 and world.rank == place:
+                        expect(isinstance(error.__cause__, FloatingPointError), error.__cause__)
+
+
+def batches_that_do_not_fit_are_refused(world):
+    import shoal.torch._communicator as communicator
+    inputs, targets = plain_batch(0)
+    cases = [((list(inputs.tensor_split(3)), targets), "inputs has 3 microbatches", "for 4"),
+             ((inputs, list(targets.tensor_split(5))), "targets has 5 microbatches"),
+             ((None, targets), "first stage needs the batch's inputs"),
+             (((inputs, inputs), targets), "other arguments"),
+             ((inputs, (targets, targets[:3])), "targets cannot be divided", "[3, 16]"),
+             ((inputs, targets[:, :5]), "RuntimeError")]
+    for batch, *words in cases:
+        pipeline = pipelined(world, plain(), plain_batch, squares)
+        fails(lambda: pipeline.step(*batch), communicator.BackendError, *words)
+    for loss, word in ((lambda result, target: result, "[4, 12]"), (lambda result, target: 1.0, "float")):
+        pipeline = pipelined(world, plain(), plain_batch, loss)
+        fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "loss must return a tensor of one element", word)
+    pipeline = pipelined(world, plain(), plain_batch, None)
+    fails(lambda: pipeline.step(*plain_batch(0)), RuntimeError, "has no loss")
+
+
+def a_graph_that_changes_is_refused(world):
+    import shoal.torch._communicator as communicator
+
+    class Changing(nn.Module):
+        def __init__(self, asks):
+            super().__init__()
+            self.layers, self.asks = nn.ModuleList(nn.Linear(12, 12) for _ in range(4)), asks
+
+        def forward(self, x):
+            if self.asks == "a size" and x.shape[0] > 2:
+                x = self.layers[0](x)
+            if self.asks == "a length":
+                for _ in range(len(x) // 4):
+                    x = self.layers[1](x)
+            return self.layers[3](self.layers[2](x))
+
+    for asks in ("a size", "a length"):
+        pipeline = pipelined(world, Changing(asks), lambda step: plain_batch(step, 4), squares)
+        pipeline.step(*plain_batch(0, 16))
+        fails(lambda: pipeline.step(*plain_batch(0, 8)), communicator.BackendError, "stage 0", "changes from step to step",
+              "test_pipeline.py:", "for the example, and now is")
+
+
+def models_that_cannot_be_recorded_are_refused(world):
+    class Values(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            x = self.one(x)
+            return self.two(x) if x.sum() > 0 else x
+
+    fails(lambda: pipelined(world, Values(), plain_batch, squares, cuts=[]), RuntimeError, "Values cannot be recorded", "test_pipeline.py:",
+          "decides by the values of a tensor", "module of its own")
+
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(12, 13), nn.Linear(12, 12)
+
+        def forward(self, x):
+            return self.two(self.one(x))
+
+    fails(lambda: pipelined(world, Broken(), plain_batch, squares, cuts=[]), RuntimeError, "Broken cannot be recorded", "13")
+
+
+def values_that_cannot_be_sent_are_refused(world):
+    import shoal.torch._communicator as communicator
+
+    class Thing:
+        def __init__(self, x):
+            self.x = x
+
+    class Makes(nn.Linear):
+        def forward(self, x):
+            return Thing(super().forward(x))
+
+    class Uses(nn.Linear):
+        def forward(self, thing):
+            return super().forward(thing.x)
+
+    pipeline = pipelined(world, nn.Sequential(Makes(12, 12), Uses(12, 12)), plain_batch, squares)
+    fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "type Thing cannot be handed", "cut at another unit")
+
+
+class Changes(nn.Module):
+    """Changes a value of the first unit in place, behind the second one."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(12, 12) for _ in range(3))
+
+    def forward(self, x):
+        first = self.one(x)
+        second = self.two(first.clone())
+        first.add_(1.0)
+        return self.three(second) * first
+
+
+def values_may_be_changed_in_place(world):
+    """By a stage that is the last one to use them."""
+    model = seeded(Changes)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, cuts=["two"])
+    inputs, targets = plain_batch(0)
+    squares(model(inputs), targets).backward()
+    pipeline.step(inputs, targets)
+    wanted = dict(model.named_parameters())
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+
+def values_changed_too_early_are_refused(world):
+    fails(lambda: pipelined(world, Changes(), plain_batch, squares, cuts=["two", "three"]), ValueError, "in place", "add_",
+          "a later stage uses it", "cut at another unit")
+
+
+def wrong_arguments_are_refused(world):
+    import shoal.torch
+
+    def make(model=None, **options):
+        return shoal.torch.Pipeline(model or plain(), plain_batch(0)[0], **{"microbatches": 4, "loss": squares, **options})
+
+    fails(lambda: make(cuts=["9x"]), ValueError, "'9x'", "not a unit", "its units are 0, 1, 2")
+    fails(lambda: make(cuts=["8", "4"]), ValueError, "in their order", "8")
+    fails(lambda: make(cuts=["0"]), ValueError, "not the first unit (0)")
+    fails(lambda: make(cuts=["1", "2", "3"]), ValueError, "make 4 stages", f"{world.size} ranks needs {world.size}")
+    fails(lambda: make(schedule="2f2b"), ValueError, "2f2b", "1f1b")
+    fails(lambda: make(schedule=1), TypeError, "schedule must be a word")
+    fails(lambda: make(schedule="0F0,0B0\n"), ValueError, "1 ranks and 1 microbatches")
+    fails(lambda: make(schedule="0F0,0F1\n"), ValueError, "the schedule: ")
+    fails(lambda: make(schedule="interleaved", cuts=["1", "2"]), ValueError, "3 stages", "the same number")
+    fails(lambda: make(microbatches=0), ValueError, "microbatches is 0")
+    fails(lambda: make(model=print), TypeError, "nn.Module")
+    fails(lambda: make(units=[3]), TypeError, "units must be")
+
+
+CASES = [
+    Case("mlp equals one process", mlp_equals_one_process),
+    Case("gpt equals one process", gpt_equals_one_process),
+    Case("skips equal one process", skips_equal_one_process),
+    Case("residual equals one process", residual_equals_one_process),
+    Case("any number of samples is divided", any_number_of_samples_is_divided, (1, 2, 3)),
+    Case("microbatches may have any shape", microbatches_may_have_any_shape, (1, 3)),
+    Case("an evaluation returns the result", an_evaluation_returns_the_result, (1, 2, 3)),
+    Case("modes differ", modes_differ, (1, 2, 3)),
+    Case("gradients add up", gradients_add_up, (1, 2, 4)),
+    Case("a norm may be of any kind", a_norm_may_be_of_any_kind, (1, 2)),
+    Case("plain torch works inside", plain_torch_works_inside, (1, 2)),
+    Case("frozen parts stay", frozen_parts_stay, (1, 2, 4)),
+    Case("a rank keeps its stages", a_rank_keeps_its_stages),
+    Case("meta models get values", meta_models_get_values, (1, 2, 3)),
+    Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
+    Case("replicas average", replicas_average, (4,)),
+    Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),
+    Case("stages are found", stages_are_found),
+    Case("slow units get stages of their own", slow_units_get_stages_of_their_own, (2, 3)),
+    Case("memory limits are kept", memory_limits_are_kept, (2,)),
+    Case("measuring changes nothing", measuring_changes_nothing, (1, 2)),
+    Case("models that cannot be divided are refused", models_that_cannot_be_divided_are_refused, (2,)),
+    Case("checkpoints load with other stages", checkpoints_load_with_other_stages, (1, 2, 3)),
+    Case("a state of the whole model is loaded", a_state_of_the_whole_model_is_loaded, (1, 2)),
+    Case("torch runs the stages and the schedule", torch_runs_the_stages_and_the_schedule, (1, 2, 4)),
+    Case("skips go through torch's stages", skips_go_through_torchs_stages, (2, 3)),
+    Case("torch loads every schedule", torch_loads_every_schedule, (1,)),
+    Case("torch's schedules are read", torchs_schedules_are_read, (2, 3)),
+    Case("an exception names its place on all ranks", an_exception_names_its_place_on_all_ranks, (1, 2, 3)),
+    Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
+    Case("a graph that changes is refused", a_graph_that_changes_is_refused, (1, 2)),
+    Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (1,)),
+    Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
+    Case("values may be changed in place", values_may_be_changed_in_place, (2,)),
+    Case("values changed too early are refused", values_changed_too_early_are_refused, (3,)),
+    Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),
+]
+
+if __name__ == "__main__":
+    ranks.run(CASES)
