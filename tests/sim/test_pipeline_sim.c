@@ -386,6 +386,61 @@ static void a_rank_makes_another_call(void **state)
     fail_with(OTHER_CALL, SHOAL_ERR_MISMATCH);
 }
 
+/* ---- Without memory for a pipeline --------------------------------------------------------------------------------------- */
+
+static void *create_rank(void *arg)
+{
+    struct rank *rank = arg;
+    const struct drawn *const drawn = rank->drawn;
+    sim_enter(rank->world);
+    if (rank->rank == drawn->at_fault)
+        (void)sim_fail_allocation_after(drawn->fault_after);
+    rank->status = shoal_pipeline_create(rank->context, sim_comm(rank->world, rank->rank), drawn->schedule, &drawn->options,
+                                         &rank->pipeline);
+    rank->has_failed = sim_fail_allocation_after(-1);
+    shoal_pipeline_free(rank->pipeline);
+    sim_leave(rank->world);
+    return NULL;
+}
+
+/* Returns true if an allocation failed. */
+static bool create_without(const struct drawn *drawn)
+{
+    pthread_t threads[RANKS_MAX];
+    struct rank ranks[RANKS_MAX];
+    struct sim_world *world = sim_world_open(&drawn->world);
+    for (int r = 0; r < drawn->world.size; r++) {
+        ranks[r] = (struct rank){.drawn = drawn, .world = world, .context = sim_context(world, r), .rank = r};
+        assert_int_equal(pthread_create(&threads[r], NULL, create_rank, &ranks[r]), 0);
+    }
+    for (int r = 0; r < drawn->world.size; r++)
+        pthread_join(threads[r], NULL);
+    const long ticks = sim_ticks(world);
+    sim_world_close(world);
+    const bool has_failed = ranks[drawn->at_fault].has_failed;
+    for (int r = 0; r < drawn->world.size; r++)
+        if (ranks[r].status != (has_failed ? SHOAL_ERR_MEMORY : SHOAL_OK))
+            fail_msg("%ld allocations: rank %d has %s", drawn->fault_after, r, shoal_status_name(ranks[r].status));
+    assert_true(ticks <= TICKS_FEW);
+    return has_failed;
+}
+
+static void a_rank_lacks_memory_to_begin(void **state)
+{
+    (void)state;
+    struct drawn drawn;
+    for (int at_fault = 0; at_fault < 3; at_fault++) {
+        draw(&drawn, 4, NO_FAULT);
+        drawn.world.size = (int)shoal_schedule_ranks(drawn.schedule);
+        drawn.at_fault = at_fault % drawn.world.size;
+        drawn.fault_after = 0;
+        while (create_without(&drawn))
+            drawn.fault_after++;
+        assert_true(drawn.fault_after > 8);
+        shoal_schedule_free(drawn.schedule);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -394,6 +449,7 @@ int main(void)
         cmocka_unit_test(a_rank_cannot_post),
         cmocka_unit_test(a_rank_has_no_memory),
         cmocka_unit_test(a_rank_makes_another_call),
+        cmocka_unit_test(a_rank_lacks_memory_to_begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
