@@ -17,7 +17,7 @@ static void action_print(FILE *out, int rank, const struct shoal_action *action,
 {
     if (span->waited_us > 0)
         fprintf(out, ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":2,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"waits\",\"cat\":\"wait\"}",
-                rank, span->begin_us - span->waited_us, span->waited_us);
+                rank + 1, span->begin_us - span->waited_us, span->waited_us);
     fprintf(out,
             ",\n{\"ph\":\"X\",\"pid\":%d,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%u%s%u\",\"cat\":\"%s\",\"args\":{"
             "\"stage\":%u,\"microbatch\":%u,\"waited_us\":%.3f}}",
