@@ -57,7 +57,7 @@ static enum shoal_status copy_edges(const struct shoal_pipeline_options *options
     edges->count = (uint32_t)count;
     for (uint32_t i = 0; i < edges->count; i++)
         edges->items[i] = options->edges ? options->edges[i] : (struct shoal_edge){i, i + 1};
-    return check_edges(edges, stages, text);
+    return options->edges ? check_edges(edges, stages, text) : SHOAL_OK;
 }
 
 /* Lists the edges that touch this rank. */

@@ -88,7 +88,7 @@ static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_
     if (each == SHOAL_PENDING) /* a call was refused before it reached the communicator */
         run_share_cause(pipeline, status, "%s", shoal_status_text(status));
     for (size_t i = 0; i < pipeline->message_count; i++)
-        if (pipeline->messages[i].pending)
+        if (pipeline->messages[i].envelope)
             each = run_message_wait(&pipeline->messages[i]);
     (void)each; /* the communicator has the first cause */
     pipeline->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
@@ -386,7 +386,8 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
 static enum shoal_status wait_for_sends(struct shoal_pipeline *pipeline)
 {
     for (size_t i = 0; i < pipeline->message_count; i++)
-        RUN_TRY(wait_for_message(&pipeline->messages[i]));
+        if (pipeline->messages[i].envelope)
+            RUN_TRY(wait_for_message(&pipeline->messages[i]));
     run_end_sent(pipeline);
     return SHOAL_OK;
 }
