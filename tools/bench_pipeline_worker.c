@@ -27,7 +27,7 @@ struct stager {
     struct pipeline_report report;
     struct pipeline_report *reports;
     size_t span_count;           /* most actions of a rank */
-    struct pipeline_span *spans; /* of the last step: this rank's, then those of all ranks */
+    struct pipeline_span *spans; /* the last step: this rank has its own first, then rank 0 has those of all ranks */
     bool is_told;                /* results were written */
     bool is_usage;               /* the arguments are to blame, and a line is printed */
 };
