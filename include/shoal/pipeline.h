@@ -418,7 +418,8 @@ SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method me
  * How fast. On one host a message is written once by its producer and read once by its receiver, if it is in memory from
  * shoal_pipeline_alloc or shoal_mem_alloc; other memory is copied on the way. Between stages of one rank nothing is copied.
  * Messages travel during the computation: the context's progress thread moves them, so each rank needs a core for it at these
- * moments. */
+ * moments. In the flight recorder the trace_tag of a message is its microbatch. One thread at a time calls functions on a
+ * struct shoal_pipeline. */
 struct shoal_pipeline;
 
 struct shoal_edge {
@@ -426,7 +427,7 @@ struct shoal_edge {
     uint32_t to;   /* a later stage */
 };
 
-/* All fields must be the same on all ranks, except struct_bytes. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
+/* All fields must be the same on all ranks, except struct_bytes and name. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
 struct shoal_pipeline_options {
     size_t struct_bytes;
     const char *name;               /* in messages; NULL: "pipeline". At most 23 bytes are kept */

@@ -100,6 +100,22 @@ def tables_compare_with_the_schedule():
     expect(re.search(r"^bubble    [\d.]+ %, ideal 20\.00 %$", out, re.M), out)
 
 
+def the_last_step_is_traced():
+    path = ROOT / "trace.json"
+    ranks, step = measured("--forward", "2ms", "--microbatches", "3", "--schedule", "zb-h1", "--trace", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in (0, 1):
+        names = [event["args"]["name"] for event in events if event["ph"] == "M" and event["pid"] == rank + 1]
+        spans = [event for event in events if event["ph"] == "X" and event["pid"] == rank + 1 and event["tid"] == 1]
+        waits = [event for event in events if event["ph"] == "X" and event["pid"] == rank + 1 and event["tid"] == 2]
+        expect(names == [f"rank {rank}, host 0"] and len(spans) == 9 and waits, rank, names, spans)
+        expect(sorted(span["name"] for span in spans) == sorted(f"{rank}{kind}{m}" for kind in "FIW" for m in range(3)), spans)
+        expect(all(span["dur"] >= 2000 for span in spans), spans)
+        expect(all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(spans, spans[1:])), spans)
+    code, out, err = call(SHOAL, "bench", "pipeline", "--forward", "1ms", "--steps", "1", "--trace", ROOT / "none/trace.json")
+    expect(code == 1 and "cannot write" in err and "ideal" in out, code, out, err)
+
+
 def a_killed_worker_is_named():
     process = subprocess.Popen([SHOAL, "bench", "pipeline", "-n", "3", "--forward", "30ms", "--steps", "1000"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -143,5 +159,5 @@ def help_teaches():
 
 if __name__ == "__main__":
     run_cases([every_rank_reports_its_step, every_schedule_runs, messages_of_any_size_and_memory_are_checked,
-               one_rank_has_no_bubble_but_its_overhead, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule,
+               one_rank_has_no_bubble_but_its_overhead, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule, the_last_step_is_traced,
                a_killed_worker_is_named, measurements_that_make_no_sense_are_refused, help_teaches])

@@ -97,7 +97,7 @@ struct run_message {
     unsigned pending;              /* lock: parts that were begun and are not done */
     enum shoal_status status;      /* lock */
     char credit;                   /* received here */
-    struct run_block *block;       /* of a body that is received; set in a callback, read when no part is pending */
+    struct run_block *block;       /* where a body is received; set in a callback, read when no part is pending */
     struct run_envelope *envelope; /* NULL: the message was not begun in this step */
     void *data;
     struct run_hold *hold;
