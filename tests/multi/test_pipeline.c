@@ -920,7 +920,7 @@ static void older_body(struct world *world)
     check_step(&job, false);
     memset(&times, 0x55, sizeof times);
     times.struct_bytes = offsetof(struct shoal_pipeline_times, waited_us);
-    OK(world, shoal_pipeline_times(job.pipeline, &times));
+    OK(world, shoal_pipeline_step_times(job.pipeline, &times));
     CHECK(world, times.step == 1 && times.computed_us > 0 && times.action_count == 0x55555555, "%u", times.action_count);
     close_job(&job);
 }
