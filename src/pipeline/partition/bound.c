@@ -194,13 +194,13 @@ static enum shoal_status transfer_bound(const struct problem *problem, const str
     *bound_out = 0;
     if (low >= PARTITION_NEVER)
         return SHOAL_OK;
-    PARTITION_TRY(divide_cheaply(problem, measure_path, bound, low * (1 + 1e-9), &transfers));
+    PARTITION_TRY(divide_cheaply(problem, measure_path, bound, low * (1 + 1e-9), NULL, &transfers));
     const double high = low + 2 * transfers;
     *bound_out = high;
     for (int i = 0; i < TRANSFER_LIMITS; i++) {
         const double from = low + (high - low) * i * i / (TRANSFER_LIMITS * TRANSFER_LIMITS);
         const double to = low + (high - low) * (i + 1) * (i + 1) / (TRANSFER_LIMITS * TRANSFER_LIMITS);
-        PARTITION_TRY(divide_cheaply(problem, measure_path, bound, to * (1 + 1e-9), &transfers));
+        PARTITION_TRY(divide_cheaply(problem, measure_path, bound, to * (1 + 1e-9), NULL, &transfers));
         *bound_out = from + 2 * transfers < *bound_out ? from + 2 * transfers : *bound_out;
     }
     return SHOAL_OK;

@@ -213,9 +213,9 @@ SHOAL_MUST_USE enum shoal_status divide(const struct problem *problem, enum memo
                                         const void *arg, bool has_transfers, uint32_t *division_out, double *value_out);
 
 /* Finds the least sum of the times of transfers, once over each begin of a stage, among those divisions for whose stages the
- * measure is not above the limit. *value_out is PARTITION_NEVER if there is none. */
+ * measure is not above the limit. *value_out is PARTITION_NEVER if there is none. division_out may be NULL. */
 SHOAL_MUST_USE enum shoal_status divide_cheaply(const struct problem *problem, stage_measure measure, const void *arg,
-                                                double limit, double *value_out);
+                                                double limit, uint32_t *division_out, double *value_out);
 
 /* The time of a stage for a microbatch; no arg. */
 double measure_time(const struct problem *problem, const void *arg, uint32_t stage, uint32_t from, uint32_t to);
