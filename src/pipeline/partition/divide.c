@@ -120,10 +120,10 @@ enum shoal_status divide(const struct problem *problem, enum memory_rule rule, s
 }
 
 enum shoal_status divide_cheaply(const struct problem *problem, stage_measure measure, const void *arg, double limit,
-                                 double *value_out)
+                                 uint32_t *division_out, double *value_out)
 {
     struct table table = {problem, MEMORY_HOPE, measure, arg, true, true, limit, NULL, NULL, NULL};
-    return fill_table(&table, NULL, value_out);
+    return fill_table(&table, division_out, value_out);
 }
 
 double measure_time(const struct problem *problem, const void *arg, uint32_t stage, uint32_t from, uint32_t to)

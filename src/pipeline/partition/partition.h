@@ -213,9 +213,9 @@ SHOAL_MUST_USE enum shoal_status divide(const struct problem *problem, enum memo
                                         const void *arg, bool has_transfers, uint32_t *division_out, double *value_out);
 
 /* Finds the least sum of the times of transfers, once over each begin of a stage, among those divisions for whose stages the
- * measure is not above the limit. *value_out is PARTITION_NEVER if there is none. */
+ * measure is not above the limit. *value_out is PARTITION_NEVER if there is none. division_out may be NULL. */
 SHOAL_MUST_USE enum shoal_status divide_cheaply(const struct problem *problem, stage_measure measure, const void *arg,
-                                                double limit, double *value_out);
+                                                double limit, uint32_t *division_out, double *value_out);
 
 /* The time of a stage for a microbatch; no arg. */
 double measure_time(const struct problem *problem, const void *arg, uint32_t stage, uint32_t from, uint32_t to);
@@ -237,6 +237,10 @@ SHOAL_MUST_USE enum shoal_status refine(struct problem *problem, const uint32_t 
 /* Writes a line for each stage. */
 SHOAL_MUST_USE enum shoal_status reasons_write(struct problem *problem, const uint32_t *division, const struct verdict *verdict,
                                                char (*reasons)[PARTITION_REASON]);
+
+/* Looks for a division that fits, whatever its step. With several stages on a rank it may overlook one. */
+SHOAL_MUST_USE enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                             const struct shoal_partition_options *options, bool *fits_out);
 
 /* Writes what is short in a division that does not fit, and what would fit. Returns ERR_ARGUMENT, or ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status advice_refuse(const struct problem *problem, const uint32_t *division,

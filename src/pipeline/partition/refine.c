@@ -147,6 +147,21 @@ static enum shoal_status offer_fewer(struct search *search)
     return status;
 }
 
+/* Longer stages allow for cuts over which fewer bytes go. */
+static enum shoal_status offer_cheap(struct search *search)
+{
+    static const double factors[] = {1, 1.02, 1.05, 1.1, 1.2, 1.4, 1.8, 2.6};
+    struct problem *problem = search->problem;
+    double least, value;
+    PARTITION_TRY(divide(problem, MEMORY_HOPE, measure_time, NULL, false, search->trial, &least));
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0] && problem->options.bytes_per_us > 0; i++) {
+        PARTITION_TRY(divide_cheaply(problem, measure_time, NULL, least * factors[i], search->trial, &value));
+        if (value < PARTITION_NEVER)
+            PARTITION_TRY(offer(search));
+    }
+    return SHOAL_OK;
+}
+
 /* Pins the units of ties before the widest gap between them to one stage, the others to another one. */
 static void pin_ties(struct problem *problem, uint32_t one, uint32_t other)
 {
@@ -187,6 +202,7 @@ static enum shoal_status offer_starts(struct search *search, const uint32_t *bou
     struct problem *problem = search->problem;
     PARTITION_TRY(offer_divided(search, MEMORY_HOPE, measure_time));
     PARTITION_TRY(offer_fewer(search));
+    PARTITION_TRY(offer_cheap(search));
     memcpy(search->trial, bound_division, division_bytes(problem));
     if (search->trial[problem->stages] == problem->units)
         PARTITION_TRY(offer(search));
@@ -216,14 +232,13 @@ static bool move_begins(uint32_t *division, uint32_t first, uint32_t count, bool
     return true;
 }
 
-static enum shoal_status try_move(struct search *search, struct start *start, uint32_t first, uint32_t count, bool is_up,
-                                  bool *is_better_out)
+/* Takes the trial if it is better. */
+static enum shoal_status take_better(struct search *search, struct start *start, bool *is_better_out)
 {
     struct problem *problem = search->problem;
     struct verdict verdict;
-    memcpy(search->trial, start->division, division_bytes(problem));
     *is_better_out = false;
-    if (!move_begins(search->trial, first, count, is_up) || !problem_allows(problem, search->trial))
+    if (!problem_allows(problem, search->trial))
         return SHOAL_OK;
     if (start->verdict.excess == 0 && is_too_slow(problem, search->trial, start->verdict.step))
         return SHOAL_OK;
@@ -234,6 +249,14 @@ static enum shoal_status try_move(struct search *search, struct start *start, ui
         memcpy(start->division, search->trial, division_bytes(problem));
     }
     return SHOAL_OK;
+}
+
+static enum shoal_status try_move(struct search *search, struct start *start, uint32_t first, uint32_t count, bool is_up,
+                                  bool *is_better_out)
+{
+    memcpy(search->trial, start->division, division_bytes(search->problem));
+    *is_better_out = false;
+    return move_begins(search->trial, first, count, is_up) ? take_better(search, start, is_better_out) : SHOAL_OK;
 }
 
 /* Tries all moves of `count` begins once. */
@@ -252,12 +275,32 @@ static enum shoal_status try_moves(struct search *search, struct start *start, u
     return SHOAL_OK;
 }
 
+/* Tries all places of each begin between its neighbors. */
+static enum shoal_status try_places(struct search *search, struct start *start, uint64_t effort, bool *helps_out)
+{
+    struct problem *problem = search->problem;
+    bool is_better;
+    *helps_out = false;
+    for (uint32_t s = 1; s < problem->stages; s++)
+        for (uint32_t begin = start->division[s - 1]; begin <= start->division[s + 1]; begin++) {
+            if (problem->spent >= effort)
+                return SHOAL_OK;
+            memcpy(search->trial, start->division, division_bytes(problem));
+            search->trial[s] = begin;
+            PARTITION_TRY(take_better(search, start, &is_better));
+            *helps_out |= is_better;
+        }
+    return SHOAL_OK;
+}
+
 static enum shoal_status improve(struct search *search, struct start *start, uint64_t effort)
 {
     uint32_t count = 1;
     while (count < search->problem->stages && search->problem->spent < effort) {
         bool helps;
         PARTITION_TRY(try_moves(search, start, count, effort, &helps));
+        if (!helps && count == 1)
+            PARTITION_TRY(try_places(search, start, effort, &helps));
         count = helps ? 1 : count + 1;
     }
     return SHOAL_OK;
