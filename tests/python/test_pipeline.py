@@ -2,9 +2,11 @@
 """shoal.torch.Pipeline: losses and gradients equal those of one process, whatever the schedule, the split and the microbatches;
 and each misuse has its error on every rank."""
 import copy
+import gc
 import shutil
 import tempfile
 import warnings
+import weakref
 
 import ranks
 import torch
@@ -371,8 +373,12 @@ def a_rank_keeps_its_stages(world):
     """The names of all ranks are those of the model. What a rank does not keep moves to the device meta."""
     model = seeded(Gpt)
     whole = copy.deepcopy(model).state_dict()
+    first = {name: weakref.ref(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     pipeline = pipelined(world, model, gpt_batch, words_loss)
     own = pipeline.state_dict()
+    gc.collect()
+    for name, parameter in first.items():
+        expect((parameter() is not None) == any(each is parameter() for each in pipeline.parameters()), name)
     names = [None] * world.size
     dist.all_gather_object(names, sorted(own))
     expect(set().union(*names) == set(whole), names)
@@ -399,6 +405,8 @@ def meta_models_get_values(world):
     torch.manual_seed(world.rank)
     pipeline = pipelined(world, model, gpt_batch, words_loss, "zb-h1", init=init)
     expect(not any(each.is_meta for each in (*pipeline.parameters(), *pipeline.module.buffers())))
+    kept = {id(each) for each in pipeline.parameters()}
+    expect(all(each.is_meta for each in model.parameters() if id(each) not in kept))
     words = [dict(pipeline.named_parameters()).get("words.weight" if world.rank == 0 else "head.weight")]
     gathered = [None] * world.size
     dist.all_gather_object(gathered, words[0].detach() if words[0] is not None else None)
@@ -425,6 +433,97 @@ def only_first_and_last_need_the_batch(world):
     wanted = words_loss(pair.whole(inputs), targets).detach()
     mine = pair.pipeline.step(inputs if world.rank == 0 else None, targets if world.rank == world.size - 1 else None)
     torch.testing.assert_close(mine, wanted)
+
+
+# ---- Parts -----------------------------------------------------------------------------------------------------------------
+
+
+def backward_passes_have_two_halves(_):
+    """Together they have all gradients: of parameters that several operations share, without inputs, and of leaves as roots."""
+    from shoal.torch import _backward
+
+    class Shares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.gain = nn.Linear(5, 5), nn.Linear(5, 5), nn.Parameter(torch.randn(5))
+
+        def forward(self, x, y):
+            shared = self.a(torch.tanh(self.b(self.a(x) * self.gain))) + y
+            return shared, *(self.b(y) * self.gain.exp()).split(2, 1), self.gain.sum(), x
+
+    for uses_inputs in (True, False):
+        whole = seeded(Shares)
+        halved = copy.deepcopy(whole)
+        given = [[torch.randn(3, 5, generator=torch.Generator().manual_seed(number)).requires_grad_(uses_inputs) for number in range(3)]
+                 for _ in range(2)]
+        roots = [[root for root in module(*each[:2]) if root.requires_grad] for module, each in zip((whole, halved), given)]
+        gradients = [torch.randn_like(root) for root in roots[0]]
+        torch.autograd.backward(roots[0], gradients)
+        found, rest = _backward.input_gradients(roots[1], gradients, given[1] if uses_inputs else [])
+        expect(all(parameter.grad is None for parameter in halved.parameters()))
+        rest()
+        for mine, theirs in zip(halved.parameters(), whole.parameters()):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+        for gradient, tensor in zip(found, given[0]):
+            expect((gradient is None) == (tensor.grad is None))
+            if gradient is not None:
+                torch.testing.assert_close(gradient, tensor.grad)
+
+
+def values_are_the_same_behind_a_message(_):
+    from shoal.torch import _parcels
+    for value in ([], [None, True, 3, 2.5, "x", torch.Size([2, 0]), (1, [2, {"a": torch.arange(3)}])], [torch.float16, torch.device("cpu")],
+                  [torch.empty(0, 3), torch.tensor(7), torch.ones(3, 2).t(), torch.tensor([True]), torch.ones(2, dtype=torch.complex64).conj()],
+                  [torch.full((number % 3, 2), number, dtype=torch.int16) for number in range(200)], [float("inf")]):
+        message = _parcels.Message(value)
+        memory = torch.empty(max(1, message.bytes), dtype=torch.uint8)
+        message.write(memory)
+        expect(len(message.note) <= 1024, len(message.note))
+        received = _parcels.Received(message.note, memory.data_ptr(), message.bytes).value
+        expect(type(received) is list and len(received) == len(value), received)
+        for mine, theirs in zip(torch.utils._pytree.tree_leaves(received), torch.utils._pytree.tree_leaves(value)):
+            torch.testing.assert_close(mine, theirs) if isinstance(theirs, torch.Tensor) else expect(mine == theirs, mine, theirs)
+    for value in ([{1: 2}], [object()], [torch.ones(2, 2).to_sparse()]):
+        fails(lambda value=value: _parcels.Message(value), TypeError, "cannot be handed from one stage to the next")
+
+
+class Shift(nn.Module):
+    """The gradient of its parameter is a view of the gradient of its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(12))
+
+    def forward(self, x):
+        return x + self.shift.view(1, 12)
+
+
+def gradients_are_not_in_messages(world):
+    def make():
+        return nn.Sequential(*(layer for _ in range(world.size) for layer in (nn.Linear(12, 12), Shift())))
+
+    for kind in ("1f1b", "zb-h1"):
+        model = seeded(make)
+        pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, kind, cuts=[str(2 * stage) for stage in range(1, world.size)])
+        for number in range(3):
+            inputs, targets = plain_batch(number, 4)
+            squares(model(inputs), targets).backward()
+            pipeline.step(inputs, targets)
+        wanted = dict(model.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+
+def a_pipeline_frees_what_it_has(world):
+    pair = Pair(world, "skips", "zb-h1")
+    pair.step(0)
+    pair.pipeline.forward(skips_batch(0)[0])
+    expect(not pair.pipeline._executor._held)
+    gone = [weakref.ref(each) for each in (pair.pipeline, pair.pipeline._executor, *pair.pipeline.parameters())]
+    dist.barrier()
+    del pair
+    gc.collect()
+    expect(all(each() is None for each in gone), [type(each()) for each in gone])
 
 
 # ---- Replicas --------------------------------------------------------------------------------------------------------------
@@ -547,6 +646,19 @@ def models_that_cannot_be_divided_are_refused(world):
         return shoal.torch.Pipeline(model, torch.zeros(4, 12), microbatches=4, loss=squares, **options)
 
     fails(lambda: make(nn.Sequential(nn.Linear(12, 12))), ValueError, "1 units (0)", "needs 2 stages")
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) if x.max() < 1e9 else x
+            return x
+
+    fails(lambda: make(nn.Sequential(Inner())), ValueError, "1 units (0)", "0 is one unit, because it cannot be recorded", "test_pipeline.py:",
+          "decides by the values of a tensor")
     fails(lambda: make(plain(), stages=3), ValueError, "stages is 3", "has 2")
 
     class Reads(nn.Linear):
@@ -897,6 +1009,10 @@ CASES = [
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),
     Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
+    Case("backward passes have two halves", backward_passes_have_two_halves, (1,)),
+    Case("values are the same behind a message", values_are_the_same_behind_a_message, (1,)),
+    Case("gradients are not in messages", gradients_are_not_in_messages, (1, 2)),
+    Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
     Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),
     Case("stages are found", stages_are_found),

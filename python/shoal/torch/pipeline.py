@@ -39,7 +39,7 @@ class Pipeline:
     "breadth-first"; by default two for each rank.
 
     `units`: which modules run as a whole: a set of classes, or a function that returns true for such a module. By default the
-    members of every ModuleList and Sequential, and other modules without such lists. `init`: for a model on the device meta, a
+    members of every ModuleList and Sequential that contain no longer list, and other modules without lists. `init`: for a model on the device meta, a
     function that sets the parameters and buffers that a module owns itself; by default its reset_parameters().
 
     `replicas`: a process group of the ranks that have the same stages of several pipelines, each with a batch of its own: their
@@ -54,7 +54,7 @@ class Pipeline:
         self.process_group = ddp._group_of(process_group, None, "cpu")
         self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
         recorded = _record_modes(model, example, _graph.unit_chooser(model, units))
-        self.units, self._partition = recorded[True].units, None
+        self.units, self._whole, self._partition = recorded[True].units, recorded[True].whole, None
         if cuts is not None:
             self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches, stages or len(cuts) + 1)
             self._communicator = self._join()
@@ -93,8 +93,9 @@ class Pipeline:
             return None
         schedule = _schedules.schedule_of(wanted, self.process_group.size(), self.microbatches, stages)
         if len(self.units) < schedule.stages:
+            reasons = "".join(f"; {name} is one unit, because it cannot be recorded: {reason}" for name, reason in self._whole.items())
             raise ValueError(f"shoal: the model has {len(self.units)} units ({', '.join(self.units)}), and this schedule of "
-                             f"{schedule.ranks} ranks needs {schedule.stages} stages: use fewer ranks, or smaller units (units=)")
+                             f"{schedule.ranks} ranks needs {schedule.stages} stages: use fewer ranks, or smaller units (units=){reasons}")
         return schedule
 
     def _divide(self, model, recorded, example, plain, wanted, stages, memory, options):
