@@ -896,7 +896,7 @@ def a_graph_that_changes_is_refused(world):
         pipeline = pipelined(world, Changing(asks), lambda step: plain_batch(step, 4), squares)
         pipeline.step(*plain_batch(0, 16))
         fails(lambda: pipeline.step(*plain_batch(0, 8)), communicator.BackendError, "stage 0", "changes from step to step",
-              "test_pipeline.py:", "for the example, and now is")
+              "test_pipeline.py:", "for the example and is", "module of its own")
 
 
 def models_that_cannot_be_recorded_are_refused(world):

@@ -39,8 +39,8 @@ class Changed(RuntimeError):
 def compare(value, expected, place):
     """A recorded answer: the forward pass took its way because of it."""
     if value != expected:
-        raise Changed(f"the forward pass changes from step to step: at {place} it asked for a value that was {expected!r} for the "
-                      f"example, and now is {value!r}; {REMEDY}")
+        raise Changed(f"the forward pass changes from step to step: a value at {place} was {expected!r} for the example and is {value!r} "
+                      f"now; {REMEDY}")
 
 
 class _Refused(Exception):
