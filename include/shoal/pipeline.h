@@ -415,7 +415,8 @@ SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method me
  * How fast. On one host a message is written once by its producer and read once by its receiver, if it is in memory from
  * shoal_pipeline_alloc or shoal_mem_alloc; other memory is copied on the way. Between stages of one rank nothing is copied.
  * Messages travel during the computation: the context's progress thread moves them, so each rank needs a core for it at these
- * moments. */
+ * moments. In the flight recorder the trace_tag of a message is its microbatch. One thread at a time calls functions on a
+ * struct shoal_pipeline. */
 struct shoal_pipeline;
 
 struct shoal_edge {
@@ -423,7 +424,7 @@ struct shoal_edge {
     uint32_t to;   /* a later stage */
 };
 
-/* All fields must be the same on all ranks, except struct_bytes. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
+/* All fields must be the same on all ranks, except struct_bytes and name. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
 struct shoal_pipeline_options {
     size_t struct_bytes;
     const char *name;               /* in messages; NULL: "pipeline". At most 23 bytes are kept */
@@ -473,8 +474,8 @@ struct shoal_parcel {
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
  * be written: another stage may share them.
  *
- * Outputs begin without bytes and note; their data are in host memory. They are not taken if compute returns an error. Otherwise
- * their memory must stay unchanged until it is released. It may be
+ * Outputs begin without bytes and note; their data are in host memory. If compute returns an error they stay the program's.
+ * Otherwise their memory must stay unchanged until it is released. It may be
  *     - from shoal_pipeline_alloc: the pipeline takes it back;
  *     - an input of this stage and microbatch, or a part of one: the pipeline keeps it as long as needed;
  *     - any other memory: the pipeline calls `released` with the owner.
@@ -512,10 +513,11 @@ struct shoal_pipeline_calls {
  *
  * If compute returns an error, the step fails on all ranks with that status (ERR_INTERNAL for PENDING and unknown ones) and
  * with a text that names rank, stage and microbatch (shoal_pipeline_failure). The other ranks find out when they next wait for
- * a message. Other errors: ERR_MISMATCH (another rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY.
- * Each breaks the pipeline: later calls return the same error. Outputs that were not released are then released by
- * shoal_pipeline_free, with the functions of this call. Other communicators, on which peers may wait for this rank, stay as
- * they are: the program must abort those itself. ERR_ARGUMENT: calls or compute is NULL. ERR_STATE: called inside compute. */
+ * a message: a rank whose part of the step is over returns OK, and its next call fails. Other errors: ERR_MISMATCH (another
+ * rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY. Each breaks the pipeline: later calls return the
+ * same error. Outputs that were not released are then released by shoal_pipeline_free, with the functions of this call. Other
+ * communicators, on which peers may wait for this rank, stay as they are: the program must abort those itself. ERR_ARGUMENT:
+ * calls or compute is NULL. ERR_STATE: called inside compute. */
 SHOAL_CALL shoal_pipeline_step(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls);
 
 /* Like shoal_pipeline_step, but runs only the forward actions, as for an evaluation. */
