@@ -189,9 +189,9 @@ struct shoal_unit {
     uint64_t kept_bytes;      /* of one microbatch, from its forward pass to its backward pass */
     uint64_t output_bytes;    /* of one microbatch, to the next unit; that of the last unit does not count */
 };
-#define SHOAL_UNIT_INIT                                                             \
-    {                                                                               \
-        sizeof(struct shoal_unit), NULL, 0.0, 0.0, 0.0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
+#define SHOAL_UNIT_INIT                                                    \
+    {                                                                      \
+        sizeof(struct shoal_unit), 0, 0, 0, 0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
     }
 
 /* Makes a profile without units. The name is copied; NULL is "model". ERR_ARGUMENT: profile_out is NULL. ERR_MEMORY. */
@@ -296,8 +296,7 @@ struct shoal_partition_options {
 };
 #define SHOAL_PARTITION_OPTIONS_INIT                                                                                       \
     {                                                                                                                      \
-        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, NULL, NULL, 0.0, 0.0, 1.0, 2.0, 1, 1, 1, \
-            1.0, 0, 0, 0, 0                                                                                                \
+        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, 0, 0, 0, 0, 1, 2, 1, 1, 1, 1, 0, 0, 0, 0 \
     }
 
 /* Divides a model among the stages of a schedule. Both are only used during the call. ERR_ARGUMENT: options that are
@@ -315,11 +314,12 @@ SHOAL_CALL shoal_partition_create_at(const struct shoal_profile *profile, const 
                                      struct shoal_partition **partition_out, char *text, size_t text_bytes);
 
 /* Makes a schedule and a partition for it. The costs in schedule_options do not matter: they follow from the profile. AUTO
- * tries all kinds, and returns the pair with the shortest step that fits. Errors as of shoal_schedule_create() and
- * shoal_partition_create(). */
+ * tries all kinds, and returns the pair with the shortest step that fits. kind_out may be NULL. Errors as of
+ * shoal_schedule_create() and shoal_partition_create(). */
 SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                   const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
-                                  struct shoal_partition **partition_out, char *text, size_t text_bytes);
+                                  struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
+                                  size_t text_bytes);
 
 /* NULL is allowed. */
 SHOAL_API void shoal_partition_free(struct shoal_partition *partition);
@@ -338,9 +338,9 @@ struct shoal_stage {
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
 };
-#define SHOAL_STAGE_INIT                                                 \
-    {                                                                    \
-        sizeof(struct shoal_stage), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0 \
+#define SHOAL_STAGE_INIT                                         \
+    {                                                            \
+        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
@@ -369,9 +369,9 @@ struct shoal_partition_times {
     double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
     int is_optimal;     /* 1: all partitions were compared, and none is better */
 };
-#define SHOAL_PARTITION_TIMES_INIT                                       \
-    {                                                                    \
-        sizeof(struct shoal_partition_times), 0.0, 0.0, 0.0, 0.0, 0.0, 0 \
+#define SHOAL_PARTITION_TIMES_INIT                             \
+    {                                                          \
+        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0 \
     }
 
 SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partition);
