@@ -578,6 +578,8 @@ def stages_are_found(world):
         texts = [None] * world.size
         dist.all_gather_object(texts, pair.pipeline.explain())
         expect(len(set(texts)) == 1, *texts)
+        words = KINDS if kind == "auto" else [kind]
+        expect(pair.pipeline.schedule.stages == 1 or any(f"schedule: {word}, {2 * world.size} microb" in texts[0] for word in words), texts[0])
         expect("stage 0 on rank 0" in texts[0] and ("predicted step" in texts[0] or pair.pipeline.schedule.stages == 1), texts[0])
         for number in range(2):
             pair.step(number)

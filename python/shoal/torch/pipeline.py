@@ -155,8 +155,8 @@ class Pipeline:
         return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1)
 
     def explain(self):
-        """Returns a line for each stage: its units, its time, and why it begins where it does; then the memory of each rank and
-        the predicted step, in microseconds."""
+        """Returns a line for the schedule, one for each stage (its units, its time, and why it begins where it does), one for the
+        memory of each rank, and one for the predicted step, in microseconds."""
         if self._partition is not None:
             return self._partition.text(self.units)
         return "\n".join(f"stage {stage} on rank {self.schedule.rank_of(stage)}: {', '.join(self._splits[True].units_of(stage)) or 'no unit'}"
