@@ -187,7 +187,7 @@ class Batch:
 
     def __init__(self, inputs, targets, count, recorded):
         self._given, self._count, self._recorded = (inputs, targets), count, recorded
-        self._inputs = self._targets = None
+        self._inputs = self._targets = self._shares = None
 
     def inputs(self, microbatch):
         """Returns the tensors of the model's arguments, or None for a microbatch without samples."""
@@ -217,11 +217,13 @@ class Batch:
 
     def share(self, microbatch):
         """Returns the microbatch's share of all samples."""
-        divided = self._targets or self._divided(self._given[0], "inputs")
-        if divided is None:
-            raise ValueError("shoal: the rank of the last stage needs the batch's targets, or else its inputs: both are None")
-        rows = [_rows(pytree.tree_leaves(each)) for each in divided]
-        return rows[microbatch] / sum(rows)
+        if self._shares is None:
+            divided = self._targets or self._divided(self._given[0], "inputs")
+            if divided is None:
+                raise ValueError("shoal: the rank of the last stage needs the batch's targets, or else its inputs: both are None")
+            rows = [_rows(pytree.tree_leaves(each)) for each in divided]
+            self._shares = [each / sum(rows) for each in rows]
+        return self._shares[microbatch]
 
     def _divided(self, given, name):
         """Returns the microbatches of a batch. A list has them already."""
