@@ -995,6 +995,17 @@ def wrong_arguments_are_refused(world):
     fails(lambda: make(units=[3]), TypeError, "units must be")
 
 
+def ranks_that_differ_are_refused(world):
+    def make(layers=8, cuts=("3",), schedule="1f1b"):
+        return pipelined(world, plain(layers), plain_batch, squares, schedule, cuts=list(cuts))
+
+    last = world.rank == world.size - 1
+    for options in ({"layers": 7}, {"cuts": ["4"]}, {"schedule": "gpipe"}):
+        fails(lambda: make(**(options if last else {})), ValueError, f"rank {world.size - 1} has another model, other cuts or another "
+              "schedule than rank 0", "stages begin at")
+    make().step(*plain_batch(0))
+
+
 CASES = [
     Case("mlp equals one process", mlp_equals_one_process),
     Case("gpt equals one process", gpt_equals_one_process),
@@ -1035,6 +1046,7 @@ CASES = [
     Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
     Case("values may be changed in place", values_may_be_changed_in_place, (2,)),
     Case("values changed too early are refused", values_changed_too_early_are_refused, (3,)),
+    Case("ranks that differ are refused", ranks_that_differ_are_refused, (2,)),
     Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),
 ]
 

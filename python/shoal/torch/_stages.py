@@ -11,7 +11,8 @@ from . import _backward, _parcels
 
 
 class Kept(typing.NamedTuple):
-    """What a stage keeps of a microbatch until its backward pass: messages that it has received and sent, and its loss."""
+    """What a stage keeps of a microbatch until its backward pass: the messages that it has received, the tensors of each message
+    that it has sent, and its loss."""
     received: list
     sent: list
     loss: typing.Any
@@ -67,7 +68,7 @@ def _roots_of(kept, received):
     """Returns the tensors at which the backward pass begins, and their gradients."""
     if kept.loss is not None:
         return ([kept.loss], [None]) if kept.loss.requires_grad else ([], [])
-    pairs = [(tensor, gradient) for sent, arrived in zip(kept.sent, received) for tensor, gradient in zip(sent.given, arrived.value)
+    pairs = [(tensor, gradient) for sent, arrived in zip(kept.sent, received) for tensor, gradient in zip(sent, arrived.value)
              if gradient is not None and tensor.requires_grad]
     return [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
 
@@ -134,7 +135,8 @@ class Pass:
             _parcels.write_note(outputs[number], _parcels.ABSENT)
 
     def _send(self, value, parcel):
-        """Fills a struct shoal_parcel. One tensor is read where it is; several are copied to one piece of memory."""
+        """Fills a struct shoal_parcel, and returns the value's tensors. One tensor is read where it is; several are copied to one
+        piece of memory."""
         message = _parcels.Message(value)
         _parcels.write_note(parcel, message.note)
         single = message.single()
@@ -143,7 +145,7 @@ class Pass:
         elif message.bytes:
             parcel.data, parcel.bytes = self._executor.alloc(message.bytes), message.bytes
             message.write(_parcels.bytes_at(parcel.data, message.bytes))
-        return message
+        return message.given
 
     # ---- Backward ----
 

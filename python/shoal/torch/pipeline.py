@@ -64,6 +64,7 @@ class Pipeline:
             self._communicator = self._join()
             borders = self._divide(model, recorded[True], example, plain, schedule, stages, memory, partition or {})
         self._check_stages(stages)
+        self._compare(borders)
         self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
         self._make(model, init, replicas)
 
@@ -86,6 +87,15 @@ class Pipeline:
         if stages is not None and stages != self.schedule.stages:
             raise ValueError(f"shoal: stages is {stages}, but this schedule of {self.schedule.ranks} ranks has {self.schedule.stages}: "
                              "leave stages out, or choose \"interleaved\" or \"breadth-first\"")
+
+    def _compare(self, borders):
+        """Raises an error on all ranks if one has other stages than rank 0."""
+        text = "\n".join([", ".join(self.units), str(borders), self.schedule.text()])
+        other = self.process_group.rank() if self._text_of_first(text) != text else -1
+        last = int(self._reduced(torch.tensor([other], dtype=torch.float64), _native.MAX)[0].item())
+        if last >= 0:
+            raise ValueError(f"shoal: rank {last} has another model, other cuts or another schedule than rank 0; on rank "
+                             f"{self.process_group.rank()} the units are {', '.join(self.units)}, and stages begin at {borders} of them")
 
     def _plain_schedule(self, wanted, stages):
         """Returns the schedule if it does not depend on the model's profile, else None."""
