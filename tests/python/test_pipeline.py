@@ -970,6 +970,36 @@ def values_may_be_changed_in_place(world):
         torch.testing.assert_close(parameter.grad, wanted[name].grad)
 
 
+class Doubles(nn.Linear):
+    """A unit that changes its argument in place, in evaluation."""
+
+    def forward(self, x):
+        return super().forward(x if torch.is_grad_enabled() else x.mul_(2.0))
+
+
+def messages_are_not_changed(world):
+    """A value goes from stage 0 to both others, and the first of these changes it: its own copy."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = nn.Linear(12, 12), Doubles(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            first = self.one(x)
+            return self.three(self.two(first)) * first
+
+    model = seeded(Twice)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, cuts=["two", "three"])
+    inputs, _ = plain_batch(0)
+    for _ in range(2):
+        mine = pipeline.forward(inputs)
+    if mine is not None:
+        with torch.no_grad():
+            first = model.one(inputs)
+            torch.testing.assert_close(mine, model.three(model.two(first.clone())) * first)
+
+
 def values_changed_too_early_are_refused(world):
     fails(lambda: pipelined(world, Changes(), plain_batch, squares, cuts=["two", "three"]), ValueError, "in place", "add_",
           "a later stage uses it", "cut at another unit")
@@ -1045,6 +1075,7 @@ CASES = [
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (1,)),
     Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
     Case("values may be changed in place", values_may_be_changed_in_place, (2,)),
+    Case("messages are not changed", messages_are_not_changed, (3,)),
     Case("values changed too early are refused", values_changed_too_early_are_refused, (3,)),
     Case("ranks that differ are refused", ranks_that_differ_are_refused, (2,)),
     Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),

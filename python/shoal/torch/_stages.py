@@ -97,9 +97,7 @@ class Pass:
             if work.action.kind == _native.WEIGHT_GRADIENT:
                 self._rest.pop(place)()
             else:
-                with torch.no_grad():
-                    received = _received(work)
-                self._backward(stage, place, work, received)
+                self._backward(stage, place, work, _received(work))
         if work.is_last_gradient:
             self._complete(stage.number)
 
@@ -115,7 +113,7 @@ class Pass:
         values, result = stage.forward(self._is_training, inputs, received)
         loss = self._loss_of(microbatch, result) if stage.is_last and self._loss is not None else None
         if stage.is_last and self._loss is None:
-            self.results[microbatch] = _own(result, received)
+            self.results[microbatch] = result
         sent = [self._send(value, outputs[number]) for number, value in enumerate(values)]
         if self._loss is not None:
             self._kept[place] = Kept(received, sent, loss)
@@ -164,14 +162,7 @@ class Pass:
 
 
 def _received(work):
-    return [_parcels.read(work.inputs[number]) for number in range(work.input_count)]
-
-
-def _own(result, received):
-    """Copies tensors of a result that are in the memory of messages."""
-    addresses = {each.address for each in received}
-    return pytree.tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor)
-                           and each.untyped_storage().data_ptr() in addresses else each, result)
+    return [_parcels.read(work.inputs[number], work.action.kind != _native.FORWARD) for number in range(work.input_count)]
 
 
 # ---- A batch ---------------------------------------------------------------------------------------------------------------
