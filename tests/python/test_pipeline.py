@@ -349,20 +349,26 @@ def plain_torch_works_inside(world):
 
 
 def frozen_parts_stay(world):
-    def make():
+    def half():
         model = plain()
         for layer in list(model)[:8]:
             layer.requires_grad_(False)
         return model
 
-    for kind in ("1f1b", "zb-h1", "v-zb"):
+    def tied():
+        model = Gpt()
+        model.words.requires_grad_(False)
+        return model
+
+    for make, batch, loss_of, kind in ((half, plain_batch, squares, "1f1b"), (half, plain_batch, squares, "zb-h1"),
+                                       (half, plain_batch, squares, "v-zb"), (tied, gpt_batch, words_loss, "zb-h1")):
         model = seeded(make)
-        pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, kind)
-        inputs, targets = plain_batch(0)
-        loss = squares(model(inputs), targets)
+        pipeline = pipelined(world, copy.deepcopy(model), batch, loss_of, kind)
+        inputs, targets = batch(0)
+        loss = loss_of(model(inputs), targets)
         loss.backward()
         torch.testing.assert_close(pipeline.step(inputs, targets), loss.detach())
-        wanted = dict(model.named_parameters())
+        wanted = dict(model.named_parameters(remove_duplicate=False))
         for name, parameter in pipeline.named_parameters():
             expect((parameter.grad is None) == (wanted[name].grad is None), name)
             if parameter.grad is not None:
