@@ -1,20 +1,15 @@
 #!/usr/bin/env python3
-"""Measures training steps of a model in two stages: shoal.torch.Pipeline, compared with torch.distributed.pipelining over Shoal
-and over Gloo. All run the same stages, in the same schedule, on the same batches.
+"""Compares the stages that Shoal finds for a model (shoal.torch.Pipeline without cuts) with as many layers on each of two ranks.
+(bench/torch_pipeline.py compares with torch.distributed.pipelining.)
 
-  bench/bench_pipeline.py                       blocks of a transformer, 1F1B, two ranks, five rounds
-  bench/bench_pipeline.py --schedule gpipe --width 256
-  bench/bench_pipeline.py --divide              equal numbers of layers against automatic stages, for three models
-  bench/bench_pipeline.py --rounds 1 --steps 2  a try
+  bench/bench_pipeline.py                       three models, 1F1B, five rounds
+  bench/bench_pipeline.py --model resnet --rounds 1 --steps 2     a try
 
-Needs `make build/torch/made`. Each round starts the ranks of all contestants one after the other, in rotated order; nothing else
-runs. A rank has one thread and one core. The first steps must have the losses of the first contestant, within rounding.
+Needs `make build/torch/made`. Each round starts both, in turns; nothing else runs. A rank has one thread and one core. The first
+measured steps must have the same losses, within rounding.
 
-Prints a table: the median step in milliseconds, and its ratio to the first contestant in the same round (median, least and most
-of the rounds). --json FILE also writes the rounds.
-
---divide compares the stages that Shoal finds with as many layers on each rank. What the library predicts for both is printed
-next to what was measured.
+Prints a table for each model: the median step in milliseconds, and its ratio to the automatic stages in the same round (median,
+least and most of the rounds); then the stages, with the step that the library predicts. --json FILE also writes the rounds.
 """
 import argparse
 import json
@@ -27,12 +22,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOAL, PYTHON = ROOT / "build/shoal", ROOT / "build/torch/bin/python3"
-CONTESTANTS = ["pipeline", "torch-shoal", "torch-gloo"]
-MODELS = ["blocks", "gpt2-head", "resnet", "unequal"]
+CUTS = {"automatic": "auto", "equal layers": "middle"}
+MODELS = ["gpt2-head", "resnet", "unequal"]
 RUN_S, WARMUPS, RANKS = 900, 2, 2
 
 
-# ---- Models: lists of layers, which both libraries cut in two ---------------------------------------------------------------
+# ---- Models: lists of layers ---------------------------------------------------------------
 
 def block_of(width):
     import torch
@@ -64,8 +59,6 @@ class Residual:
 def layers_of(model, options):
     """Returns the layers, the shape of one sample, and whether samples are words."""
     from torch import nn
-    if model == "blocks":
-        return [block_of(options.width) for _ in range(options.layers)], (options.words, options.width), 0
     if model == "gpt2-head":  # the head has as many operations as several blocks
         words = 8192
         return [nn.Embedding(words, options.width), *(block_of(options.width) for _ in range(options.layers)),
@@ -92,7 +85,7 @@ def loss_of(result, target):
 
 # ---- A rank ----------------------------------------------------------------------------------------------------------------
 
-def own_pipeline(layers, example, options):
+def pipeline_of(layers, example, options):
     import shoal.torch
     from torch import nn
     cuts = None if options.cut == "auto" else [str((len(layers) + 1) // 2)]
@@ -108,36 +101,13 @@ def own_pipeline(layers, example, options):
     return step, pipeline
 
 
-def torchs_pipeline(layers, example, options):
-    import torch.distributed as dist
-    from torch import nn
-    from torch.distributed import pipelining
-    rank, middle = dist.get_rank(), (len(layers) + 1) // 2
-    module = nn.Sequential(*(layers[:middle] if rank == 0 else layers[middle:]))
-    kinds = {"1f1b": pipelining.Schedule1F1B, "gpipe": pipelining.ScheduleGPipe}
-    stage = pipelining.PipelineStage(module, rank, RANKS, example.device)
-    schedule = kinds[options.schedule](stage, options.microbatches, loss_fn=loss_of)
-
-    def step(inputs, targets):
-        losses = []
-        if rank == 0:
-            schedule.step(inputs)
-        else:
-            schedule.step(target=targets, losses=losses)
-        for parameter in module.parameters():
-            parameter.grad = None
-        return sum(map(float, losses)) / len(losses) if losses else 0.0
-    return step, stage
-
-
 def rank_main(options):
     sys.path[:0] = [str(ROOT / "python")]
     import torch
     import torch.distributed as dist
     import shoal.torch  # noqa: F401: the back-end
     torch.set_num_threads(1)
-    way, _, backend = options.rank.partition("-")
-    dist.init_process_group(backend or "shoal")
+    dist.init_process_group("shoal")
     torch.manual_seed(1)
     layers, shape, words = layers_of(options.model, options)
     inputs = batch_of(shape, words, options.microbatches * options.samples)
@@ -147,7 +117,7 @@ def rank_main(options):
         for layer in layers:
             width = layer(width)
     targets = torch.randn(len(inputs), *width.shape[1:])
-    step, kept = (own_pipeline if way == "pipeline" else torchs_pipeline)(layers, example, options)
+    step, pipeline = pipeline_of(layers, example, options)
     losses, times = [], []
     for number in range(WARMUPS + options.steps):
         dist.barrier()
@@ -156,17 +126,16 @@ def rank_main(options):
         times.append(time.perf_counter() - start)
     told = torch.tensor([times[WARMUPS:], losses[WARMUPS:]], dtype=torch.float64)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    text = kept.explain() if way == "pipeline" else ""
     if dist.get_rank() == 0:
-        print(json.dumps({"way": options.rank, "step_ms": statistics.median(told[0].tolist()) * 1e3, "loss": told[1][0].item(),
-                          "text": str(text)}))
+        print(json.dumps({"way": options.cut, "step_ms": statistics.median(told[0].tolist()) * 1e3, "loss": told[1][0].item(),
+                          "text": pipeline.explain()}))
 
 
 # ---- All -------------------------------------------------------------------------------------------------------------------
 
-def run(contestant, cut, model, options):
-    words = [SHOAL, "run", "-n", str(RANKS), "--no-prefix", "--bind", "core", PYTHON, Path(__file__).resolve(), "--rank", contestant,
-             "--cut", cut, "--model", model]
+def run(cut, model, options):
+    words = [SHOAL, "run", "-n", str(RANKS), "--no-prefix", "--bind", "core", PYTHON, Path(__file__).resolve(), "--cut", cut,
+             "--model", model]
     for name in ("schedule", "width", "layers", "words", "samples", "microbatches", "steps"):
         words += [f"--{name}", str(getattr(options, name))]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "SHOAL_LIBRARY": str(ROOT / "build/libshoal.so"),
@@ -174,7 +143,7 @@ def run(contestant, cut, model, options):
     done = subprocess.run(words, capture_output=True, text=True, timeout=RUN_S, env=environment)
     rows = [line for line in done.stdout.splitlines() if line.startswith('{"way"')]
     if done.returncode or len(rows) != 1:
-        print(f"{contestant} failed: {(done.stdout + done.stderr)[-2000:]}", file=sys.stderr)
+        print(f"{model}, {cut}: failed: {(done.stdout + done.stderr)[-2000:]}", file=sys.stderr)
         return None
     return json.loads(rows[0])
 
@@ -191,22 +160,21 @@ def table(rounds, names):
               f"{min(ratios):5.3f} - {max(ratios):5.3f}")
 
 
-def measure(contestants, options):
-    """contestants: for each name, the arguments of run(). Returns the rounds and the exit code."""
-    names, rounds, code = list(contestants), [], 0
+def measure(model, options):
+    """Returns the rounds and the exit code."""
+    names, rounds, code = list(CUTS), [], 0
     for number in range(options.rounds):
         rows = {}
-        for name in names[number % len(names):] + names[:number % len(names)]:
-            rows[name] = run(*contestants[name], options)
-            print(f"round {number + 1}: {name}: " + (f"{rows[name]['step_ms']:.1f} ms" if rows[name] else "failed"), flush=True)
+        for name in names[number % 2:] + names[:number % 2]:
+            rows[name] = run(CUTS[name], model, options)
+            print(f"{model}, round {number + 1}: {name}: " + (f"{rows[name]['step_ms']:.1f} ms" if rows[name] else "failed"), flush=True)
         rounds.append(rows)
-        losses = {name: row["loss"] for name, row in rows.items() if row}
-        wanted = losses.get(names[0])
-        odd = {name: loss for name, loss in losses.items() if wanted and not abs(loss - wanted) <= 1e-4 * abs(wanted)}
-        if odd or None in rows.values():
-            print(f"wrong losses: {odd}, instead of {wanted}" if odd else "a contestant failed", file=sys.stderr)
+        losses = [row["loss"] for row in rows.values() if row]
+        if len(losses) < 2 or abs(losses[0] - losses[1]) > 1e-4 * abs(losses[0]):
+            print(f"failed, or wrong losses: {losses}", file=sys.stderr)
             code = 1
     table(rounds, names)
+    print(next((one["automatic"]["text"] for one in rounds if one["automatic"]), ""), "\n")
     return rounds, code
 
 
@@ -220,21 +188,15 @@ def main():
     parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=6, help="measured in a round")
-    parser.add_argument("--divide", action="store_true", help="compare automatic stages with equal numbers of layers")
-    parser.add_argument("--model", choices=MODELS, default="blocks")
+    parser.add_argument("--model", choices=MODELS)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rank", help=argparse.SUPPRESS)
-    parser.add_argument("--cut", choices=["auto", "middle"], default="middle", help=argparse.SUPPRESS)
+    parser.add_argument("--cut", choices=CUTS.values(), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.rank:
+    if options.cut:
         return rank_main(options)
     rounds, code = [], 0
-    if not options.divide:
-        rounds, code = measure({name: (name, "middle", options.model) for name in CONTESTANTS}, options)
-    for model in MODELS[1:] if options.divide else ():
-        print(f"\n{model}")
-        some, failed = measure({"automatic": ("pipeline", "auto", model), "equal layers": ("pipeline", "middle", model)}, options)
-        print(next((one["automatic"]["text"] for one in some if one["automatic"]), ""))
+    for model in [options.model] if options.model else MODELS:
+        some, failed = measure(model, options)
         rounds, code = rounds + some, code or failed
     if options.json:
         options.json.write_text("".join(json.dumps(one) + "\n" for one in rounds))
