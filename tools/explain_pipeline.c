@@ -33,6 +33,9 @@ enum option {
     OPTION_WEIGHT,
     OPTION_KEPT,
     OPTION_PRINT,
+    OPTION_CSV,
+    OPTION_PLOT,
+    OPTION_TRACE,
     OPTION_FORMAT
 };
 
@@ -60,6 +63,9 @@ static const struct tool_option options[] = {
     {"--memory-weight", OPTION_WEIGHT, "SHARE"},
     {"--kept-share", OPTION_KEPT, "SHARE"},
     {"--print-profile", OPTION_PRINT, NULL},
+    {"--csv", OPTION_CSV, "FILE"},
+    {"--plot", OPTION_PLOT, "FILE"},
+    {"--trace", OPTION_TRACE, "FILE"},
     {"--format", OPTION_FORMAT, "text|json"},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
@@ -98,6 +104,9 @@ static const char help[] =
     "    --cuts NAMES             your own partition: the first unit of each stage but the first, such as h.4,h.8,head;\n"
     "                             \"end\" leaves the last stages empty. It is timed even if it does not fit\n"
     "    --memory-weight SHARE    for tree: memory against time, 0 to 1 (default 0.8)\n"
+    "    --csv FILE               also write the schedule in torch's form\n"
+    "    --plot FILE              also draw the step, as SVG\n"
+    "    --trace FILE             also write it for chrome://tracing and Perfetto\n"
     "    --format text|json       text for people (the default), or one JSON object; times are in microseconds there\n"
     "\n"
     "For the built-in models, which are computed from the shapes of their layers:\n"
@@ -240,7 +249,14 @@ static bool partition_option_apply(int id, const struct tool_args *args, struct 
     case OPTION_TIES:
         own->keeps_ties_together = 1;
         return true;
+    case OPTION_CSV:
+        explain->drawing.csv = args->value;
+        return true;
+    case OPTION_PLOT:
+        explain->drawing.plot = args->value;
+        return true;
     default:
+        explain->drawing.trace = args->value;
         return true;
     }
 }
@@ -425,6 +441,24 @@ static enum shoal_status pipeline_choose(struct explain_pipeline *explain, char 
     return status;
 }
 
+static int pipeline_draw_stages(const struct explain_pipeline *explain)
+{
+    const uint32_t stages = shoal_schedule_stages(explain->schedule);
+    struct shoal_stage_costs *costs = calloc(stages, sizeof *costs);
+    if (!costs) {
+        fprintf(stderr, "shoal %s: no memory\n", command);
+        return 1;
+    }
+    for (uint32_t s = 0; s < stages; s++) {
+        struct shoal_stage stage = SHOAL_STAGE_INIT;
+        if (shoal_partition_stage(explain->partition, s, &stage) == SHOAL_OK)
+            costs[s] = (struct shoal_stage_costs){stage.forward, stage.input_gradient, stage.weight_gradient, stage.transfer};
+    }
+    const bool is_drawn = pipeline_draw(&explain->drawing, explain->schedule_word, explain->schedule, costs);
+    free(costs);
+    return is_drawn ? 0 : 1;
+}
+
 static int pipeline_answer(struct explain_pipeline *explain)
 {
     char why[1200] = "";
@@ -441,7 +475,7 @@ static int pipeline_answer(struct explain_pipeline *explain)
         explain_pipeline_print_json(explain);
     else
         explain_pipeline_print_text(explain);
-    return tool_output_finish(command, 0);
+    return tool_output_finish(command, pipeline_draw_stages(explain));
 }
 
 static int pipeline_ask(struct explain_pipeline *explain)
@@ -474,7 +508,8 @@ int explain_pipeline_run(int argc, char **argv)
                                        .model = {1, 50},
                                        .schedule_options = SHOAL_SCHEDULE_OPTIONS_INIT,
                                        .options = SHOAL_PARTITION_OPTIONS_INIT,
-                                       .rate_gbit_s = 25};
+                                       .rate_gbit_s = 25,
+                                       .drawing = {.command = command}};
     struct tool_args args = {.command = command, .argc = argc, .argv = argv, .at = 1};
     int id;
     explain.schedule_options.ranks = 4;

@@ -5,6 +5,7 @@
 #include <shoal/pipeline.h>
 #include <stdbool.h>
 
+#include "pipeline_draw.h"
 #include "pipeline_profile.h"
 
 struct explain_pipeline {
@@ -15,9 +16,10 @@ struct explain_pipeline {
     struct shoal_partition_options options;
     const char *memory_list, *speed_list; /* as given, or NULL, as the next one */
     const char *cut_list;
-    uint64_t *memory;                     /* [ranks] */
-    double *speeds;                       /* [ranks] */
+    uint64_t *memory; /* [ranks] */
+    double *speeds;   /* [ranks] */
     double rate_gbit_s;
+    struct pipeline_drawing drawing;
 
     struct shoal_profile *profile;
     const char *schedule_word; /* of the kind that was taken */

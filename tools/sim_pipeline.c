@@ -1,11 +1,10 @@
 /* `shoal sim pipeline`: makes schedules of a pipeline of equal stages, and tells how long a step takes with each. */
-#include "sim_pipeline.h"
-
 #include <errno.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "pipeline_draw.h"
+#include "sim.h"
 #include "tool.h"
 
 static const char help_text[] =
@@ -47,6 +46,15 @@ static const char help_text[] =
     "    shoal sim pipeline --read torch.csv --slots 2\n"
     "\n"
     "Exit codes: 0 success, 1 failure, as for a schedule with a fault, 2 invalid arguments.\n";
+
+/* A schedule with its times. */
+struct sim_pipeline_row {
+    const char *name; /* a kind's or a file's */
+    struct shoal_schedule *schedule;
+    struct shoal_stage_costs costs; /* in microseconds */
+    struct shoal_schedule_times times;
+    uint32_t slots;
+};
 
 enum { TEXT = 600, KINDS = SHOAL_SCHEDULE_AUTO + 1, ALL = KINDS };
 
@@ -99,7 +107,8 @@ struct pipeline_options {
     struct shoal_schedule_options question; /* without the kind; times in microseconds, below 0: as the forward pass */
     bool is_wanted[KINDS];
     bool has_activations;
-    const char *read, *csv, *plot, *trace;
+    const char *read;
+    struct pipeline_drawing drawing;
     int slots; /* 0: not to be checked */
     enum sim_format format;
 };
@@ -197,13 +206,13 @@ static bool option_apply(int id, const struct tool_args *args, struct pipeline_o
     case OPTION_SLOTS:
         return tool_number_read(args, 1, 65536, &options->slots);
     case OPTION_CSV:
-        options->csv = args->value;
+        options->drawing.csv = args->value;
         return true;
     case OPTION_PLOT:
-        options->plot = args->value;
+        options->drawing.plot = args->value;
         return true;
     case OPTION_TRACE:
-        options->trace = args->value;
+        options->drawing.trace = args->value;
         return true;
     case OPTION_FORMAT:
         return sim_format_read(args, &options->format);
@@ -224,8 +233,7 @@ static bool options_finish(struct pipeline_options *options)
 {
     struct shoal_schedule_options *question = &options->question;
     struct shoal_stage_costs *costs = &question->costs;
-    const bool writes = options->csv || options->plot || options->trace;
-    if (!options->read && writes && wanted_count(options) != 1)
+    if (!options->read && pipeline_is_drawn(&options->drawing) && wanted_count(options) != 1)
         return !tool_usage_fail("sim pipeline", "--csv, --plot and --trace are for one schedule: choose one with --schedule");
     if (!question->microbatches)
         question->microbatches = 2 * question->ranks;
@@ -238,7 +246,7 @@ static bool options_finish(struct pipeline_options *options)
 static bool options_parse(int argc, char **argv, struct pipeline_options *options)
 {
     struct tool_args args = {.command = "sim pipeline", .argc = argc, .argv = argv, .at = 1};
-    *options = (struct pipeline_options){.question = SHOAL_SCHEDULE_OPTIONS_INIT};
+    *options = (struct pipeline_options){.question = SHOAL_SCHEDULE_OPTIONS_INIT, .drawing = {.command = "sim pipeline"}};
     options->question.ranks = 4;
     options->question.costs = (struct shoal_stage_costs){1e3, -1, -1, 0};
     for (int kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++)
@@ -255,35 +263,13 @@ static bool options_parse(int argc, char **argv, struct pipeline_options *option
 
 /* ---- A schedule ---------------------------------------------------------------------------------------------------------- */
 
-static void row_free(struct sim_pipeline_row *row)
-{
-    for (uint32_t r = 0; row->begins && r < shoal_schedule_ranks(row->schedule); r++)
-        free(row->begins[r]);
-    free(row->begins);
-    shoal_schedule_free(row->schedule);
-}
-
-static bool begins_allocate(struct sim_pipeline_row *row)
-{
-    const uint32_t ranks = shoal_schedule_ranks(row->schedule);
-    bool is_there = (row->begins = calloc(ranks, sizeof *row->begins)) != NULL;
-    for (uint32_t r = 0; is_there && r < ranks; r++) {
-        uint32_t count;
-        (void)shoal_schedule_actions(row->schedule, r, &count);
-        is_there = (row->begins[r] = calloc(count + 1, sizeof **row->begins)) != NULL;
-    }
-    return is_there;
-}
-
 static int row_time(const struct pipeline_options *options, struct sim_pipeline_row *row)
 {
     const struct shoal_schedule_options *question = &options->question;
     char text[TEXT] = "";
     row->times = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
     row->costs = question->costs;
-    enum shoal_status status = begins_allocate(row) ? SHOAL_OK : SHOAL_ERR_MEMORY;
-    if (status == SHOAL_OK)
-        status = shoal_schedule_time(row->schedule, &row->costs, question->kept_share, &row->times, row->begins);
+    enum shoal_status status = shoal_schedule_time(row->schedule, &row->costs, question->kept_share, &row->times, NULL);
     if (status == SHOAL_OK)
         status = shoal_schedule_slots(row->schedule, &row->slots);
     if (status == SHOAL_OK && options->slots)
@@ -358,16 +344,6 @@ static int row_read(const struct pipeline_options *options, struct sim_pipeline_
     return 1;
 }
 
-double sim_pipeline_duration(const struct sim_pipeline_row *row, enum shoal_action_kind kind)
-{
-    const double stages = (double)shoal_schedule_stages(row->schedule) / shoal_schedule_ranks(row->schedule);
-    const double whole = kind == SHOAL_FORWARD           ? row->costs.forward
-                         : kind == SHOAL_INPUT_GRADIENT  ? row->costs.input_gradient
-                         : kind == SHOAL_WEIGHT_GRADIENT ? row->costs.weight_gradient
-                                                         : row->costs.input_gradient + row->costs.weight_gradient;
-    return whole / stages;
-}
-
 /* ---- Output -------------------------------------------------------------------------------------------------------------- */
 
 static void header_print(const struct pipeline_options *options, const struct sim_pipeline_row *row)
@@ -415,26 +391,20 @@ static void row_print(const struct pipeline_options *options, const struct sim_p
     fflush(stdout);
 }
 
-static bool csv_write(const struct sim_pipeline_row *row, const char *file)
-{
-    FILE *out = fopen(file, "we");
-    if (!out) {
-        fprintf(stderr, "shoal sim pipeline: cannot write %s: %s\n", file, strerror(errno));
-        return false;
-    }
-    const bool is_printed = shoal_schedule_print(row->schedule, out) == SHOAL_OK; /* an error stays in the stream */
-    return sim_plot_finish(out, file) && is_printed;
-}
-
 static int files_write(const struct pipeline_options *options, const struct sim_pipeline_row *row)
 {
-    bool is_written = true;
-    if (options->csv)
-        is_written &= csv_write(row, options->csv);
-    if (options->plot)
-        is_written &= sim_pipeline_plot(row, options->plot);
-    if (options->trace)
-        is_written &= sim_pipeline_trace(row, options->trace);
+    const uint32_t stages = shoal_schedule_stages(row->schedule);
+    const double own = (double)stages / shoal_schedule_ranks(row->schedule);
+    struct shoal_stage_costs *costs = calloc(stages, sizeof *costs);
+    if (!costs) {
+        fputs("shoal sim pipeline: no memory\n", stderr);
+        return 1;
+    }
+    for (uint32_t s = 0; s < stages; s++)
+        costs[s] = (struct shoal_stage_costs){row->costs.forward / own, row->costs.input_gradient / own,
+                                              row->costs.weight_gradient / own, row->costs.transfer};
+    const bool is_written = pipeline_draw(&options->drawing, row->name, row->schedule, costs);
+    free(costs);
     return is_written ? 0 : 1;
 }
 
@@ -447,7 +417,7 @@ static int file_show(const struct pipeline_options *options)
         row_print(options, &row);
         code = files_write(options, &row);
     }
-    row_free(&row);
+    shoal_schedule_free(row.schedule);
     return code;
 }
 
@@ -468,7 +438,7 @@ static int kinds_show(const struct pipeline_options *options)
             row_print(options, &row);
             code = files_write(options, &row);
         }
-        row_free(&row);
+        shoal_schedule_free(row.schedule);
     }
     return code;
 }

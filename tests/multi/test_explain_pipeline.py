@@ -171,6 +171,18 @@ def own_cuts_are_timed():
     refused(*words, "--cuts", "h.3,h.2,h.5", about="stage 1 begins with unit 4, behind 3")
 
 
+def schedules_are_drawn():
+    """The trace ends with the predicted step, without the sum of tied gradients that follows it."""
+    plot, trace, table = (ROOT / name for name in ("gpt2.svg", "gpt2.json", "gpt2.csv"))
+    told = answer("--ranks", "3", "--microbatches", "4", "--keep-ties-together", "--plot", plot, "--trace", trace, "--csv", table)
+    events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    expect(len(events) == 3 * 4 * 2 and plot.read_text().count("<title>") == len(events), len(events))
+    expect(abs(max(event["ts"] + event["dur"] for event in events) - told["step_us"]) < 1, told)
+    expect(table.read_text().startswith("0F0,0F1,0F2,0B0"), table.read_text())
+    code, out, err = call(SHOAL, "explain", "pipeline", "--plot", ROOT / "none/x.svg")
+    expect(code == 1 and "cannot write" in err and len(err.splitlines()) == 1, code, err)
+
+
 def options_are_checked():
     refused("--ranks", "0", about="a number from 1")
     refused("--schedule", "zb-h3", about="did you mean zb-h")
@@ -199,4 +211,4 @@ def help_teaches():
 run_cases([models_have_their_sizes, models_have_their_arithmetic, activations_are_those_of_the_shapes,
            times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, more_room_makes_no_step_longer,
            ranks_may_be_unequal, ties_may_stay_together, files_are_read, wrong_files_are_refused, lack_of_memory_is_explained,
-           own_cuts_are_timed, options_are_checked, help_teaches])
+           own_cuts_are_timed, schedules_are_drawn, options_are_checked, help_teaches])
