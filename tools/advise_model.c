@@ -1,0 +1,62 @@
+#include "advise_model.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "step_rule.h"
+
+/* Backward passes cost twice as much as forward passes: two products instead of one. */
+static const double forward_share = 1.0 / 3;
+
+/* Each of ResNet-50's 53 convolutions is followed by a batch norm. Its output is kept twice in float32, for the norm and, after
+ * the activation in place, for the next convolution. Outputs at 224 x 224: 11,113,984 values. With recomputation of blocks: the
+ * inputs of all 16 blocks once (5,619,712), and the first convolution (802,816) and the largest block (layer1.0: 2,007,040)
+ * twice. A forward pass costs 4.09e9 multiplications and as many additions. */
+static struct advise_facts resnet50_facts(void)
+{
+    return (struct advise_facts){
+        .model = {.sample_bytes = 2 * 4 * 11113984.0,
+                  .recomputed_bytes = 4 * 5619712.0 + 2 * 4 * (802816.0 + 2007040.0),
+                  .largest_unit = 6039552}, /* layer4.0 */
+        .sample_flop = 3 * 2 * 4.09e9,
+        .use_16 = 0.2,
+        .use_32 = 0.5,
+        .batch_norms = 53,
+        .optimizer = STEP_RULE_MOMENTUM,
+    };
+}
+
+/* A step costs 72 L s h^2 (1 + s / (6 h) + v / (12 h L)) FLOP for each sample (Narayanan et al. 2021; Korthikanti et al. 2022). */
+static struct advise_facts transformer_facts(size_t layers, double width, double heads, double sequence, double vocabulary)
+{
+    const double l = (double)layers, products = 1 + sequence / (6 * width) + vocabulary / (12 * width * l);
+    return (struct advise_facts){
+        .model = {.layers = layers,
+                  .width = width,
+                  .heads = heads,
+                  .sequence = sequence,
+                  .vocabulary = vocabulary,
+                  .largest_unit = 12 * width * width + 13 * width},
+        .sample_flop = 72 * l * sequence * width * width * products,
+        .use_16 = 0.4,
+        .use_32 = 0.5,
+        .optimizer = STEP_RULE_ADAMW,
+    };
+}
+
+struct advise_facts advise_facts_of(const struct step_profile *profile)
+{
+    struct advise_facts facts = {.batch_norms = -1, .optimizer = STEP_RULE_ADAMW};
+    if (!strcmp(profile->name, "resnet50"))
+        facts = resnet50_facts();
+    if (!strcmp(profile->name, "bert-large"))
+        facts = transformer_facts(24, 1024, 16, 512, 30522);
+    if (!strcmp(profile->name, "gpt2"))
+        facts = transformer_facts(12, 768, 12, 1024, 50257);
+    facts.forward_share = forward_share;
+    facts.model.parameters = (double)profile->elements;
+    for (size_t i = 0; i < profile->count; i++)
+        facts.model.largest_tensor = fmax(facts.model.largest_tensor, (double)profile->tensors[i].elements);
+    facts.model.largest_unit = fmax(facts.model.largest_unit, facts.model.largest_tensor);
+    return facts;
+}
