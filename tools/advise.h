@@ -56,6 +56,7 @@ struct advise_point {
     bool has_step;
     double step_us, compute_us, efficiency; /* of a whole step, with all microbatches */
     bool is_simulated;                      /* else the step is arithmetic */
+    const char *limit;                      /* what would shorten a simulated step most, as in shoal sim step; else NULL */
     double steps, seconds, cost;            /* of the job; cost below 0: not known */
 };
 

@@ -19,8 +19,8 @@ static void document_print(const struct advise_question *question, const struct 
 
 static void microbatches_print(const struct advise_rung *rung, FILE *out)
 {
-    fprintf(out, "\n# train.py: %.0f samples in each of %.0f microbatch%s of a step", rung->setup.micro, rung->microbatches,
-            rung->microbatches == 1 ? "" : "es");
+    fprintf(out, "\n# train.py: %.0f sample%s in each of %.0f microbatch%s of a step", rung->setup.micro,
+            rung->setup.micro == 1 ? "" : "s", rung->microbatches, rung->microbatches == 1 ? "" : "es");
     if (rung->setup.is_16)
         fputs("; bfloat16, with float32 masters in the optimizer", out);
     if (rung->setup.recomputes)

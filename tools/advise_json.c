@@ -94,7 +94,7 @@ static void question_write(struct json *json, const struct advise_question *ques
 
 static void rung_write(struct json *json, const struct advise_rung *rung)
 {
-    static const char *const whys[] = {"fits", "too large", "one worker", "not possible"};
+    static const char *const whys[] = {"fits", "too large", "one worker", "not possible", "not known"};
     const struct advise_memory *memory = &rung->memory;
     open_as(json, NULL, '{');
     text(json, "way", advise_way_names[rung->kind]);
@@ -147,6 +147,7 @@ static void point_write(struct json *json, const char *name, const struct advise
         number(json, "steps", point->has_step ? point->steps : counts->steps);
         text(json, "way", point->way < ADVISE_WAYS ? advise_way_names[point->way] : "");
         number_if(json, "step_us", point->has_step, point->step_us);
+        text(json, "limit", point->limit ? point->limit : "");
         text(json, "step_us_is", !point->has_step ? "" : point->is_simulated ? "simulated" : "arithmetic");
         number_if(json, "efficiency", point->has_step, point->efficiency);
         number_if(json, "job_s", point->has_step, point->seconds);

@@ -132,6 +132,11 @@ static bool micro_try(const struct climb *climb, struct advise_rung *rung, doubl
     }
 }
 
+static bool can_recompute(const struct advise_model *model)
+{
+    return model->layers || model->recomputed_bytes > 0;
+}
+
 /* Tries the program as it is, then with 16 bits, then also with recomputation. */
 static bool forms_try(const struct climb *climb, struct advise_rung *rung, double most)
 {
@@ -140,15 +145,10 @@ static bool forms_try(const struct climb *climb, struct advise_rung *rung, doubl
     if (micro_try(climb, rung, most))
         return true;
     rung->setup.is_16 = true;
-    if (micro_try(climb, rung, most))
-        return true;
+    if (micro_try(climb, rung, most) || !can_recompute(climb->model))
+        return rung->why == ADVISE_FITS;
     rung->setup.recomputes = true;
     return micro_try(climb, rung, most);
-}
-
-static bool can_recompute(const struct advise_model *model)
-{
-    return model->layers || model->recomputed_bytes > 0;
 }
 
 /* The ways in which every worker has the whole model. */
@@ -158,9 +158,9 @@ static void whole_climb(const struct climb *climb, struct advise_rung *rung)
     const bool is_together = rung->kind == ADVISE_WAY_TOGETHER;
     rung->setup.micro = most;
     rung->setup.is_16 |= rung->kind == ADVISE_WAY_HALF || is_together;
-    rung->setup.recomputes |= rung->kind == ADVISE_WAY_RECOMPUTE || is_together;
+    rung->setup.recomputes |= rung->kind == ADVISE_WAY_RECOMPUTE || (is_together && can_recompute(climb->model));
     if (rung->kind == ADVISE_WAY_RECOMPUTE && !can_recompute(climb->model))
-        rung->why = ADVISE_NOT_POSSIBLE;
+        rung->why = ADVISE_NOT_KNOWN;
     else if (rung->kind == ADVISE_WAY_SMALLER || is_together)
         micro_try(climb, rung, most);
     else

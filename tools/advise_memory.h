@@ -76,15 +76,16 @@ extern const char *const advise_way_names[ADVISE_WAYS], *const advise_way_texts[
 /* Why a way is not the answer. */
 enum advise_why {
     ADVISE_FITS,
-    ADVISE_TOO_LARGE,   /* even its smallest form needs more memory than there is */
-    ADVISE_ONE_WORKER,  /* there are no other workers to share with */
-    ADVISE_NOT_POSSIBLE /* the model has no layers of this kind, or no degree divides workers, heads or batch */
+    ADVISE_TOO_LARGE,    /* even its smallest form needs more memory than there is */
+    ADVISE_ONE_WORKER,   /* there are no other workers to share with */
+    ADVISE_NOT_POSSIBLE, /* the model has no layers of this kind, or no degree divides workers and heads */
+    ADVISE_NOT_KNOWN     /* what recomputation saves of this model */
 };
 
 struct advise_rung {
     enum advise_way_kind kind;
     enum advise_why why;
-    struct advise_setup setup;   /* the one that fits, or the smallest that was tried; undefined if NOT_POSSIBLE */
+    struct advise_setup setup;   /* the one that fits, or the smallest that was tried; undefined from ONE_WORKER on */
     struct advise_memory memory; /* of that setup */
     double per_replica;          /* samples of a replica in a step */
     double microbatches;         /* of a replica in a step */

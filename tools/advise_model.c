@@ -26,22 +26,27 @@ static struct advise_facts resnet50_facts(void)
     };
 }
 
-/* A step costs 72 L s h^2 (1 + s / (6 h) + v / (12 h L)) FLOP for each sample (Narayanan et al. 2021; Korthikanti et al. 2022). */
+double advise_transformer_flop(const struct advise_model *model)
+{
+    const double layers = (double)model->layers, s = model->sequence, h = model->width;
+    return 72 * layers * s * h * h * (1 + s / (6 * h) + model->vocabulary / (12 * h * layers));
+}
+
 static struct advise_facts transformer_facts(size_t layers, double width, double heads, double sequence, double vocabulary)
 {
-    const double l = (double)layers, products = 1 + sequence / (6 * width) + vocabulary / (12 * width * l);
-    return (struct advise_facts){
+    struct advise_facts facts = {
         .model = {.layers = layers,
                   .width = width,
                   .heads = heads,
                   .sequence = sequence,
                   .vocabulary = vocabulary,
                   .largest_unit = 12 * width * width + 13 * width},
-        .sample_flop = 72 * l * sequence * width * width * products,
         .use_16 = 0.4,
         .use_32 = 0.5,
         .optimizer = STEP_RULE_ADAMW,
     };
+    facts.sample_flop = advise_transformer_flop(&facts.model);
+    return facts;
 }
 
 struct advise_facts advise_facts_of(const struct step_profile *profile)

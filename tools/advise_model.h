@@ -17,4 +17,8 @@ struct advise_facts {
 /* Finds the facts of a profile by its name. For files only the tensors are known. */
 struct advise_facts advise_facts_of(const struct step_profile *profile);
 
+/* Returns the operations of a training step of a transformer, for each sample: 72 L s h^2 (1 + s / (6 h) + v / (12 h L))
+ * (Korthikanti et al. 2022, arXiv 2205.05198). */
+double advise_transformer_flop(const struct advise_model *model);
+
 #endif

@@ -100,6 +100,7 @@ static int whole_step(struct scene *scene, struct sim_step_answers *answers)
         return code;
     scene->point->step_us = times * pass_us - scene->backward_us + row.step_us;
     scene->point->is_simulated = scene->rung->setup.shards != ADVISE_PARAMETER_SHARDS;
+    scene->point->limit = scene->point->is_simulated ? sim_step_limit_name(row.limit) : NULL;
     if (!scene->point->is_simulated)
         scene->point->step_us = fmax(scene->point->step_us, (times + 0.5) * row.sum_us);
     return 0;

@@ -73,12 +73,13 @@ static void counts_formulas_print(const struct advise_page *page, const struct a
                      point->batch, (double)question->samples / (double)point->batch, counts->kept, counts->dropped,
                      question->epochs, counts->kept, counts->steps);
     if (counts->least < counts->most)
-        advise_page_text(page,
-                         "%zu workers do not divide the batch: %zu of them have %zu samples and wait for no one, the others "
-                         "have %zu and wait. A batch of %zu or %zu divides. (For the samples of an epoch, data.h has three "
-                         "tails: pad, drop and keep.)",
-                         counts->replicas, counts->with_most, counts->most, counts->least, counts->least * counts->replicas,
-                         counts->most * counts->replicas);
+        advise_page_text(
+            page,
+            "%zu workers do not divide the batch: %zu of them have %zu sample%s, and those with %zu wait for them. "
+            "%zu workers divide a batch of %zu or %zu. (For the samples of an epoch, data.h has three tails: pad, "
+            "drop and keep.)",
+            counts->replicas, counts->with_most, counts->most, counts->most == 1 ? "" : "s", counts->least, counts->replicas,
+            counts->least * counts->replicas, counts->most * counts->replicas);
 }
 
 static void counts_print(const struct advise_page *page, const struct advise_question *question,
@@ -135,8 +136,10 @@ static void rung_print(const struct advise_page *page, const struct advise_quest
     if (rung->why == ADVISE_ONE_WORKER)
         advise_page_text(page, "%d. %s (%s): no, there is one worker, and nobody to share with.", number, name, text);
     else if (rung->why == ADVISE_NOT_POSSIBLE)
-        advise_page_text(page, "%d. %s (%s): no, this model or this number of workers cannot be divided so.", number, name,
-                         text);
+        advise_page_text(page, "%d. %s (%s): no, this model or this number of workers cannot be divided in this way.", number,
+                         name, text);
+    else if (rung->why == ADVISE_NOT_KNOWN)
+        advise_page_text(page, "%d. %s (%s): not known, the profile does not have what it saves.", number, name, text);
     else if (rung->why == ADVISE_TOO_LARGE)
         advise_page_text(page,
                          "%d. %s (%s): no, %.2f GiB are more than %.2f; %.2f of them are weights, gradients and states. "
@@ -173,9 +176,10 @@ static void memory_print(const struct advise_page *page, const struct advise_que
         advise_page_text(page, "No way to divide this batch: %s.", fault_text(point->fault));
         return;
     }
-    advise_page_text(page, "GiB on %zu machine%s, %zu samples per worker, %s; %.2f GiB, of which %.2f can be used.%s",
-                     point->machines, point->machines == 1 ? "" : "s", point->counts.most, step_rules[question->optimizer],
-                     gib(question->memory_bytes), gib(advise_usable_bytes(question->memory_bytes)),
+    advise_page_text(page, "GiB on %zu machine%s, %zu sample%s per worker, %s; %.2f GiB, of which %.2f can be used.%s",
+                     point->machines, point->machines == 1 ? "" : "s", point->counts.most, point->counts.most == 1 ? "" : "s",
+                     step_rules[question->optimizer], gib(question->memory_bytes),
+                     gib(advise_usable_bytes(question->memory_bytes)),
                      question->facts.model.layers || question->facts.model.sample_bytes > 0
                          ? ""
                          : " Activations are not known, so totals are too small: give --activations.");
@@ -273,6 +277,24 @@ static void points_print(const struct advise_page *page, const struct advise_que
     advise_page_table_end(page);
 }
 
+/* What would shorten the step most, and how to get it. */
+static void limit_print(const struct advise_page *page, const struct advise_point *point)
+{
+    static const char *const limits[][2] = {
+        {"wire",
+         "the network. A larger batch (--keep worker) or --type bfloat16 moves fewer bytes for each sample; so do larger "
+         "machines, and on slow networks compression (docs/gradients.md) and outer steps (docs/outer.md)"},
+        {"hosts", "memory and messages inside a machine, and latency. Fewer workers with more samples each need fewer of them"},
+        {"copies", "copies into and out of buffers. Gradients that are made in the buffers need none"},
+        {"order", "the order of gradients: the last ones are ready when the backward pass ends, and then cross the network"},
+    };
+    for (size_t i = 0; point->limit && i < sizeof limits / sizeof limits[0]; i++)
+        if (!strcmp(point->limit, limits[i][0]))
+            advise_page_text(page, "On %zu machine%s the step is longer than its computation by %.2f ms, mostly because of %s.",
+                             point->machines, point->machines == 1 ? "" : "s", (point->step_us - point->compute_us) / 1e3,
+                             limits[i][1]);
+}
+
 static void steps_print(const struct advise_page *page, const struct advise_question *question,
                         const struct advise_answer *answer)
 {
@@ -291,6 +313,7 @@ static void steps_print(const struct advise_page *page, const struct advise_ques
                      "price x job.%s",
                      question->sample_us,
                      question->critical > 0 ? " steps grow by (critical + batch) / (critical + old batch)." : "");
+    limit_print(page, &answer->points[advise_shown(answer)]);
     for (int i = 0; i < answer->count; i++)
         if (answer->has_larger[i])
             larger_print(page, question, &answer->points[i], &answer->larger[i]);
@@ -346,7 +369,8 @@ static void norms_print(const struct advise_page *page, const struct advise_ques
     const double samples = point->way == ADVISE_WAYS ? (double)point->counts.least
                                                      : fmin(point->rungs[point->way].setup.micro, (double)point->counts.least);
     const enum advise_norm verdict = advise_norm_judge(samples);
-    advise_page_text(page, "Each of the %d layers of batch norm sees %.0f samples at a time: %s.", norms, samples,
+    advise_page_text(page, "Each of the %d layers of batch norm sees %.0f sample%s at a time: %s.", norms, samples,
+                     samples == 1 ? "" : "s",
                      verdict == ADVISE_NORM_FINE   ? "enough"
                      : verdict == ADVISE_NORM_NOTE ? "few; compare with a larger batch"
                                                    : "too few, expect a worse model");
