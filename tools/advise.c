@@ -37,6 +37,8 @@ static const char help_text[] =
     "    --activations SIZE       bytes that a sample's forward pass keeps for its backward pass, in float32 (formulas for\n"
     "                             the built-in models)\n"
     "    --batch-norms N          layers of batch normalization in a model from a file\n"
+    "    --fused-attention        a transformer does not keep the scores of its attention, as with torch's\n"
+    "                             scaled_dot_product_attention\n"
     "    --keep batch|worker      what stays when machines are added: the batch, or each worker's samples. With worker,\n"
     "                             --batch is for the first number of --count (batch)\n"
     "    --from-batch N           the batch for which learning rate and epochs are known (--batch)\n"

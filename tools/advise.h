@@ -28,7 +28,7 @@ struct advise_question {
     size_t per_machine; /* workers of a machine */
     struct sim_values counts;
     int optimizer; /* enum step_rule */
-    bool is_16;
+    bool is_16, fuses_attention;
     double sample_us; /* of forward and backward pass for a sample on a worker; 0: not known */
     enum advise_sure sample_sure;
     double forward_share;       /* of that */
@@ -40,8 +40,8 @@ struct advise_question {
     char currency[ADVISE_CURRENCY_BYTES];
     double finish_s;                 /* 0: no limit */
     int format;                      /* enum advise_format */
-    struct shoal_simulation network; /* of `shape`, with what the options change */
-    bool has_rate, has_pcie, has_nvlink, has_per_machine;
+    struct shoal_simulation network; /* the one of `shape`, changed by options */
+    bool has_rate, has_pcie, has_nvlink, has_per_machine, has_activations;
     double memory_bytes; /* of a worker */
 };
 
@@ -52,9 +52,9 @@ struct advise_point {
     enum advise_fault fault;
     struct advise_counts counts;
     struct advise_rung rungs[ADVISE_WAYS];
-    int way; /* of the first rung that fits; ADVISE_WAYS: none */
+    int way; /* index of the first rung that fits; ADVISE_WAYS: none */
     bool has_step;
-    double step_us, compute_us, efficiency; /* of a whole step, with all microbatches */
+    double step_us, compute_us, efficiency; /* for a whole step, with all microbatches */
     bool is_simulated;                      /* else the step is arithmetic */
     const char *limit;                      /* what would shorten a simulated step most, as in shoal sim step; else NULL */
     double steps, seconds, cost;            /* of the job; cost below 0: not known */

@@ -15,7 +15,7 @@ struct advise_job {
     size_t machines, per_machine; /* per_machine: workers of a machine */
     size_t degree;                /* workers that hold one replica of the model together */
     size_t batch;                 /* samples of a step, of all workers */
-    size_t samples;               /* of the data set */
+    size_t samples;               /* that the data set has */
     double epochs;
 };
 

@@ -69,6 +69,21 @@ static void truth(struct json *json, const char *name, bool value)
 
 /* ---- Parts --------------------------------------------------------------------------------------------------------------- */
 
+/* How sure the numbers of each kind are. */
+static void sure_write(struct json *json, const struct advise_question *question)
+{
+    open_as(json, "sure", '{');
+    text(json, "counts", advise_sures[ADVISE_COMPUTED]);
+    text(json, "states", advise_sures[ADVISE_COMPUTED]);
+    text(json, "activations",
+         advise_sures[question->facts.model.layers == 0 && question->has_activations ? ADVISE_GIVEN : ADVISE_MODELED]);
+    text(json, "constant", advise_sures[ADVISE_ASSUMED]);
+    text(json, "sample_us", advise_sures[question->sample_sure]);
+    text(json, "network", advise_sures[question->has_rate ? ADVISE_GIVEN : ADVISE_ASSUMED]);
+    text(json, "step_us", advise_sures[ADVISE_MODELED]);
+    close_as(json, '}');
+}
+
 static void question_write(struct json *json, const struct advise_question *question)
 {
     open_as(json, "question", '{');
@@ -84,7 +99,6 @@ static void question_write(struct json *json, const struct advise_question *ques
     text(json, "type", question->is_16 ? "bfloat16" : "float32");
     text(json, "optimizer", step_rules[question->optimizer]);
     number_if(json, "sample_us", question->sample_us > 0, question->sample_us);
-    text(json, "sample_us_is", advise_sures[question->sample_sure]);
     number(json, "rate_gbit_s", question->network.rate_gbit_s);
     number_if(json, "price", question->price >= 0, question->price);
     text(json, "currency", question->currency);
@@ -209,6 +223,7 @@ void advise_json_print(const struct advise_question *question, const struct advi
         point_write(&json, "finish", &answer->finish);
     rates_write(&json, question, answer);
     number_if(&json, "batch_norms", question->facts.batch_norms >= 0, question->facts.batch_norms);
+    sure_write(&json, question);
     job_write(&json, question, &answer->points[advise_shown(answer)]);
     close_as(&json, '}');
     fputc('\n', out);

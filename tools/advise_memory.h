@@ -14,7 +14,7 @@ struct advise_model {
     double parameters;
     double largest_tensor; /* parameters of the largest tensor */
     double largest_unit;   /* parameters of the largest layer, which sharded parameters gather together */
-    size_t layers;         /* of a transformer; 0: another model */
+    size_t layers;         /* if it is a transformer; else 0 */
     double width, heads, sequence, vocabulary;
     double sample_bytes;     /* if it is not a transformer: activations of a sample in float32; 0: not known */
     double recomputed_bytes; /* the same with recomputation; 0: not known */
@@ -33,7 +33,7 @@ struct advise_setup {
     double tensor, stages; /* degrees; 1: none */
     double in_flight;      /* microbatches that the first stage keeps */
     double states;         /* values that the optimizer keeps of each parameter */
-    double constant_bytes; /* of the driver, kernels and the process */
+    double constant_bytes; /* that the driver, kernels and the process take */
 };
 
 /* Bytes of a worker. */
@@ -88,7 +88,7 @@ struct advise_rung {
     struct advise_setup setup;   /* the one that fits, or the smallest that was tried; undefined from ONE_WORKER on */
     struct advise_memory memory; /* of that setup */
     double per_replica;          /* samples of a replica in a step */
-    double microbatches;         /* of a replica in a step */
+    double microbatches;         /* that a replica computes in a step */
 };
 
 struct advise_limits {

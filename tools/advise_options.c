@@ -27,6 +27,7 @@ enum option {
     OPTION_MEASURED,
     OPTION_ACTIVATIONS,
     OPTION_NORMS,
+    OPTION_FUSED,
     OPTION_KEEP,
     OPTION_FROM,
     OPTION_LEARNING_RATE,
@@ -53,6 +54,7 @@ static const struct tool_option options_known[] = {
     {"--measured-batch", OPTION_MEASURED, "N"},
     {"--activations", OPTION_ACTIVATIONS, "SIZE"},
     {"--batch-norms", OPTION_NORMS, "N"},
+    {"--fused-attention", OPTION_FUSED, NULL},
     {"--keep", OPTION_KEEP, "batch|worker"},
     {"--from-batch", OPTION_FROM, "N"},
     {"--learning-rate", OPTION_LEARNING_RATE, "RATE"},
@@ -271,6 +273,7 @@ static bool model_finish(struct advise_question *question, const struct given *g
         return false;
     }
     question->facts = advise_facts_of(&question->profile);
+    question->has_activations = given->has_activations;
     if (given->has_activations) {
         question->facts.model.layers = 0;
         question->facts.model.sample_bytes = (double)given->activation_bytes;
@@ -317,6 +320,8 @@ static bool wish_apply(int id, const struct tool_args *args, struct advise_quest
         return precision_read(args, &question->is_16);
     case OPTION_OPTIMIZER:
         return optimizer_read(args, question, given);
+    case OPTION_FUSED:
+        return question->fuses_attention = true;
     case OPTION_KEEP:
         return keep_read(args, &question->keep);
     case OPTION_FROM:

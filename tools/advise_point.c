@@ -23,7 +23,7 @@ struct scene {
     struct advise_point *point;
     const struct advise_rung *rung;
     struct shoal_simulation network;
-    double forward_us, backward_us; /* of a microbatch on a worker */
+    double forward_us, backward_us; /* in which a worker computes a microbatch */
     double value_bytes;
 };
 
@@ -89,12 +89,15 @@ static int row_find(const struct scene *scene, struct sim_step_answers *answers,
     return sim_step_row_ask(&options, answers, row_out);
 }
 
-/* Sharded parameters are gathered before both passes of each microbatch, and gradients are reduced once: a gather moves half of
+/* A lone worker sums nothing. Sharded parameters are gathered before both passes of each microbatch, and gradients are reduced once: a gather moves half of
  * what an all-reduce moves. All of that may overlap with computation. */
 static int whole_step(struct scene *scene, struct sim_step_answers *answers)
 {
     struct sim_step_row row;
     const double times = scene->rung->microbatches, pass_us = scene->forward_us + scene->backward_us;
+    scene->point->step_us = times * pass_us;
+    if (scene->point->counts.workers == 1)
+        return 0;
     const int code = row_find(scene, answers, &row);
     if (code)
         return code;
@@ -189,6 +192,7 @@ static void ladder_find(const struct advise_question *question, struct advise_po
 {
     const struct advise_setup wanted = {
         .is_16 = question->is_16,
+        .fuses_attention = question->fuses_attention,
         .states = (double)step_rule_states(question->optimizer),
         .constant_bytes = question->shape.accelerator ? 0x1p30 : 0x1p29,
     };

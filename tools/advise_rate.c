@@ -3,7 +3,7 @@
 #include <math.h>
 
 enum { GOYAL_BATCH = 8192, LARGE_BATCH = 32768, LAMB_BATCH = 512, NORM_SAMPLES = 32, NORM_NOTE = 16, NORM_WARNING = 8 };
-static const double warmup_epochs = 5; /* of the linear rule, in its paper */
+static const double warmup_epochs = 5; /* in the paper of the linear rule */
 
 static struct advise_rate rate_of(double factor, bool is_in_range)
 {

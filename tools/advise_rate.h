@@ -15,7 +15,7 @@ struct advise_rate {
     const char *text;   /* what to do, in a sentence */
     const char *limits; /* in which the rule was seen to hold */
     const char *source;
-    double factor;        /* of the learning rate */
+    double factor;        /* that multiplies the learning rate */
     double warmup_epochs; /* 0: the rule names none */
     double beta1, beta2;  /* for Adam's defaults of 0.9 and 0.999; 0: unchanged */
     double epsilon;       /* factor; 1: unchanged */

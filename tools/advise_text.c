@@ -73,13 +73,13 @@ static void counts_formulas_print(const struct advise_page *page, const struct a
                      point->batch, (double)question->samples / (double)point->batch, counts->kept, counts->dropped,
                      question->epochs, counts->kept, counts->steps);
     if (counts->least < counts->most)
-        advise_page_text(
-            page,
-            "%zu workers do not divide the batch: %zu of them have %zu sample%s, and those with %zu wait for them. "
-            "%zu workers divide a batch of %zu or %zu. (For the samples of an epoch, data.h has three tails: pad, "
-            "drop and keep.)",
-            counts->replicas, counts->with_most, counts->most, counts->most == 1 ? "" : "s", counts->least, counts->replicas,
-            counts->least * counts->replicas, counts->most * counts->replicas);
+        advise_page_text(page,
+                         "%zu workers do not divide the batch: %zu of them %s %zu sample%s, and those with %zu wait for them. "
+                         "%zu workers divide a batch of %zu or %zu. (For the samples of an epoch, data.h has three tails: pad, "
+                         "drop and keep.)",
+                         counts->replicas, counts->with_most, counts->with_most == 1 ? "has" : "have", counts->most,
+                         counts->most == 1 ? "" : "s", counts->least, counts->replicas, counts->least * counts->replicas,
+                         counts->most * counts->replicas);
 }
 
 static void counts_print(const struct advise_page *page, const struct advise_question *question,
@@ -107,7 +107,7 @@ static void memory_row_print(const struct advise_page *page, const struct advise
     advise_row_add(&row, "%s", advise_way_names[rung->kind]);
     for (size_t i = 0; rung->why <= ADVISE_TOO_LARGE && i < sizeof parts / sizeof parts[0]; i++)
         advise_row_add(&row, "%.2f", gib(parts[i]));
-    advise_row_add(&row, "%s", rung->why == ADVISE_FITS ? "fits" : rung->why == ADVISE_TOO_LARGE ? "no" : "-");
+    advise_row_add(&row, "%s", rung->why == ADVISE_FITS ? "yes" : rung->why == ADVISE_TOO_LARGE ? "no" : "-");
     advise_page_row(page, &row, 20, 9, false);
 }
 
@@ -169,7 +169,7 @@ static void memory_print(const struct advise_page *page, const struct advise_que
                          const struct advise_point *point)
 {
     const struct advise_row header = {
-        .cells = {"way", "weights", "gradients", "states", "master", "activat.", "buffers", "constant", "total", ""},
+        .cells = {"way", "weights", "gradients", "states", "master", "activat.", "buffers", "constant", "total", "fits"},
         .count = 10};
     advise_page_heading(page, "Memory of a worker");
     if (point->fault) {
@@ -345,11 +345,12 @@ static void rates_print(const struct advise_page *page, const struct advise_ques
         advise_page_text(page, "The batch is the one for which the rate is known (--from-batch): keep the rate.");
         return;
     }
-    advise_page_text(page,
-                     "k = new batch / old batch = %.0f / %.0f = %.4g. The published rules, the one to try first above. No rule "
-                     "held for all models (Shallue et al. 2018, arXiv 1811.03600): compare the losses of 200 steps with "
-                     "this rate, half of it and twice it.",
-                     batch, question->from_batch, k);
+    advise_page_text(
+        page,
+        "k = new batch / old batch = %.0f / %.0f = %.4g. The published rules follow; try them in this order. No rule "
+        "held for all models (Shallue et al. 2018, arXiv 1811.03600): compare the losses of 200 steps with "
+        "this rate, half of it and twice it.",
+        batch, question->from_batch, k);
     for (int i = 0; i < answer->rate_count; i++)
         rate_print(page, question, &answer->rates[i]);
     advise_page_text(page, "A schedule that counts steps must be divided by k.");
@@ -406,8 +407,8 @@ static void sure_print(const struct advise_page *page, const struct advise_quest
     advise_page_heading(page, "How sure this is");
     advise_page_text(page, "computed: workers, batch, iterations, bytes of weights, gradients, states and masters.");
     advise_page_text(page,
-                     "modeled: activations (formulas of the model's layers; measure a step to know), steps (shoal sim step, "
-                     "%g Gbit/s and %g us between machines%s; the network's rate is %s).",
+                     "modeled: %ssteps (shoal sim step, %g Gbit/s and %g us between machines%s; the network's rate is %s).",
+                     question->has_activations ? "" : "activations (formulas of the model's layers; measure a step to know), ",
                      network->rate_gbit_s, network->latency_us, network->nvlink_gb_s > 0 ? ", NVLink inside" : "",
                      question->has_rate                  ? "as given"
                      : question->shape.network_gbit <= 0 ? "not known, and assumed"
