@@ -77,7 +77,7 @@ extern const char *const advise_way_names[ADVISE_WAYS], *const advise_way_texts[
 enum advise_why {
     ADVISE_FITS,
     ADVISE_TOO_LARGE,    /* even its smallest form needs more memory than there is */
-    ADVISE_ONE_WORKER,   /* there are no other workers to share with */
+    ADVISE_ONE_WORKER,   /* there is one worker, which cannot share */
     ADVISE_NOT_POSSIBLE, /* the model has no layers of this kind, or no degree divides workers and heads */
     ADVISE_NOT_KNOWN     /* what recomputation saves of this model */
 };

@@ -1,4 +1,4 @@
-/* The arithmetic of `shoal advise`. Expected numbers are those of the papers named beside them, or were computed by hand. */
+/* The arithmetic of `shoal advise`. Expected numbers are taken from the papers that comments name, or were computed by hand. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
