@@ -15,7 +15,7 @@ enum advise_format { ADVISE_TEXT, ADVISE_JSON, ADVISE_HTML };
 enum advise_keep { ADVISE_KEEP_BATCH, ADVISE_KEEP_WORKER };
 
 /* How sure a number is. */
-enum advise_sure { ADVISE_COMPUTED, ADVISE_GIVEN, ADVISE_MODELED, ADVISE_ASSUMED, ADVISE_SURES };
+enum advise_sure { ADVISE_COMPUTED, ADVISE_GIVEN, ADVISE_MEASURED, ADVISE_MODELED, ADVISE_ASSUMED, ADVISE_SURES };
 extern const char *const advise_sures[ADVISE_SURES];
 
 struct advise_question {
@@ -41,7 +41,8 @@ struct advise_question {
     double finish_s;                 /* 0: no limit */
     int format;                      /* enum advise_format */
     struct shoal_simulation network; /* the one of `shape`, changed by options */
-    bool has_rate, has_pcie, has_nvlink, has_per_machine, has_activations;
+    bool has_rate, has_pcie, has_nvlink, has_per_machine;
+    enum advise_sure activations_sure;
     double memory_bytes; /* of a worker */
 };
 

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-const char *const advise_sures[ADVISE_SURES] = {"computed", "given", "modeled", "assumed"};
+const char *const advise_sures[ADVISE_SURES] = {"computed", "given", "measured", "modeled", "assumed"};
 
 /* Asks about as many workers in the next larger shape, if they fill its machines. */
 static int larger_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer,

@@ -75,8 +75,7 @@ static void sure_write(struct json *json, const struct advise_question *question
     open_as(json, "sure", '{');
     text(json, "counts", advise_sures[ADVISE_COMPUTED]);
     text(json, "states", advise_sures[ADVISE_COMPUTED]);
-    text(json, "activations",
-         advise_sures[question->facts.model.layers == 0 && question->has_activations ? ADVISE_GIVEN : ADVISE_MODELED]);
+    text(json, "activations", advise_sures[question->activations_sure]);
     text(json, "constant", advise_sures[ADVISE_ASSUMED]);
     text(json, "sample_us", advise_sures[question->sample_sure]);
     text(json, "network", advise_sures[question->has_rate ? ADVISE_GIVEN : ADVISE_ASSUMED]);

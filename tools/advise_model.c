@@ -1,5 +1,6 @@
 #include "advise_model.h"
 
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -52,12 +53,17 @@ static struct advise_facts transformer_facts(size_t layers, double width, double
 struct advise_facts advise_facts_of(const struct step_profile *profile)
 {
     struct advise_facts facts = {.batch_norms = -1, .optimizer = STEP_RULE_ADAMW};
-    if (!strcmp(profile->name, "resnet50"))
+    const char *name = profile->is_built_in ? profile->name : "";
+    if (!strcmp(name, "resnet50"))
         facts = resnet50_facts();
-    if (!strcmp(profile->name, "bert-large"))
+    if (!strcmp(name, "bert-large"))
         facts = transformer_facts(24, 1024, 16, 512, 30522);
-    if (!strcmp(profile->name, "gpt2"))
+    if (!strcmp(name, "gpt2"))
         facts = transformer_facts(12, 768, 12, 1024, 50257);
+    if (profile->facts.is_there) {
+        facts.model.sample_bytes = profile->facts.activation_bytes;
+        facts.batch_norms = (int)fmin((double)profile->facts.batch_norms, INT_MAX);
+    }
     facts.forward_share = forward_share;
     facts.model.parameters = (double)profile->elements;
     for (size_t i = 0; i < profile->count; i++)

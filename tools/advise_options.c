@@ -249,6 +249,13 @@ static bool times_finish(struct advise_question *question, const struct given *g
     const struct advise_facts *facts = &question->facts;
     const double peak = question->is_16 ? question->shape.tflop_s_16 : question->shape.tflop_s_32;
     const double use = question->is_16 ? facts->use_16 : facts->use_32;
+    const struct step_facts *measured = &question->profile.facts;
+    if (!given->backward_ms && !given->forward_ms && !given->measured && measured->is_there) {
+        question->sample_us = 1e3 * (measured->forward_ms + measured->backward_ms) / (double)measured->batch;
+        question->forward_share = measured->forward_ms / (measured->forward_ms + measured->backward_ms);
+        question->sample_sure = ADVISE_MEASURED;
+        return true;
+    }
     if (!given->backward_ms && !given->forward_ms && !given->measured) {
         question->forward_share = facts->forward_share;
         question->sample_us = peak > 0 ? facts->sample_flop / (peak * use) / 1e6 : 0;
@@ -273,7 +280,9 @@ static bool model_finish(struct advise_question *question, const struct given *g
         return false;
     }
     question->facts = advise_facts_of(&question->profile);
-    question->has_activations = given->has_activations;
+    question->activations_sure = given->has_activations             ? ADVISE_GIVEN
+                                 : question->profile.facts.is_there ? ADVISE_MEASURED
+                                                                    : ADVISE_MODELED;
     if (given->has_activations) {
         question->facts.model.layers = 0;
         question->facts.model.sample_bytes = (double)given->activation_bytes;

@@ -89,8 +89,8 @@ static int row_find(const struct scene *scene, struct sim_step_answers *answers,
     return sim_step_row_ask(&options, answers, row_out);
 }
 
-/* A lone worker sums nothing. Sharded parameters are gathered before both passes of each microbatch, and gradients are reduced once: a gather moves half of
- * what an all-reduce moves. All of that may overlap with computation. */
+/* A lone worker sums nothing. Sharded parameters are gathered before both passes of each microbatch, and gradients are reduced
+ * once: a gather moves half as much as an all-reduce. All of that may overlap with computation. */
 static int whole_step(struct scene *scene, struct sim_step_answers *answers)
 {
     struct sim_step_row row;

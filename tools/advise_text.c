@@ -406,18 +406,19 @@ static void sure_print(const struct advise_page *page, const struct advise_quest
     const struct shoal_simulation *network = &question->network;
     advise_page_heading(page, "How sure this is");
     advise_page_text(page, "computed: workers, batch, iterations, bytes of weights, gradients, states and masters.");
-    advise_page_text(page,
-                     "modeled: %ssteps (shoal sim step, %g Gbit/s and %g us between machines%s; the network's rate is %s).",
-                     question->has_activations ? "" : "activations (formulas of the model's layers; measure a step to know), ",
-                     network->rate_gbit_s, network->latency_us, network->nvlink_gb_s > 0 ? ", NVLink inside" : "",
-                     question->has_rate                  ? "as given"
-                     : question->shape.network_gbit <= 0 ? "not known, and assumed"
-                     : question->shape.is_baseline       ? "the shape's guaranteed one"
-                                                         : "the shape's peak, which is seldom reached");
+    advise_page_text(
+        page, "modeled: %ssteps (shoal sim step, %g Gbit/s and %g us between machines%s; the network's rate is %s).",
+        question->activations_sure != ADVISE_MODELED ? ""
+                                                     : "activations (formulas of the model's layers; measure a step to know), ",
+        network->rate_gbit_s, network->latency_us, network->nvlink_gb_s > 0 ? ", NVLink inside" : "",
+        question->has_rate                  ? "as given"
+        : question->shape.network_gbit <= 0 ? "not known, and assumed"
+        : question->shape.is_baseline       ? "the shape's guaranteed one"
+                                            : "the shape's peak, which is seldom reached");
     if (question->sample_us > 0)
         advise_page_text(page, "%s: %.4g us of computing for each sample%s.", advise_sures[question->sample_sure],
                          question->sample_us,
-                         question->sample_sure == ADVISE_GIVEN
+                         question->sample_sure != ADVISE_ASSUMED
                              ? ", in proportion to the samples"
                              : ": operations / peak / an assumed share of it; --backward replaces this with a measurement");
     advise_page_text(page,

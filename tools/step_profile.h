@@ -22,8 +22,19 @@ struct step_tensor {
     double ready; /* share of the backward pass after which the gradient is ready, 0 to 1; never falls */
 };
 
+/* What was measured of a model on one worker. */
+struct step_facts {
+    bool is_there;
+    size_t batch; /* samples of the passes that were measured */
+    double forward_ms, backward_ms;
+    double activation_bytes; /* that the forward pass keeps of one sample, in float32 */
+    size_t batch_norms;      /* layers of batch normalization */
+};
+
 struct step_profile {
     char name[STEP_NAME_BYTES];
+    struct step_facts facts; /* only in files */
+    bool is_built_in;
     struct step_tensor *tensors; /* in the order in which their gradients become ready */
     size_t count;
     size_t elements;      /* of all tensors */
@@ -42,7 +53,7 @@ int step_model_open(struct step_profile *profile_out, const char *command, const
 int step_file_open(struct step_profile *profile_out, const char *command, const char *name);
 void step_profile_free(struct step_profile *profile);
 
-/* Prints the profile in the format of a file. */
+/* Prints the profile in the format of a file, with its facts. */
 void step_profile_print(const struct step_profile *profile, FILE *out);
 
 /* Returns the share of the bytes that are ready after a share of the backward pass. */
