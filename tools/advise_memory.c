@@ -25,25 +25,30 @@ static double positions(const struct advise_model *model, const struct advise_se
     return model->sequence * setup->micro * model->width;
 }
 
-/* With values of e bytes and masks of one byte, a layer of tensor degree t keeps for each position and column
+static double mask_bytes(const struct advise_setup *setup)
+{
+    return setup->has_value_masks ? value_bytes(setup) : 1;
+}
+
+/* With values of e bytes and masks of m bytes, a layer of tensor degree t keeps for each position and column
  *
- *     4 e + 2       inputs of both norms, attention and feed-forward; two masks of dropout: on every worker
+ *     4 e + 2 m     inputs of both norms, attention and feed-forward; two masks of dropout: on every worker
  *     12 e / t      queries, keys, values, input of the projection; the four times wider inputs of activation and last product
- *     (2 e + 1) a s / (h t)    scores of attention: before and after softmax, and the mask of dropout
+ *     (2 e + m) a s / (h t)    scores of attention: before and after softmax, and the mask of dropout
  *
- * which is 10 + 24 / t + 5 a s / (h t) of table 2 in the paper for e = 2. */
+ * which is 10 + 24 / t + 5 a s / (h t) of table 2 in the paper for e = 2 and m = 1. */
 double advise_layer_bytes(const struct advise_model *model, const struct advise_setup *setup)
 {
-    const double e = value_bytes(setup);
+    const double e = value_bytes(setup), mask = mask_bytes(setup);
     const double scores =
-        setup->fuses_attention ? 0 : (2 * e + 1) * model->heads * model->sequence / (model->width * setup->tensor);
-    return positions(model, setup) * (4 * e + 2 + 12 * e / setup->tensor + scores);
+        setup->fuses_attention ? 0 : (2 * e + mask) * model->heads * model->sequence / (model->width * setup->tensor);
+    return positions(model, setup) * (4 * e + 2 * mask + (12 + model->composed) * e / setup->tensor + scores);
 }
 
 /* Tokens of 8 bytes, and the mask of the embedding's dropout. */
 static double embedding_bytes(const struct advise_model *model, const struct advise_setup *setup)
 {
-    return 8 * model->sequence * setup->micro + positions(model, setup);
+    return 8 * model->sequence * setup->micro + mask_bytes(setup) * positions(model, setup);
 }
 
 /* Inputs of the last norm and of the product, and the logits in float32. */

@@ -16,7 +16,8 @@ struct advise_model {
     double largest_unit;   /* parameters of the largest layer, which sharded parameters gather together */
     size_t layers;         /* if it is a transformer; else 0 */
     double width, heads, sequence, vocabulary;
-    double sample_bytes;     /* if it is not a transformer: activations of a sample in float32; 0: not known */
+    double composed;     /* values for each position and column that an activation keeps if it is made of several operations */
+    double sample_bytes; /* if it is not a transformer: activations of a sample in float32; 0: not known */
     double recomputed_bytes; /* the same with recomputation; 0: not known */
 };
 
@@ -27,6 +28,7 @@ struct advise_setup {
     double micro;         /* samples of a microbatch */
     bool is_16;           /* weights, gradients and activations have 16 bits, with float32 masters */
     bool recomputes;      /* layers are computed again in the backward pass */
+    bool has_value_masks; /* masks of dropout have the type of values, as torch's on CPUs have; else a byte */
     bool fuses_attention; /* scores of attention are not kept, as in flash attention */
     enum advise_shards shards;
     double shard_workers;  /* that share states or parameters */

@@ -193,6 +193,7 @@ static void ladder_find(const struct advise_question *question, struct advise_po
     const struct advise_setup wanted = {
         .is_16 = question->is_16,
         .fuses_attention = question->fuses_attention,
+        .has_value_masks = !question->shape.accelerator,
         .states = (double)step_rule_states(question->optimizer),
         .constant_bytes = question->shape.accelerator ? 0x1p30 : 0x1p29,
     };
