@@ -18,6 +18,7 @@ static const struct command commands[] = {
     {"bench", shoal_tool_bench, "measure collectives on this machine"},
     {"explain", shoal_tool_explain, "show which algorithm a call would use, why, and its plan"},
     {"sim", shoal_tool_sim, "predict how long a collective takes on many hosts"},
+    {"advise", shoal_tool_advise, "how to scale a training: memory, time and cost on each number of machines"},
     {"trace", shoal_tool_trace, "merge the flight recorders of all ranks: a timeline, and which ranks were late"},
     {"top", shoal_tool_top, "show what each rank of a running job does, and which rank it waits for"},
     {"doctor", shoal_tool_doctor, "find what would make a job fail or run slowly, here or on many hosts"},
@@ -51,6 +52,7 @@ static void help_print(FILE *out)
           "    shoal bench allreduce -n 2 --min 8 --max 256M   how fast an all-reduce is here\n"
           "    shoal explain allreduce --ranks 4 --bytes 3MiB  what it would do, and why\n"
           "    shoal sim allreduce --hosts 1-64 --bytes 100M   how long it would take on many hosts\n"
+          "    shoal advise --help                             what to change when a model does not fit or is too slow\n"
           "    shoal trace flight.*                            which ranks were late, from the recorders of all ranks\n"
           "    shoal top                                       what the jobs here do now, and which rank waits for which\n"
           "    shoal doctor --ranks 8                          what would go wrong here with eight workers\n"

@@ -368,7 +368,7 @@ static int scene_play(struct scene *scene)
     return row->step_us >= 0 && limit_find(scene, exchange_us) ? 0 : sim_step_memory_fail();
 }
 
-static int row_ask(const struct sim_step_options *options, struct sim_step_answers *answers, struct sim_step_row *row)
+int sim_step_row_ask(const struct sim_step_options *options, struct sim_step_answers *answers, struct sim_step_row *row)
 {
     struct scene scene = {.answers = answers, .options = options, .profile = &options->profiles[row->profile], .row = row};
     int code = scene_open(&scene);
@@ -399,7 +399,7 @@ static int rows_ask(const struct sim_step_options *options, struct sim_step_row 
     for (int i = 0; i < all && !code; i++) {
         rows[i] =
             (struct sim_step_row){.profile = i / options->hosts.count, .hosts = options->hosts.at[i % options->hosts.count]};
-        code = row_ask(options, &answers, &rows[i]);
+        code = sim_step_row_ask(options, &answers, &rows[i]);
         if (!code && i == 0)
             sim_step_header_print(options);
         if (!code)

@@ -5,7 +5,13 @@
  *
  * "elements" is a whole number above 0. "ready" is a number from 0 to 1 that never falls from one tensor to the next. "index"
  * is the tensor's number among the parameters. If all tensors omit it, the last to be ready has number 0. Other members are
- * ignored. */
+ * ignored.
+ *
+ * Before the first tensor there may be an object of facts that were measured of the model, which begins with its name:
+ *
+ *     [{"profile": "resnet", "batch": 32, "forward_ms": 51.2, "backward_ms": 98, "activation_bytes": 9e7, "batch_norms": 53},
+ *
+ * All of them must be there: a whole number above 0, three numbers above 0, a whole number. */
 #include "step_profile.h"
 
 #include <errno.h>
@@ -18,7 +24,7 @@
 #include "tool.h"
 #include "trace.h"
 
-enum { FILE_BYTES_MAX = 64 << 20, MEMBERS = 4, MEMBER_INDEX = 3 };
+enum { FILE_BYTES_MAX = 64 << 20, MEMBERS = 4, MEMBER_INDEX = 3, FACTS = 6 };
 
 struct reader {
     const char *command, *name;
@@ -162,6 +168,73 @@ static bool tensor_read(struct reader *reader)
     return tensor_check(reader, begin, &tensor, given) && tensor_keep(reader, &tensor);
 }
 
+/* ---- Facts --------------------------------------------------------------------------------------------------------------- */
+
+/* An object of facts begins with "profile". Called at a '{'. */
+static bool is_facts(const struct reader *reader)
+{
+    static const char key[] = "\"profile\"";
+    const char *text = reader->text + reader->at + 1;
+    return !strncmp(text + strspn(text, " \t\r\n"), key, sizeof key - 1);
+}
+
+static bool amount_take(struct reader *reader, size_t at, const struct trace_json *json, double *to)
+{
+    *to = json->kind == TRACE_NUMBER ? strtod(json->text, NULL) : 0;
+    return (*to > 0 && *to <= 1e18) || wrong(reader, at, "\"%s\" is not a number above 0", json->key);
+}
+
+static bool fact_take(struct reader *reader, size_t at, const struct trace_json *json, bool given[FACTS])
+{
+    static const char *const names[] = {"profile",          "batch",       "forward_ms", "backward_ms",
+                                        "activation_bytes", "batch_norms", NULL};
+    struct step_facts *facts = &reader->profile->facts;
+    double *const amounts[] = {NULL, NULL, &facts->forward_ms, &facts->backward_ms, &facts->activation_bytes};
+    struct step_tensor named;
+    int fact;
+    if (!tool_word_find(names, json->key, &fact))
+        return true;
+    if (given[fact])
+        return wrong(reader, at, "\"%s\" is there twice", json->key);
+    given[fact] = true;
+    if (fact == 0 && name_take(reader, at, json, &named)) {
+        strcpy(reader->profile->name, named.name);
+        return true;
+    }
+    if (fact == 0)
+        return false;
+    if (fact == 1)
+        return whole_take(reader, at, json, 1, &facts->batch);
+    if (fact == FACTS - 1)
+        return whole_take(reader, at, json, 0, &facts->batch_norms);
+    return amount_take(reader, at, json, amounts[fact]);
+}
+
+static bool facts_read(struct reader *reader)
+{
+    const size_t begin = reader->at;
+    bool given[FACTS] = {false};
+    struct trace_json json;
+    enum trace_step step;
+    if (reader->profile->facts.is_there || reader->profile->count)
+        return wrong(reader, begin, "an object of facts, which begins with \"profile\", comes first and only once");
+    trace_json_open(&json, reader->text + begin);
+    json.is_part = true;
+    while ((step = trace_json_next(&json)) == TRACE_MEMBER) {
+        if (!fact_take(reader, begin + (size_t)(json.at - json.begin), &json, given))
+            return false;
+    }
+    reader->at = begin + (size_t)(json.at - json.begin);
+    if (step == TRACE_BAD)
+        return wrong(reader, reader->at, "%s", json.error);
+    for (int i = 0; i < FACTS; i++)
+        if (!given[i])
+            return wrong(reader, begin,
+                         "the facts of a profile are batch, forward_ms, backward_ms, activation_bytes and "
+                         "batch_norms: one is missing");
+    return reader->profile->facts.is_there = true;
+}
+
 /* ---- The file ------------------------------------------------------------------------------------------------------------ */
 
 static bool array_read(struct reader *reader)
@@ -174,12 +247,14 @@ static bool array_read(struct reader *reader)
         space_skip(reader);
         if (reader->text[reader->at] != '{')
             return wrong(reader, reader->at, "an object that begins with '{' is missing");
-        if (!tensor_read(reader))
+        if (!(is_facts(reader) ? facts_read(reader) : tensor_read(reader)))
             return false;
         space_skip(reader);
     } while (reader->text[reader->at] == ',');
     if (reader->text[reader->at] != ']')
         return wrong(reader, reader->at, "a ',' or ']' is missing after an object");
+    if (!reader->profile->count)
+        return wrong(reader, reader->at, "there is no tensor");
     reader->at++;
     space_skip(reader);
     return !reader->text[reader->at] || wrong(reader, reader->at, "more follows after the array's end");

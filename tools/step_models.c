@@ -222,7 +222,7 @@ int step_model_open(struct step_profile *profile_out, const char *command, const
     struct model *model = calloc(1, sizeof *model);
     struct step_tensor *tensors = calloc(2 * MODULES_MAX, sizeof *tensors);
     if (model && tensors) {
-        *profile_out = (struct step_profile){.tensors = tensors};
+        *profile_out = (struct step_profile){.tensors = tensors, .is_built_in = true};
         snprintf(profile_out->name, sizeof profile_out->name, "%s", word);
         known->build(model);
         profile_fill(profile_out, model);

@@ -20,12 +20,24 @@ void step_profile_free(struct step_profile *profile)
     *profile = (struct step_profile){.count = 0};
 }
 
+static void facts_print(const struct step_profile *profile, FILE *out)
+{
+    const struct step_facts *facts = &profile->facts;
+    fputs("[{\"profile\":", out);
+    trace_json_print_text(out, profile->name);
+    fprintf(out,
+            ",\"batch\":%zu,\"forward_ms\":%.17g,\"backward_ms\":%.17g,\"activation_bytes\":%.17g,\"batch_norms\":%zu},\n ",
+            facts->batch, facts->forward_ms, facts->backward_ms, facts->activation_bytes, facts->batch_norms);
+}
+
 /* 17 digits reproduce the number exactly. */
 void step_profile_print(const struct step_profile *profile, FILE *out)
 {
+    if (profile->facts.is_there)
+        facts_print(profile, out);
     for (size_t i = 0; i < profile->count; i++) {
         const struct step_tensor *tensor = &profile->tensors[i];
-        fputs(i ? ",\n {\"name\":" : "[{\"name\":", out);
+        fputs(i ? ",\n {\"name\":" : profile->facts.is_there ? "{\"name\":" : "[{\"name\":", out);
         trace_json_print_text(out, tensor->name);
         fprintf(out, ",\"elements\":%zu,\"ready\":%.17g,\"index\":%zu}", tensor->elements, tensor->ready, tensor->index);
     }

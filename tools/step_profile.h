@@ -22,8 +22,19 @@ struct step_tensor {
     double ready; /* share of the backward pass after which the gradient is ready, 0 to 1; never falls */
 };
 
+/* What was measured of a model on one worker. */
+struct step_facts {
+    bool is_there;
+    size_t batch; /* samples of the passes that were measured */
+    double forward_ms, backward_ms;
+    double activation_bytes; /* that the forward pass keeps of one sample, in float32 */
+    size_t batch_norms;      /* layers of batch normalization */
+};
+
 struct step_profile {
     char name[STEP_NAME_BYTES];
+    struct step_facts facts; /* only in files */
+    bool is_built_in;
     struct step_tensor *tensors; /* in the order in which their gradients become ready */
     size_t count;
     size_t elements;      /* of all tensors */
@@ -55,7 +66,7 @@ typedef void (*step_visit_fn)(const struct step_module *module, void *arg);
  * built-in model; 1 without memory. */
 int step_model_visit(const char *word, step_visit_fn visit, void *arg);
 
-/* Prints the profile in the format of a file. */
+/* Prints the profile in the format of a file, with its facts. */
 void step_profile_print(const struct step_profile *profile, FILE *out);
 
 /* Returns the share of the bytes that are ready after a share of the backward pass. */

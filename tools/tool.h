@@ -18,6 +18,7 @@ int shoal_tool_bench(int argc, char **argv);
 int shoal_tool_info(int argc, char **argv);
 int shoal_tool_explain(int argc, char **argv);
 int shoal_tool_sim(int argc, char **argv);
+int shoal_tool_advise(int argc, char **argv);
 int shoal_tool_trace(int argc, char **argv);
 int shoal_tool_top(int argc, char **argv);
 int shoal_tool_doctor(int argc, char **argv);

@@ -117,7 +117,8 @@ static void parameters_are_numbered_as_registered(void **state)
 /* ---- The bound ----------------------------------------------------------------------------------------------------------- */
 
 static struct step_tensor three[] = {{"a", 100, 2, 0.2}, {"b", 300, 1, 0.5}, {"c", 100, 0, 1.0}};
-static const struct step_profile small_profile = {"small", three, 3, 500, STEP_ELEMENT_BYTES};
+static const struct step_profile small_profile = {
+    .name = "small", .tensors = three, .count = 3, .elements = 500, .element_bytes = STEP_ELEMENT_BYTES};
 
 static void expect_bound(double backward_us, double wire_us, double us, size_t tensor, double tail_bytes)
 {
@@ -229,6 +230,48 @@ static void expect_refused(const char *text, size_t bytes, const char *told)
 
 #define A "{\"name\":\"a\",\"elements\":1,\"ready\":0.5}"
 #define N(number) "{\"name\":\"n\",\"elements\":1,\"ready\":0.5,\"index\":" number "}"
+#define F(more) "[{\"profile\":\"net\",\"batch\":3,\"forward_ms\":1.5,\"backward_ms\":2e1," more "}"
+static void facts_come_first_in_a_file(void **state)
+{
+    static const struct {
+        const char *text, *told;
+    } cases[] = {
+        {F("\"batch_norms\":0") "," A "]", ":1:2: the facts of a profile are batch, forward_ms"},
+        {F("\"activation_bytes\":0") "," A "]", "\"activation_bytes\" is not a number above 0"},
+        {F("\"activation_bytes\":-1") "," A "]", "\"activation_bytes\" is not a number above 0"},
+        {F("\"activation_bytes\":\"1\"") "," A "]", "\"activation_bytes\" is not a number above 0"},
+        {F("\"batch_norms\":1.5") "," A "]", "\"batch_norms\" is not a whole number from 0"},
+        {F("\"batch\":4") "," A "]", "\"batch\" is there twice"},
+        {F("\"activation_bytes\":8,\"batch_norms\":0") "]", "there is no tensor"},
+        {F("\"activation_bytes\":8,\"batch_norms\":0"), "a ',' or ']' is missing"},
+        {F("\"activation_bytes\":[8]"), "a value holds other values"},
+        {"[{\"profile\":1}," A "]", "is not a text"},
+        {"[{\"profile\":\"n\",\"batch\":0}," A "]", "\"batch\" is not a whole number from 1"},
+        {"[" A ",{ \"profile\":\"n\"}]", "comes first and only once"},
+        {F("\"activation_bytes\":8,\"batch_norms\":0") ",{\"profile\":\"n\"}," A "]", "comes first and only once"},
+    };
+    struct step_profile profile, again;
+    (void)state;
+    const char text[] = F("\"activation_bytes\":8.25,\"other\":true,\"batch_norms\":53") "," A "]";
+    file_write(text, sizeof text - 1);
+    assert_int_equal(step_file_open(&profile, "test", path), 0);
+    assert_string_equal(profile.name, "net");
+    assert_int_equal(profile.count, 1);
+    assert_false(profile.is_built_in);
+    assert_true(profile.facts.is_there && profile.facts.batch == 3 && profile.facts.forward_ms == 1.5);
+    assert_true(profile.facts.backward_ms == 20 && profile.facts.activation_bytes == 8.25 && profile.facts.batch_norms == 53);
+    FILE *file = fopen(path, "w");
+    step_profile_print(&profile, file);
+    fclose(file);
+    assert_int_equal(step_file_open(&again, "test", path), 0);
+    assert_string_equal(again.name, "net");
+    assert_memory_equal(&again.facts, &profile.facts, sizeof again.facts);
+    step_profile_free(&profile);
+    step_profile_free(&again);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        expect_refused(cases[i].text, strlen(cases[i].text), cases[i].told);
+}
+
 static void files_that_make_no_sense_are_refused_with_their_place(void **state)
 {
     static const struct {
@@ -287,6 +330,7 @@ int main(void)
         cmocka_unit_test(wire_times_of_four_hosts),
         cmocka_unit_test(files_give_back_what_was_written),
         cmocka_unit_test(indexes_may_be_left_out),
+        cmocka_unit_test(facts_come_first_in_a_file),
         cmocka_unit_test(files_that_make_no_sense_are_refused_with_their_place),
         cmocka_unit_test(files_that_are_not_there_are_refused),
     };

@@ -15,7 +15,8 @@ enum { TENSORS = 4, BUFFERS = 3 };
 
 /* 100 us of backward pass; elements of 4 bytes. The second buffer holds two tensors. */
 static struct step_tensor tensors[TENSORS] = {{"a", 100, 3, 0.2}, {"b", 100, 2, 0.4}, {"c", 100, 1, 0.5}, {"d", 200, 0, 1.0}};
-static const struct step_profile profile = {"paper", tensors, TENSORS, 500, STEP_ELEMENT_BYTES};
+static const struct step_profile profile = {
+    .name = "paper", .tensors = tensors, .count = TENSORS, .elements = 500, .element_bytes = STEP_ELEMENT_BYTES};
 static const size_t buffer_of[TENSORS] = {0, 1, 1, 2};
 
 struct paper {

@@ -1,0 +1,113 @@
+/* The whole answer: all numbers of machines, larger shapes, and the fewest machines that meet a time limit. */
+#include "advise.h"
+
+#include <math.h>
+
+const char *const advise_sures[ADVISE_SURES] = {"computed", "given", "measured", "modeled", "assumed"};
+
+/* Asks about as many workers in the next larger shape, if they fill its machines. */
+static int larger_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer,
+                       int i)
+{
+    const struct advise_shape *larger = advise_shape_larger(&question->shape);
+    const struct advise_point *point = &answer->points[i];
+    if (!larger || question->has_per_machine || !point->has_step || point->counts.workers % larger->accelerators)
+        return 0;
+    const int code =
+        advise_point_find(question, larger, point->counts.workers / larger->accelerators, answers, &answer->larger[i]);
+    answer->has_larger[i] = !code && answer->larger[i].has_step;
+    return code;
+}
+
+/* ---- A time limit -------------------------------------------------------------------------------------------------------- */
+
+static bool is_in_time(const struct advise_question *question, const struct advise_point *point)
+{
+    return point->has_step && point->seconds <= question->finish_s;
+}
+
+/* Keeps the point if it is better than the one before: in time with fewer machines, or else faster. */
+static void finish_keep(const struct advise_question *question, const struct advise_point *point, struct advise_answer *answer)
+{
+    const struct advise_point *best = &answer->finish;
+    const bool is_met = is_in_time(question, point);
+    if (!point->has_step || (answer->finishes && !is_met))
+        return;
+    if (answer->has_finish &&
+        (is_met ? answer->finishes && best->machines <= point->machines : best->seconds <= point->seconds))
+        return;
+    answer->finish = *point;
+    answer->has_finish = true;
+    answer->finishes = is_met;
+}
+
+/* Doubles the machines until the limit is met or workers have no samples, then halves the gap. Between two numbers of machines
+ * the time may rise a little, when samples no longer divide. */
+static int finish_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer)
+{
+    struct advise_point point;
+    size_t low = 0, high = 0;
+    const size_t most = SHOAL_RANKS_MAX / question->per_machine;
+    for (size_t machines = 1; machines <= most && !high; machines *= 2) {
+        const int code = advise_point_find(question, &question->shape, machines, answers, &point);
+        if (code)
+            return code;
+        finish_keep(question, &point, answer);
+        if (point.fault)
+            break;
+        if (is_in_time(question, &point))
+            high = machines;
+        else
+            low = machines;
+    }
+    while (high > low + 1) {
+        const size_t middle = low + (high - low) / 2;
+        const int code = advise_point_find(question, &question->shape, middle, answers, &point);
+        if (code)
+            return code;
+        finish_keep(question, &point, answer);
+        if (is_in_time(question, &point))
+            high = middle;
+        else
+            low = middle;
+    }
+    return 0;
+}
+
+/* ---- All ----------------------------------------------------------------------------------------------------------------- */
+
+int advise_shown(const struct advise_answer *answer)
+{
+    int shown = answer->count - 1;
+    while (shown > 0 && (answer->points[shown].fault || answer->points[shown].way == ADVISE_WAYS))
+        shown--;
+    return answer->points[shown].fault || answer->points[shown].way == ADVISE_WAYS ? answer->count - 1 : shown;
+}
+
+static int points_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer)
+{
+    int code = 0;
+    for (int i = 0; i < question->counts.count && !code; i++) {
+        code = advise_point_find(question, &question->shape, question->counts.at[i], answers, &answer->points[i]);
+        answer->count = i + 1;
+        if (!code)
+            code = larger_find(question, answers, answer, i);
+    }
+    if (!code && question->finish_s > 0)
+        code = finish_find(question, answers, answer);
+    return code;
+}
+
+int advise_answer_find(const struct advise_question *question, struct advise_answer *answer_out)
+{
+    struct sim_step_answers answers = {.count = 0};
+    *answer_out = (struct advise_answer){.count = 0};
+    const int code = points_find(question, &answers, answer_out);
+    sim_step_answers_free(&answers);
+    if (code)
+        return code;
+    const struct advise_rate_question rates = {question->optimizer, question->from_batch,
+                                               (double)answer_out->points[advise_shown(answer_out)].batch};
+    answer_out->rate_count = advise_rates_find(&rates, answer_out->rates);
+    return 0;
+}
