@@ -164,9 +164,9 @@ SHOAL_CALL shoal_schedule_time_stages(const struct shoal_schedule *schedule, con
  * Times are microseconds, of one microbatch on a rank of speed 1. Sizes are bytes. Threads may read a profile that no thread
  * changes.
  *
- * Units are numbered from 0. Each sends its output to the next one. An output that goes to a unit behind that one also travels
- * through the stages in between. Units that share parameters are *tied*: each counts them among its own, and a rank that has
- * several of them keeps them once. */
+ * Units are numbered from 0. Each sends its output to the next one. An output that is read behind that one, a *skip*, counts
+ * at each cut between stages that it crosses, as if the stages in between handed it on. Units that share parameters are *tied*:
+ * each counts them among its own, and a rank that has several of them keeps them once. */
 struct shoal_profile;
 
 #define SHOAL_ANY_STAGE (-1)
