@@ -25,7 +25,7 @@ import sys
 import tempfile
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-SHOAL = TOP / "build/shoal"
+SHOAL = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")).resolve()
 BYTES_PER_US = 1000  # 8 Gbit/s
 NETWORK = ("--rate", "8gbit", "--latency", "0")
 MICROBATCHES_PER_RANK = 4
