@@ -561,8 +561,10 @@ static struct shoal_profile *large_profile(uint32_t units, uint64_t random)
     for (uint32_t i = 0; i < units; i++) {
         char name[24];
         snprintf(name, sizeof name, "layer.%u", i);
-        add(profile, name, 10 + (double)reference_below(&random, 90), 1000 + reference_below(&random, 100000),
-            reference_below(&random, 1000), reference_below(&random, 1000));
+        const double forward = 10 + (double)reference_below(&random, 90);
+        const uint64_t parameters = 1000 + reference_below(&random, 100000);
+        const uint64_t kept = reference_below(&random, 1000);
+        add(profile, name, forward, parameters, kept, reference_below(&random, 1000));
     }
     return profile;
 }
