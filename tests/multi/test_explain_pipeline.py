@@ -102,6 +102,13 @@ def a_heavy_head_gets_fewer_layers():
     expect(told["stages"][3]["units"] == ["head"], told)
 
 
+def automatic_stages_beat_equal_numbers():
+    """By at least 1.15 times, for models whose units are unequal, on networks that keep up."""
+    for words in (("gpt2", "-n", "4"), ("gpt2", "-n", "8"), ("bert-large", "-n", "8"), ("resnet50", "-n", "4", "--batch", "32")):
+        told = answer("--profile", *words, "--rate", "400gbit")
+        expect(told["equal_step_us"] >= 1.15 * told["step_us"] and told["step_us"] <= 1.03 * told["lower_bound_us"], words, told)
+
+
 def more_room_makes_no_step_longer():
     words = ("--profile", "gpt2", "--ranks", "4", "--schedule", "auto", "--rate", "400gbit")
     steps = [answer(*words, "--memory", memory)["step_us"] for memory in ("3G", "4G", "16G")]
@@ -235,6 +242,6 @@ def help_teaches():
 
 
 run_cases([models_have_their_sizes, models_have_their_arithmetic, activations_are_those_of_the_shapes,
-           times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, more_room_makes_no_step_longer,
+           times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, automatic_stages_beat_equal_numbers, more_room_makes_no_step_longer,
            ranks_may_be_unequal, ties_may_stay_together, files_are_read, wrong_files_are_refused, lack_of_memory_is_explained,
            own_cuts_are_timed, other_partitions_are_compared, options_are_checked, help_teaches])
