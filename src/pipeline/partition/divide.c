@@ -63,7 +63,7 @@ static bool compare(const struct table *table, const struct growing *growing, ui
     return true;
 }
 
-static void divide_fill_stage(struct table *table, uint32_t stage)
+static void table_fill_stage(struct table *table, uint32_t stage)
 {
     const uint32_t units = table->problem->units;
     for (uint32_t to = 0; to <= units; to++) {
@@ -96,7 +96,7 @@ static enum shoal_status fill_table(struct table *table, uint32_t *division_out,
     for (size_t i = 1; is_there && i < row; i++)
         table->before[i] = PARTITION_NEVER;
     for (uint32_t s = 0; is_there && s < problem->stages; s++) {
-        divide_fill_stage(table, s);
+        table_fill_stage(table, s);
         double *const now = table->now;
         table->now = table->before;
         table->before = now;

@@ -314,7 +314,7 @@ void problem_costs(const struct problem *problem, const uint32_t *division, stru
 }
 
 /* The stage of a unit: the last one that begins at it or before, of those that are not empty. */
-static uint32_t stage_of(const struct problem *problem, const uint32_t *division, uint32_t unit)
+static uint32_t division_stage(const struct problem *problem, const uint32_t *division, uint32_t unit)
 {
     uint32_t low = 0, high = problem->stages - 1;
     while (low < high) {
@@ -335,7 +335,7 @@ static double shared_on(const struct problem *problem, const uint32_t *division,
         const struct profile_tie *tie = &problem->profile->ties[t];
         uint32_t here = 0;
         for (uint32_t i = 0; i < tie->count; i++)
-            here += problem->uses[stage_of(problem, division, tie->units[i])].rank == rank;
+            here += problem->uses[division_stage(problem, division, tie->units[i])].rank == rank;
         shared += here > 1 ? (double)tie->bytes * (here - 1) : 0;
     }
     return shared;
@@ -417,10 +417,10 @@ static uint32_t ranks_of_tie(const struct problem *problem, const uint32_t *divi
 {
     uint32_t ranks = 0;
     for (uint32_t i = 0; i < tie->count; i++) {
-        const uint32_t rank = problem->uses[stage_of(problem, division, tie->units[i])].rank;
+        const uint32_t rank = problem->uses[division_stage(problem, division, tie->units[i])].rank;
         bool is_new = true;
         for (uint32_t j = 0; j < i && is_new; j++)
-            is_new = problem->uses[stage_of(problem, division, tie->units[j])].rank != rank;
+            is_new = problem->uses[division_stage(problem, division, tie->units[j])].rank != rank;
         ranks += is_new;
     }
     return ranks;

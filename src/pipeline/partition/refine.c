@@ -89,7 +89,7 @@ static enum shoal_status compare_all(struct search *search, uint32_t *division_o
 /* ---- Starts -------------------------------------------------------------------------------------------------------------- */
 
 /* Keeps the trial if it is among the best ones and not there yet. */
-static enum shoal_status offer(struct search *search)
+static enum shoal_status refine_offer(struct search *search)
 {
     struct problem *problem = search->problem;
     struct verdict verdict;
@@ -125,7 +125,7 @@ static enum shoal_status offer_divided(struct search *search, enum memory_rule r
 {
     double value;
     PARTITION_TRY(divide(search->problem, rule, measure, NULL, measure == measure_time, search->trial, &value));
-    return value < PARTITION_NEVER ? offer(search) : SHOAL_OK;
+    return value < PARTITION_NEVER ? refine_offer(search) : SHOAL_OK;
 }
 
 /* With transfers that are long, fewer stages may be better: the last ones stay empty. */
@@ -142,7 +142,7 @@ static enum shoal_status offer_fewer(struct search *search)
         for (uint32_t s = used; s <= stages; s++)
             search->trial[s] = problem->units;
         if (status == SHOAL_OK && value < PARTITION_NEVER)
-            status = offer(search);
+            status = refine_offer(search);
     }
     return status;
 }
@@ -157,7 +157,7 @@ static enum shoal_status offer_cheap(struct search *search)
     for (size_t i = 0; i < sizeof factors / sizeof factors[0] && problem->options.bytes_per_us > 0; i++) {
         PARTITION_TRY(divide_cheaply(problem, measure_time, NULL, least * factors[i], search->trial, &value));
         if (value < PARTITION_NEVER)
-            PARTITION_TRY(offer(search));
+            PARTITION_TRY(refine_offer(search));
     }
     return SHOAL_OK;
 }
@@ -205,11 +205,11 @@ static enum shoal_status offer_starts(struct search *search, const uint32_t *bou
     PARTITION_TRY(offer_cheap(search));
     memcpy(search->trial, bound_division, division_bytes(problem));
     if (search->trial[problem->stages] == problem->units)
-        PARTITION_TRY(offer(search));
+        PARTITION_TRY(refine_offer(search));
     equal_divide(problem, search->trial);
-    PARTITION_TRY(offer(search));
+    PARTITION_TRY(refine_offer(search));
     PARTITION_TRY(tree_divide(problem, search->trial));
-    PARTITION_TRY(offer(search));
+    PARTITION_TRY(refine_offer(search));
     if (problem->options.keeps_ties_together && problem->profile->tie_count && problem->stages != problem->ranks)
         PARTITION_TRY(offer_tied(search));
     if (search->best[0].is_set && search->best[0].verdict.excess == 0)
