@@ -809,8 +809,11 @@ def torchs_schedules_are_read(world):
                 expect((schedule.ranks, schedule.microbatches) == (count, microbatches), name)
     for name in ("Interleaved1F1B", "ZBVZeroBubble"):
         equals_one_process(world, "mlp", printed(get_schedule_ops(name, world.size, microbatches_of(world))))
-    error = fails(lambda: Schedule.read(printed(get_schedule_ops("1F1B", 4, 8))), ValueError, "rank 3", "3B0")
-    expect("3F0" in str(error), error)
+    text = printed(get_schedule_ops("1F1B", 4, 8))
+    if "3F0" not in text:
+        fails(lambda: Schedule.read(text), ValueError, "rank 3", "3B0 comes before 3F0")
+    else:
+        expect(Schedule.read(text).ranks == 4)
 
 
 def printed(rows):
