@@ -122,8 +122,9 @@ SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
 /* Reads that form, from text of `bytes` bytes without a final zero. Empty cells mean a pause and are left out, and so are
- * torch's actions for sending, receiving and sharding, which follow from the others. ERR_ARGUMENT: text that is no schedule
- * (its line and cell are told), or one with a fault (shoal_schedule_check). ERR_MEMORY. */
+ * torch's actions for sending, receiving and sharding, which follow from the others. A pair that torch overlaps is read as two
+ * actions, one after the other. ERR_ARGUMENT: text that is no schedule (its line and cell are told), or one with a fault
+ * (shoal_schedule_check). ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoal_schedule **schedule_out, char *text,
                                size_t text_bytes);
 

@@ -802,13 +802,13 @@ def torchs_schedules_are_read(world):
     """And run. torch prints 1F1B for its plots only, and there the last rank has microbatches 1 to m."""
     from shoal.torch._schedules import Schedule
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
-    for name in ("GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"):
+    for name in ("GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"):
         for count, microbatches in ((2, 4), (3, 6), (4, 8)):
-            for options in ({}, {"with_comms": True})[:1 if name == "GPipe" else 2]:
+            for options in ({}, {"with_comms": True})[:1 if name in ("GPipe", "DualPipeV") else 2]:
                 text = printed(get_schedule_ops(name, count, microbatches, **options))
                 schedule = Schedule.read(text)
                 expect((schedule.ranks, schedule.microbatches) == (count, microbatches), name)
-    for name in ("Interleaved1F1B", "ZBVZeroBubble"):
+    for name in ("Interleaved1F1B", "ZBVZeroBubble", "DualPipeV"):
         equals_one_process(world, "mlp", printed(get_schedule_ops(name, world.size, microbatches_of(world))))
     text = printed(get_schedule_ops("1F1B", 4, 8))
     if "3F0" not in text:

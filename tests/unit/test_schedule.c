@@ -252,6 +252,7 @@ static void other_forms_are_read(void **state)
     (void)state;
     assert_int_equal(read_text("0F0,,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n", why), SHOAL_OK);
     assert_int_equal(read_text("0F0, 0SEND_F0,0RECV_B0,0B0\r\n1RECV_F0,1F0,1I0,1SEND_B0,1W0,1REDUCE_GRAD", why), SHOAL_OK);
+    assert_int_equal(read_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,\"(1F1;1I0)OVERLAP_F_B\",1W0,1B1", why), SHOAL_OK);
 }
 
 static void faults_are_named(void **state)
@@ -271,6 +272,7 @@ static void faults_are_named(void **state)
         {"0F0,0X0", "line 1, cell 2: \"0X0\" is no action"},
         {"0F0,0B0\n1F0,F1", "line 2, cell 2: \"F1\" is no action"},
         {"0F0,0B99999999999", "line 1, cell 2"},
+        {"0F0,(0F1;0X0)OVERLAP_F_B,0B1", "line 1, cell 3: \"0X0\" is no action"},
         {"0F0,0B0,0F60000", "actions are missing"},
     };
     char why[TEXT];

@@ -72,17 +72,21 @@ struct reader {
     uint32_t line, cell; /* from 1 */
 };
 
-/* Finds the next cell, without spaces around it. *ends_line_out: it is the last one of its line. */
+/* Finds the next cell, without spaces around it. *ends_line_out: it is the last one of its line. Of a pair that torch overlaps,
+ * "(0F3;3B1)OVERLAP_F_B", both actions are cells. */
 static void cell_find(struct reader *reader, const char **cell_out, size_t *bytes_out, bool *ends_line_out)
 {
+    static const char overlap[] = ")OVERLAP_F_B";
     size_t used = 0, begin = 0;
-    while (used < reader->left && reader->at[used] != ',' && reader->at[used] != '\n')
+    while (used < reader->left && !strchr(",;\n", reader->at[used] ? reader->at[used] : ' '))
         used++;
     size_t end = used;
-    while (begin < end && (reader->at[begin] == ' ' || reader->at[begin] == '"'))
+    while (begin < end && strchr(" \"(", reader->at[begin] ? reader->at[begin] : 'x'))
         begin++;
     while (end > begin && (reader->at[end - 1] == ' ' || reader->at[end - 1] == '\r' || reader->at[end - 1] == '"'))
         end--;
+    if (end - begin >= sizeof overlap - 1 && !memcmp(reader->at + end - (sizeof overlap - 1), overlap, sizeof overlap - 1))
+        end -= sizeof overlap - 1;
     *cell_out = reader->at + begin;
     *bytes_out = end - begin;
     *ends_line_out = used == reader->left || reader->at[used] == '\n';
@@ -130,7 +134,7 @@ static enum shoal_status take_extent(void *arg, uint32_t rank, const struct shoa
     return SHOAL_OK;
 }
 
-/* A stage is on the rank of its first action; shoal_schedule_check() finds others. */
+/* A stage is on the rank of its first action; shoal_schedule_check finds others. */
 static enum shoal_status take_action(void *arg, uint32_t rank, const struct shoal_action *action)
 {
     struct shoal_schedule *schedule = arg;
