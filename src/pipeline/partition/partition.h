@@ -28,7 +28,7 @@
 
 #define PROFILE_BYTES_MAX (UINT64_C(1) << 50)
 #define PROFILE_NAME_MAX 255
-#define PARTITION_REASON 320 /* characters of a reason */
+#define PARTITION_REASON 448 /* characters of a reason */
 #define PARTITION_NEVER 1e300
 
 /* The text of a failure; `at` may be NULL. */
