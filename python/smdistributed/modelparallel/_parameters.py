@@ -1,0 +1,171 @@
+"""The parameters of a job: what each key means here. A key has its meaning, or one clear error, or one line of log where it has no
+meaning on this library. This module does not import torch, so that a front-end for another framework can use it."""
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import typing
+
+from smdistributed.modelparallel.exceptions import SMPConfigError, SMPUnsupportedError
+
+VARIABLE = "SM_HP_MP_PARAMETERS"
+PIPELINES = ("interleaved", "simple", "_only_forward")
+STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
+OTHER_NAMES = {"partitions": "pipeline_parallel_degree"}
+# Keys that are served: their types and values without them. None: see Parameters.
+SERVED = {
+    "pipeline_parallel_degree": (int, None), "microbatches": (int, 1), "active_microbatches": (int, None), "pipeline": (str, "interleaved"),
+    "placement_strategy": (str, "cluster"), "auto_partition": (bool, True), "default_partition": (int, None), "memory_weight": (float, None),
+    "ddp": (bool, False), "shard_optimizer_state": (bool, False), "delayed_parameter_initialization": (bool, False),
+    "tensor_parallel_degree": (int, 1), "sharded_data_parallel_degree": (int, 1), "optimize": (str, "memory"),
+    "prescaled_batch": (bool, False), "fp16": (bool, False), "bf16": (bool, False), "offload_activations": (bool, False),
+}
+# Keys that have no meaning here, and why.
+POINTLESS = {
+    "optimize": "it chooses between two forms of tensor parallelism, and tensor_parallel_degree is 1",
+    "prescaled_batch": "it is for tensor parallelism, and tensor_parallel_degree is 1",
+    "offload_activations": "activations are in the memory of the host already",
+    "activation_loading_horizon": "activations are in the memory of the host already",
+    "skip_tracing": "the model is measured on the CPU, unit by unit",
+    "deterministic_server": "there is no server; every rank runs a fixed schedule",
+    "static_mode": "there is no server; every rank runs a fixed schedule",
+    "fast_mode": "stages always send directly to each other",
+    "contiguous": "stages are contiguous always",
+    "ddp_dist_backend": "gradients are summed by Shoal",
+    "ddp_port": "ranks meet at the port of torch.distributed",
+    "sdp_reduce_bucket_size": "it tunes the vendor's sharding", "sdp_param_persistence_threshold": "it tunes the vendor's sharding",
+    "sdp_max_live_parameters": "it tunes the vendor's sharding", "sdp_hierarchical_allgather": "Shoal gathers by hosts always",
+    "sdp_gradient_clipping": "it tunes the vendor's sharding",
+    "_match_weights": "it is for the vendor's own tests",
+}
+# Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
+REFUSED = {
+    "tensor_parallel_degree": (1, "tensor parallelism is not served: use pipeline_parallel_degree, or DTensor over the back-end \"shoal\""),
+    "sharded_data_parallel_degree": (1, "use shoal.torch.ShardedDataParallel in the script, or shard_optimizer_state"),
+    "fp16": (False, "write torch.autocast(\"cpu\", torch.bfloat16) around the model's call in the step function"),
+    "bf16": (False, "write torch.autocast(\"cpu\", torch.bfloat16) around the model's call in the step function"),
+    "fp16_params": (False, "write torch.autocast(\"cpu\", torch.bfloat16) around the model's call in the step function"),
+    "horovod": (False, "it is for TensorFlow; with PyTorch write \"ddp\": true"),
+    "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
+    "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
+}
+VERSION_2 = ("hybrid_shard_degree", "sm_activation_offloading", "allow_empty_shards", "fsdp_cache_flush_warnings", "context_parallel_degree",
+             "expert_parallel_degree", "random_seed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+    """The parameters of a job, checked."""
+    pipeline_parallel_degree: int = 1
+    microbatches: int = 1
+    active_microbatches: typing.Optional[int] = None  # at most so many are on their way; None: as many as the schedule wants
+    pipeline: str = "interleaved"
+    placement_strategy: str = "DPT"
+    auto_partition: bool = True
+    default_partition: int = 0
+    memory_weight: typing.Optional[float] = None  # None: the shortest step decides
+    ddp: bool = False
+    shard_optimizer_state: bool = False
+    delayed_parameter_initialization: bool = False
+    # What scripts read, and is always the same here.
+    tensor_parallel_degree: int = 1
+    sharded_data_parallel_degree: int = 1
+    optimize: str = "memory"
+    prescaled_batch: bool = False
+    fp16: bool = False
+    bf16: bool = False
+    offload_activations: bool = False
+
+    @property
+    def partitions(self):
+        return self.pipeline_parallel_degree
+
+
+def given(config=None):
+    """Returns the parameters as a dict: the program's, or those of the environment."""
+    if config is not None:
+        if not isinstance(config, dict):
+            raise SMPConfigError(f"smp.init: the configuration must be a dict, not {type(config).__name__}")
+        return config
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        raise SMPConfigError(f"smp.init: there are no parameters: set {VARIABLE} to a JSON object such as "
+                             "{\"pipeline_parallel_degree\": 2, \"microbatches\": 4}, or pass them as a dict")
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise SMPConfigError(f"smp.init: {VARIABLE} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise SMPConfigError(f"smp.init: {VARIABLE} must be a JSON object, not {text}")
+    return found
+
+
+def read(found):
+    """Returns (Parameters, lines for the log). Raises SMPConfigError or SMPUnsupportedError for the first mistake."""
+    values, notes = {}, []
+    for key, value in found.items():
+        name = OTHER_NAMES.get(key, key)
+        if name in values:
+            raise SMPConfigError(f"smp.init: partitions and pipeline_parallel_degree are the same parameter: leave {key} out")
+        _refuse(name, value)
+        if name in SERVED:
+            values[name] = _checked(key, value, SERVED[name][0])
+        if name in POINTLESS:
+            notes.append(f"{key} has no effect: {POINTLESS[name]}")
+    _check(values)
+    values = {name: value for name, value in values.items() if value is not None}
+    values["placement_strategy"] = STRATEGIES.get(values.get("placement_strategy", "cluster"), values.get("placement_strategy"))
+    return Parameters(**values), notes
+
+
+def _refuse(name, value):
+    if name in VERSION_2:
+        raise SMPUnsupportedError(f"smp.init: {name} is of version 2 of the vendor's library (torch.sagemaker), and this is version 1")
+    if name in REFUSED and value != REFUSED[name][0]:
+        raise SMPUnsupportedError(f"smp.init: {name}: {json.dumps(value)} is not served: {REFUSED[name][1]}")
+    known = [*SERVED, *POINTLESS, *REFUSED, *OTHER_NAMES]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        raise SMPConfigError(f"smp.init: unknown parameter {name}" + (f": did you mean {near[0]}?" if near else ""))
+
+
+def _checked(key, value, kind):
+    if value is None:
+        return None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float and is_number:
+        return float(value)
+    if isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        return value
+    words = {int: "a number without fraction", float: "a number", bool: "true or false", str: "text"}
+    raise SMPConfigError(f"smp.init: {key} must be {words[kind]}, not {json.dumps(value, default=str)}")
+
+
+def _check(values):
+    """Raises an error for values that are out of range or contradict each other."""
+    for name in ("pipeline_parallel_degree", "microbatches", "active_microbatches"):
+        if values.get(name) is not None and values[name] < 1:
+            raise SMPConfigError(f"smp.init: The number of {name} must be a positive integer, not {values[name]}")
+    if values.get("pipeline_parallel_degree") is None:
+        raise SMPConfigError("smp.init: pipeline_parallel_degree (or partitions) is missing: the number of stages of the model")
+    _check_choice(values, "pipeline", PIPELINES)
+    _check_choice(values, "optimize", ("memory", "speed"))
+    strategy = values.get("placement_strategy", "cluster")
+    if strategy not in STRATEGIES and sorted(strategy) != ["D", "P", "T"]:
+        raise SMPConfigError(f"smp.init: placement_strategy is {strategy!r}, but must be cluster, spread, or the letters D, P and T in any order")
+    if values.get("memory_weight") is not None and not 0.0 <= values["memory_weight"] <= 1.0:
+        raise SMPConfigError(f"smp.init: memory_weight must be between 0.0 and 1.0, not {values['memory_weight']}")
+    degree, default = values["pipeline_parallel_degree"], values.get("default_partition")
+    if values.get("auto_partition", True) is False and default is None:
+        raise SMPConfigError("smp.init: default_partition must be supplied if auto_partition is set to False!")
+    if default is not None and not 0 <= default < degree:
+        raise SMPConfigError(f"smp.init: default_partition must be less than the number of partitions ({degree}), and it is {default}")
+    if values.get("shard_optimizer_state") and not values.get("ddp"):
+        raise SMPConfigError("smp.init: shard_optimizer_state needs \"ddp\": true: states are divided among the data-parallel ranks")
+
+
+def _check_choice(values, name, choices):
+    if values.get(name) is not None and values[name] not in choices:
+        raise SMPConfigError(f"smp.init: {name} must be a value in: {', '.join(choices)}; it is {values[name]!r}")
