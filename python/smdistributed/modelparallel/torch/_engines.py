@@ -7,7 +7,8 @@ import inspect
 
 import torch
 
-from shoal.torch import _native, _own_part, ddp, pipeline
+from shoal import _native
+from shoal.torch import _own_part, ddp, pipeline
 from shoal.torch._step_function import FunctionPass, Reached
 from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from smdistributed.modelparallel.torch import _messages, _partition
@@ -107,6 +108,15 @@ class _Pipeline(pipeline.Pipeline):
             text = _messages.share(text, 0, state.group("DP_GROUP"))
         return super()._text_of_first(text)
 
+    def from_last(self, value):
+        """Returns the value of the last stage's rank on all ranks. It goes over the pipeline's communicator, which a rank that fails
+        ends, so that no other one waits for it."""
+        last, address = self.process_group.size() - 1, self._communicator.address
+
+        def copy(data):
+            self._check(_native.load().broadcast(address, data.data_ptr(), data.data_ptr(), data.numel(), _native.UINT8, last, None))
+        return _messages.copied(value, self.process_group.rank() == last, copy)
+
 
 class Staged:
     """A model in stages. They are made in the first step, when the arguments of the model's call are known."""
@@ -167,7 +177,7 @@ class Staged:
         finally:
             state.running = None
         returned = [done.returned.get(number) for number in range(count)]
-        return _messages.share(returned, state.cfg.pipeline_parallel_degree - 1, state.group("PP_GROUP"))
+        return self._pipeline.from_last(returned)
 
     def forward(self, args, kwargs):
         if state.is_tracing:

@@ -100,30 +100,36 @@ class _Place:
 
 
 def share(value, source, group):
-    """Returns the value of one rank of a process group on all of them. `source`: its rank in the group. Tensors are copied
-    without pickling."""
-    if group.size() == 1:
-        return value
-    origin, is_source = dist.get_global_rank(group, source), group.rank() == source
-    packed, tensors = _packed(value) if is_source else (None, [])
-    told = [packed]
-    dist.broadcast_object_list(told, origin, group=group)
-    if isinstance(told[0], str):
-        raise SMPError(told[0])
-    form, shapes = pickle.loads(told[0])
+    """Returns the value of one rank of a process group on all of them. `source`: its rank in the group."""
+    origin = dist.get_global_rank(group, source)
+    return copied(value, group.rank() == source, lambda data: dist.broadcast(data, origin, group=group)) if group.size() > 1 else value
+
+
+def copied(value, is_source, copy):
+    """Returns the value of the source on all ranks. copy(tensor of bytes) fills it with the source's. Tensors are copied without
+    pickling."""
+    packed, tensors = _packed(value) if is_source else (b"", [])
+    size = torch.tensor([len(packed)]).view(torch.uint8)
+    copy(size)
+    head = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if is_source else torch.empty(int(size.view(torch.int64)), dtype=torch.uint8)
+    copy(head)
+    form, shapes = pickle.loads(head.numpy().tobytes())
+    if isinstance(form, SMPError):
+        raise form
     tensors = tensors if is_source else [torch.empty(shape, dtype=kind) for kind, shape in shapes]
     for tensor in tensors:
         if tensor.numel():
-            dist.broadcast(tensor.reshape(-1).view(torch.uint8), origin, group=group)
+            copy(tensor.reshape(-1).view(torch.uint8))
     waiting = iter(tensors)
     return pytree.tree_map(lambda leaf: next(waiting) if isinstance(leaf, _Place) else leaf, form)
 
 
 def _packed(value):
-    """Returns what others need to know of a value, or the text of an error, and its tensors."""
+    """Returns what others need to know of a value, pickled, and its tensors; or an error in place of the value."""
     tensors = [leaf.detach().cpu().contiguous() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
     form = pytree.tree_map(lambda leaf: _Place() if isinstance(leaf, torch.Tensor) else leaf, value)
     try:
         return pickle.dumps((form, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])), tensors
     except Exception as error:
-        return f"smp: a value cannot be sent to the other ranks: {type(error).__name__}: {error}", []
+        text = f"smp: a value cannot be sent to the other ranks: {type(error).__name__}: {error}"
+        return pickle.dumps((SMPError(text), [])), []

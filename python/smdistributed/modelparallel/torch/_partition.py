@@ -7,6 +7,7 @@ from torch import nn
 
 from shoal.torch import _graph
 from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError
+from smdistributed.modelparallel.torch._activation import MARK as CHECKPOINTED
 from smdistributed.modelparallel.torch._state import log, state
 
 MARK = "_smp_partition"
@@ -64,24 +65,24 @@ def schedule_text(pipeline, ranks, microbatches, active):
 
 
 def units_and_cuts(model, args, kwargs):
-    """Returns (a function that chooses units, or None; the names of the units at which partitions begin, or None for the shortest
-    step)."""
-    cfg = state.cfg
-    chooser = _graph.unit_chooser(model)
-    if not cfg.auto_partition:
-        is_plain, mixed = chooser, _mixed(model)
+    """Returns a function that chooses units, and the names of the units at which partitions begin, or None for the shortest step."""
+    cfg, found = state.cfg, []
+    for chooser in (_chooser(model), _leaves):
+        found = _graph.record(model, (args, kwargs), chooser).units
+        if len(found) >= cfg.pipeline_parallel_degree:
+            return chooser, None if cfg.auto_partition else _cuts(model, found)
+    raise SMPError(f"smp: the model has {len(found)} parts ({', '.join(found)}), and pipeline_parallel_degree is "
+                   f"{cfg.pipeline_parallel_degree}: use fewer partitions")
 
-        def chooser(each):
-            return id(each) not in mixed and is_plain(each)
-    units = _graph.record(model, (args, kwargs), chooser).units
-    if len(units) < cfg.pipeline_parallel_degree:
-        def chooser(each):
-            return not any(each.children())
-        units = _graph.record(model, (args, kwargs), chooser).units
-    if len(units) < cfg.pipeline_parallel_degree:
-        raise SMPError(f"smp: the model has {len(units)} parts ({', '.join(units)}), and pipeline_parallel_degree is "
-                       f"{cfg.pipeline_parallel_degree}: use fewer partitions")
-    return chooser, None if cfg.auto_partition else _cuts(model, units)
+
+def _chooser(model):
+    """The members of lists are units, and modules that are checkpointed; modules that have parts in several partitions are none."""
+    plain, mixed = _graph.unit_chooser(model), set() if state.cfg.auto_partition else _mixed(model)
+    return lambda each: id(each) not in mixed and (plain(each) or getattr(each, CHECKPOINTED, False))
+
+
+def _leaves(module):
+    return not any(module.children()) or getattr(module, CHECKPOINTED, False)
 
 
 def _mark_of(model, name):

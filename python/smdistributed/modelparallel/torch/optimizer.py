@@ -94,23 +94,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.inner.state.clear()
         self.inner.state.update(kept)
 
+    def _numbers_of_whole(self):
+        """Returns for each group the numbers of its parameters in the whole model's optimizer."""
+        sizes = [len(order) for order in self._order or (group["params"] for group in self.inner.param_groups)]
+        return [list(range(sum(sizes[:place]), sum(sizes[:place + 1]))) for place in range(len(sizes))]
+
     def _numbers(self):
-        """Returns for each of this rank's parameters, in the order of groups, its number in the whole model's optimizer; and
-        for each group the numbers of all."""
-        names = {id(each): name for name, each in state.model()._own_parameters().items()}
-        numbers, begin, every = [], 0, []
-        for group, order in zip(self.inner.param_groups, self._order):
-            places = {name: begin + place for place, name in enumerate(order)}
-            numbers += [places[names[id(each)]] for each in group["params"]]
-            every.append(list(places.values()))
-            begin += len(order)
-        return numbers, every
+        """Returns for each of this rank's parameters, in the order of groups, its number in the whole model's optimizer."""
+        names, found = {id(each): name for name, each in state.model()._own_parameters().items()}, []
+        for group, order, numbers in zip(self.inner.param_groups, self._order, self._numbers_of_whole()):
+            places = dict(zip(order, numbers))
+            found += [places[names[id(each)]] for each in group["params"]]
+        return found
 
     def local_state_dict(self):
         """Returns the state of this rank's parameters. Numbers of parameters are those of the whole model's optimizer."""
         found = self.inner.state_dict()
         if self._order is not None:
-            numbers, _ = self._numbers()
+            numbers = self._numbers()
             found = {**found, "state": {numbers[key]: values for key, values in found["state"].items()},
                      "param_groups": [{**group, "params": [numbers[key] for key in group["params"]]} for group in found["param_groups"]]}
         return {**found, PARTIAL: True}
@@ -123,8 +124,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _gathered(self, own):
         parts = _messages.allgather(own, _messages.CommGroup.PP_GROUP)
-        groups = [{**group, "params": sorted({number for part in parts for number in part["param_groups"][place]["params"]})}
-                  for place, group in enumerate(parts[0]["param_groups"])]
+        groups = [{**group, "params": numbers} for group, numbers in zip(parts[0]["param_groups"], self._numbers_of_whole())]
         values = {number: each for part in parts for number, each in part["state"].items()}
         return {**{key: value for key, value in parts[0].items() if key != PARTIAL},
                 "state": {number: values[number] for number in sorted(values)}, "param_groups": groups}
@@ -137,8 +137,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             given = self._gathered(given)
         if self._order is None:
             return self.inner.load_state_dict(given)
-        numbers, every = self._numbers()
-        for place, (group, own) in enumerate(zip(given["param_groups"], every)):
+        numbers = self._numbers()
+        for place, (group, own) in enumerate(zip(given["param_groups"], self._numbers_of_whole())):
             if list(group["params"]) != own:
                 raise SMPError(f"smp: the state is of another optimizer: group {place} has {len(group['params'])} parameters there, and "
                                f"{len(own)} here")
