@@ -189,7 +189,7 @@ def scaled_losses_train():
 
 
 def training_continues_from_files():
-    """Two epochs and two more give what four give, from partial and from whole files."""
+    """The loss after two epochs and two more is that of four, with partial and with whole files."""
     parameters = {"partitions": 2, "microbatches": 4}
     wanted = trained(2, parameters, "--epochs", "4")
     for partial in ("1", "0"):

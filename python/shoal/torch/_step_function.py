@@ -32,7 +32,7 @@ class FunctionPass(_stages.Pass):
         loss = True if has_gradients else None  # only whether there is one
         super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor.alloc, pipeline._sums.complete)
         self._recorded, self._call, self._factor = pipeline._splits[True].recorded, call, factor
-        self._stage = self._received = self._outputs = self._sent = None  # of the action that runs
+        self._stage = self._received = self._outputs = self._sent = None  # the action that runs has these
         self._loss_of_call = None
         self.returned, self.has_backward = {}, False
 
