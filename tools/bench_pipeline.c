@@ -33,6 +33,7 @@ static const char help_text[] =
     "    --ahead N                a rank receives for this many actions ahead (4)\n"
     "    --steps N                steps to measure, after two that are not measured (10)\n"
     "    --format table|json      json: one object per line, one for each rank, then one for all (table)\n"
+    "    --trace FILE             write the last step of all ranks for chrome://tracing or ui.perfetto.dev\n"
     "    --bind slice|core|none   cores of each worker, as in shoal bench --help (slice)\n"
     "    --pin                    instead of --bind: worker r stays on core r modulo their number\n"
     "    --timeout S              a message that takes longer fails (60)\n"
@@ -72,6 +73,7 @@ enum option {
     OPTION_AHEAD,
     OPTION_STEPS,
     OPTION_FORMAT,
+    OPTION_TRACE,
     OPTION_RANKS,
     OPTION_BIND,
     OPTION_PIN,
@@ -93,6 +95,7 @@ static const struct tool_option options_known[] = {
     {"--ahead", OPTION_AHEAD, "N"},
     {"--steps", OPTION_STEPS, "N"},
     {"--format", OPTION_FORMAT, "table|json"},
+    {"--trace", OPTION_TRACE, "FILE"},
     {"-n", OPTION_RANKS, "N"},
     {"--bind", OPTION_BIND, "slice|core|none"},
     {"--pin", OPTION_PIN, NULL},
@@ -175,6 +178,9 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_pipe
         return tool_number_read(args, 1, STEPS_MAX, &options->steps);
     case OPTION_FORMAT:
         return tool_word_read(args, formats, &options->json);
+    case OPTION_TRACE:
+        options->trace = args->value;
+        return true;
     case OPTION_RANKS:
         return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->ranks);
     case OPTION_BIND:

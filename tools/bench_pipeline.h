@@ -19,8 +19,9 @@ struct bench_pipeline_options {
     int steps;
     int ranks; /* 0 if not given */
     bool pin;
-    int bind; /* enum bind_mode */
-    int json; /* 0 table, 1 json */
+    int bind;          /* enum bind_mode */
+    int json;          /* 0 table, 1 json */
+    const char *trace; /* a file; NULL if not wanted */
     int timeout_s;
 };
 
@@ -35,15 +36,27 @@ struct pipeline_report {
 };
 enum { PIPELINE_REPORT_NUMBERS = sizeof(struct pipeline_report) / sizeof(double) };
 
+/* The times of an action in the last step, since it began on the rank. */
+struct pipeline_span {
+    double waited_us, begin_us, end_us;
+};
+enum { PIPELINE_SPAN_NUMBERS = sizeof(struct pipeline_span) / sizeof(double) };
+
 /* For rank 0. */
 struct pipeline_result {
     const struct bench_pipeline_options *options;
     const struct shoal_schedule *schedule;
     int ranks, hosts;
     const struct pipeline_report *reports; /* by rank */
+    const struct pipeline_span *spans;     /* by rank, span_count for each */
+    size_t span_count;                     /* as many as a rank has actions at most */
     double step_us, step_p90_us;           /* median and 90th percentile over steps, of the slowest rank of each */
-    struct shoal_schedule_times ideal;     /* of the schedule: nothing but the actions and --transfer takes time */
+    struct shoal_schedule_times ideal;     /* what the schedule needs if only its actions and --transfer take time */
 };
+
+/* Writes the last step in the format of chrome://tracing and Perfetto, with a process for each rank. Returns false after printing
+ * one line about the file. */
+bool bench_pipeline_trace_write(const struct pipeline_result *result, const char *name);
 
 void bench_pipeline_print(const struct pipeline_result *result);
 

@@ -26,7 +26,10 @@ struct stager {
     double *step_us; /* of each step */
     struct pipeline_report report;
     struct pipeline_report *reports;
-    bool is_usage; /* the arguments are to blame, and a line is printed */
+    size_t span_count;           /* most actions of a rank */
+    struct pipeline_span *spans; /* the last step: this rank has its own first, then rank 0 has those of all ranks */
+    bool is_told;                /* results were written */
+    bool is_usage;               /* the arguments are to blame, and a line is printed */
 };
 
 #define TRY(expression)                                    \
@@ -152,6 +155,9 @@ static enum shoal_status steps_run(struct stager *stager)
         report->sending_us += times.sending_us / steps;
         report->sent_bytes = (double)times.sent_bytes;
         report->received_bytes = (double)times.received_bytes;
+        for (uint32_t k = 0; k < times.action_count; k++)
+            stager->spans[k] =
+                (struct pipeline_span){times.actions[k].waited_us, times.actions[k].begin_us, times.actions[k].end_us};
     }
     return SHOAL_OK;
 }
@@ -170,16 +176,21 @@ static enum shoal_status results_tell(struct stager *stager)
     struct pipeline_result result = {.options = stager->options, .schedule = stager->schedule, .ranks = stager->ranks};
     TRY(shoal_allreduce(stager->comm, stager->step_us, stager->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     TRY(shoal_gather(stager->comm, &stager->report, stager->reports, PIPELINE_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
+    TRY(shoal_gather(stager->comm, stager->spans, stager->spans + stager->span_count,
+                     PIPELINE_SPAN_NUMBERS * stager->span_count, SHOAL_FLOAT64, 0, NULL));
     if (stager->rank)
         return SHOAL_OK;
     qsort(stager->step_us, steps, sizeof *stager->step_us, by_value);
     result.hosts = stager->hosts;
     result.reports = stager->reports;
+    result.spans = stager->spans + stager->span_count;
+    result.span_count = stager->span_count;
     result.step_us = stager->step_us[steps / 2];
     result.step_p90_us = stager->step_us[(size_t)((double)(steps - 1) * 0.9 + 0.5)];
     result.ideal = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
     TRY(shoal_schedule_time(stager->schedule, &stager->options->costs, 1, &result.ideal, NULL));
     bench_pipeline_print(&result);
+    stager->is_told = !stager->options->trace || bench_pipeline_trace_write(&result, stager->options->trace);
     return SHOAL_OK;
 }
 
@@ -239,6 +250,17 @@ static enum shoal_status memory_open(struct stager *stager)
     return stager->step_us && stager->reports && (stager->plain || !options->is_plain) ? SHOAL_OK : SHOAL_ERR_MEMORY;
 }
 
+static enum shoal_status spans_open(struct stager *stager)
+{
+    uint32_t count;
+    for (uint32_t r = 0; r < shoal_schedule_ranks(stager->schedule); r++) {
+        (void)shoal_schedule_actions(stager->schedule, r, &count);
+        stager->span_count = count > stager->span_count ? count : stager->span_count;
+    }
+    stager->spans = calloc(stager->span_count * (size_t)(1 + stager->ranks), sizeof *stager->spans);
+    return stager->spans ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
 static enum shoal_status stager_open(struct stager *stager)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
@@ -257,6 +279,7 @@ static enum shoal_status stager_open(struct stager *stager)
         fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stager->options->ranks, stager->ranks);
     TRY(memory_open(stager));
     TRY(schedule_make(stager));
+    TRY(spans_open(stager));
     stager->stages_here = (double)shoal_schedule_stages(stager->schedule) / shoal_schedule_ranks(stager->schedule);
     const enum shoal_status status =
         shoal_pipeline_create(stager->context, stager->comm, stager->schedule, &wanted, &stager->pipeline);
@@ -278,6 +301,7 @@ static void stager_close(struct stager *stager)
     free(stager->plain);
     free(stager->step_us);
     free(stager->reports);
+    free(stager->spans);
 }
 
 static enum shoal_status stager_run(struct stager *stager)
@@ -302,7 +326,7 @@ static void failure_tell(const struct stager *stager, enum shoal_status status)
 
 int bench_pipeline_worker_run(const struct bench_pipeline_options *options)
 {
-    struct stager stager = {.options = options, .rank = -1};
+    struct stager stager = {.options = options, .rank = -1, .is_told = true};
     const enum shoal_status status = stager_run(&stager);
     const double errors = stager.report.errors;
     if (status && !stager.is_usage)
@@ -312,5 +336,5 @@ int bench_pipeline_worker_run(const struct bench_pipeline_options *options)
     stager_close(&stager);
     if (status && stager.is_usage)
         return TOOL_EXIT_USAGE;
-    return status || errors > 0 ? 1 : 0;
+    return status || errors > 0 || !stager.is_told ? 1 : 0;
 }

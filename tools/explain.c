@@ -1,4 +1,5 @@
 /* `shoal explain`: which algorithm a call would use, why, and its plan. */
+#include "explain_pipeline.h"
 #include "tool.h"
 
 #include <stdlib.h>
@@ -41,6 +42,8 @@ static const char help[] =
     "Usage: shoal explain COLLECTIVE [options]\n"
     "\n"
     "COLLECTIVE is allreduce, reduce, reducescatter, broadcast, allgather, gather, scatter, alltoall or barrier.\n"
+    "\n"
+    "(shoal explain pipeline cuts a model into the stages of a pipeline; it has its own --help.)\n"
     "\n"
     "Shows what a call would do, without running it: which algorithm runs and why, how the vector is divided, and the\n"
     "plan, which is the list of steps of each rank. A real run executes exactly these steps.\n"
@@ -208,6 +211,8 @@ int shoal_tool_explain(int argc, char **argv)
 {
     struct shoal_question question = SHOAL_QUESTION_INIT;
     struct machines machines = {0};
+    if (argc > 1 && !strcmp(argv[1], "pipeline"))
+        return explain_pipeline_run(argc - 1, argv + 1);
     struct tool_args args = {.command = "explain", .argc = argc, .argv = argv, .at = 1};
     for (;;) {
         const int id = tool_option_next(&args, options);

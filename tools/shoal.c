@@ -29,6 +29,7 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
     {"bench pipeline", "replay the steps of a pipeline: how much longer they take than the schedule needs"},
+    {"explain pipeline", "cut a model into stages, and predict its step and memory"},
     {"bench optimizer", "measure how fast one core steps parameters, compared with memory"},
     {"sim step", "predict the time and the efficiency of training steps on many hosts"},
 };

@@ -199,23 +199,32 @@ static void profile_fill(struct step_profile *profile, struct model *model)
     }
 }
 
+struct known_model {
+    const char *name;
+    void (*build)(struct model *model);
+};
+
+/* Returns NULL if the word is not a built-in model. */
+static const struct known_model *model_find(const char *word)
+{
+    static const struct known_model models[] = {{"resnet50", resnet50_build}, {"bert-large", bert_build}, {"gpt2", gpt2_build}};
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++)
+        if (!strcmp(models[i].name, word))
+            return &models[i];
+    return NULL;
+}
+
 int step_model_open(struct step_profile *profile_out, const char *command, const char *word)
 {
-    static const struct {
-        const char *name;
-        void (*build)(struct model *model);
-    } models[] = {{"resnet50", resnet50_build}, {"bert-large", bert_build}, {"gpt2", gpt2_build}};
-    size_t at = 0;
-    while (at < sizeof models / sizeof models[0] && strcmp(models[at].name, word) != 0)
-        at++;
-    if (at == sizeof models / sizeof models[0])
+    const struct known_model *known = model_find(word);
+    if (!known)
         return -1;
     struct model *model = calloc(1, sizeof *model);
     struct step_tensor *tensors = calloc(2 * MODULES_MAX, sizeof *tensors);
     if (model && tensors) {
         *profile_out = (struct step_profile){.tensors = tensors};
         snprintf(profile_out->name, sizeof profile_out->name, "%s", word);
-        models[at].build(model);
+        known->build(model);
         profile_fill(profile_out, model);
     } else {
         fprintf(stderr, "shoal %s: no memory\n", command);
@@ -224,4 +233,22 @@ int step_model_open(struct step_profile *profile_out, const char *command, const
     const int code = model && tensors ? 0 : 1;
     free(model);
     return code;
+}
+
+int step_model_visit(const char *word, step_visit_fn visit, void *arg)
+{
+    const struct known_model *known = model_find(word);
+    struct model *model = known ? calloc(1, sizeof *model) : NULL;
+    if (!known)
+        return -1;
+    if (!model)
+        return 1;
+    known->build(model);
+    for (size_t i = 0; i < model->count; i++) {
+        const struct module *module = &model->modules[i];
+        const struct step_module seen = {module->name, module->weight + module->bias, module->work, module->before};
+        visit(&seen, arg);
+    }
+    free(model);
+    return 0;
 }

@@ -42,6 +42,19 @@ int step_model_open(struct step_profile *profile_out, const char *command, const
 int step_file_open(struct step_profile *profile_out, const char *command, const char *name);
 void step_profile_free(struct step_profile *profile);
 
+/* A module of a built-in model: FLOP of its backward pass for one sample, and of the products without parameters of their own
+ * that the backward pass computes just before it (attention; a head with tied weights). */
+struct step_module {
+    const char *name;
+    size_t elements;
+    double work, before;
+};
+typedef void (*step_visit_fn)(const struct step_module *module, void *arg);
+
+/* Calls visit() with each module of a built-in model, in the order of their registration. Returns 0; -1 if the word is not a
+ * built-in model; 1 without memory. */
+int step_model_visit(const char *word, step_visit_fn visit, void *arg);
+
 /* Prints the profile in the format of a file. */
 void step_profile_print(const struct step_profile *profile, FILE *out);
 

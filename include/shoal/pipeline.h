@@ -189,9 +189,9 @@ struct shoal_unit {
     uint64_t kept_bytes;      /* of one microbatch, from its forward pass to its backward pass */
     uint64_t output_bytes;    /* of one microbatch, to the next unit; that of the last unit does not count */
 };
-#define SHOAL_UNIT_INIT                                                             \
-    {                                                                               \
-        sizeof(struct shoal_unit), NULL, 0.0, 0.0, 0.0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
+#define SHOAL_UNIT_INIT                                                    \
+    {                                                                      \
+        sizeof(struct shoal_unit), 0, 0, 0, 0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
     }
 
 /* Makes a profile without units. The name is copied; NULL is "model". ERR_ARGUMENT: profile_out is NULL. ERR_MEMORY. */
@@ -296,8 +296,7 @@ struct shoal_partition_options {
 };
 #define SHOAL_PARTITION_OPTIONS_INIT                                                                                       \
     {                                                                                                                      \
-        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, NULL, NULL, 0.0, 0.0, 1.0, 2.0, 1, 1, 1, \
-            1.0, 0, 0, 0, 0                                                                                                \
+        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, 0, 0, 0, 0, 1, 2, 1, 1, 1, 1, 0, 0, 0, 0 \
     }
 
 /* Divides a model among the stages of a schedule. Both are only used during the call. ERR_ARGUMENT: options that are
@@ -315,11 +314,12 @@ SHOAL_CALL shoal_partition_create_at(const struct shoal_profile *profile, const 
                                      struct shoal_partition **partition_out, char *text, size_t text_bytes);
 
 /* Makes a schedule and a partition for it. The costs in schedule_options do not matter: they follow from the profile. AUTO
- * tries all kinds, and returns the pair with the shortest step that fits. Errors as of shoal_schedule_create() and
- * shoal_partition_create(). */
+ * tries all kinds, and returns the pair with the shortest step that fits. kind_out may be NULL. Errors as of
+ * shoal_schedule_create() and shoal_partition_create(). */
 SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                   const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
-                                  struct shoal_partition **partition_out, char *text, size_t text_bytes);
+                                  struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
+                                  size_t text_bytes);
 
 /* NULL is allowed. */
 SHOAL_API void shoal_partition_free(struct shoal_partition *partition);
@@ -338,9 +338,9 @@ struct shoal_stage {
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
 };
-#define SHOAL_STAGE_INIT                                                 \
-    {                                                                    \
-        sizeof(struct shoal_stage), 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0 \
+#define SHOAL_STAGE_INIT                                         \
+    {                                                            \
+        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
@@ -369,9 +369,9 @@ struct shoal_partition_times {
     double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
     int is_optimal;     /* 1: all partitions were compared, and none is better */
 };
-#define SHOAL_PARTITION_TIMES_INIT                                       \
-    {                                                                    \
-        sizeof(struct shoal_partition_times), 0.0, 0.0, 0.0, 0.0, 0.0, 0 \
+#define SHOAL_PARTITION_TIMES_INIT                             \
+    {                                                          \
+        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0 \
     }
 
 SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partition);
@@ -415,7 +415,8 @@ SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method me
  * How fast. On one host a message is written once by its producer and read once by its receiver, if it is in memory from
  * shoal_pipeline_alloc or shoal_mem_alloc; other memory is copied on the way. Between stages of one rank nothing is copied.
  * Messages travel during the computation: the context's progress thread moves them, so each rank needs a core for it at these
- * moments. */
+ * moments. In the flight recorder the trace_tag of a message is its microbatch. One thread at a time calls functions on a
+ * struct shoal_pipeline. */
 struct shoal_pipeline;
 
 struct shoal_edge {
@@ -423,7 +424,7 @@ struct shoal_edge {
     uint32_t to;   /* a later stage */
 };
 
-/* All fields must be the same on all ranks, except struct_bytes. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
+/* All fields must be the same on all ranks, except struct_bytes and name. Begins as SHOAL_PIPELINE_OPTIONS_INIT. */
 struct shoal_pipeline_options {
     size_t struct_bytes;
     const char *name;               /* in messages; NULL: "pipeline". At most 23 bytes are kept */
@@ -473,8 +474,8 @@ struct shoal_parcel {
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
  * be written: another stage may share them.
  *
- * Outputs begin without bytes and note; their data are in host memory. They are not taken if compute returns an error. Otherwise
- * their memory must stay unchanged until it is released. It may be
+ * Outputs begin without bytes and note; their data are in host memory. If compute returns an error they stay the program's.
+ * Otherwise their memory must stay unchanged until it is released. It may be
  *     - from shoal_pipeline_alloc: the pipeline takes it back;
  *     - an input of this stage and microbatch, or a part of one: the pipeline keeps it as long as needed;
  *     - any other memory: the pipeline calls `released` with the owner.
@@ -512,10 +513,11 @@ struct shoal_pipeline_calls {
  *
  * If compute returns an error, the step fails on all ranks with that status (ERR_INTERNAL for PENDING and unknown ones) and
  * with a text that names rank, stage and microbatch (shoal_pipeline_failure). The other ranks find out when they next wait for
- * a message. Other errors: ERR_MISMATCH (another rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY.
- * Each breaks the pipeline: later calls return the same error. Outputs that were not released are then released by
- * shoal_pipeline_free, with the functions of this call. Other communicators, on which peers may wait for this rank, stay as
- * they are: the program must abort those itself. ERR_ARGUMENT: calls or compute is NULL. ERR_STATE: called inside compute. */
+ * a message: a rank whose part of the step is over returns OK, and its next call fails. Other errors: ERR_MISMATCH (another
+ * rank called shoal_pipeline_forward), ERR_PEER_LOST, ERR_TIMEOUT, ERR_MEMORY. Each breaks the pipeline: later calls return the
+ * same error. Outputs that were not released are then released by shoal_pipeline_free, with the functions of this call. Other
+ * communicators, on which peers may wait for this rank, stay as they are: the program must abort those itself. ERR_ARGUMENT:
+ * calls or compute is NULL. ERR_STATE: called inside compute. */
 SHOAL_CALL shoal_pipeline_step(struct shoal_pipeline *pipeline, const struct shoal_pipeline_calls *calls);
 
 /* Like shoal_pipeline_step, but runs only the forward actions, as for an evaluation. */

@@ -49,7 +49,7 @@ static void check_partition(const struct shoal_profile *profile, int ties)
     options.memory_bytes = 1 << 20;
     options.keeps_ties_together = ties;
     options.bytes_per_us = 1;
-    if (shoal_partition_choose(profile, &wanted, &options, &schedule, &partition, NULL, 0) != SHOAL_OK)
+    if (shoal_partition_choose(profile, &wanted, &options, &schedule, &partition, NULL, NULL, 0) != SHOAL_OK)
         return;
     assert(shoal_partition_times(partition, &times) == SHOAL_OK && times.lower_bound <= times.step * (1 + 1e-9));
     shoal_partition_free(partition);

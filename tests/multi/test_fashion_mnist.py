@@ -103,6 +103,18 @@ def shards_fit_where_the_whole_model_does_not():
     assert code == 1 and "no memory for 67108864 bytes of shards and live units" in out + err, out + err
 
 
+def a_pipeline_learns_what_one_rank_learns():
+    program = os.path.join(EXAMPLES, "07_pipeline")
+    for workers, words in ((1, ()), (2, ("zb-h1",)), (3, ()), (3, ("v-zb",)), (4, ("interleaved",))):
+        code, out, err = run(workers, program, *words)
+        assert code == 0, out + err
+        name = words[0] if words else "1f1b"
+        found = re.findall(rf"rank (\d) of {workers}, {name}: loss 0\.013838, alone 0\.013838; the last step took \d+ us", out)
+        assert sorted(map(int, found)) == list(range(workers)), out
+    code, out, err = run_alone(program, "1f2b")
+    assert code == 2 and "1f2b is not a schedule" in err, err
+
+
 # ---- fashion_mnist: training ----
 
 
@@ -446,6 +458,7 @@ CASES = (
     (sharded_ends_at_the_average_of_all_targets, None),
     (gradients_end_at_the_average_of_all_targets, None),
     (shards_fit_where_the_whole_model_does_not, None),
+    (a_pipeline_learns_what_one_rank_learns, None),
     (help_lists_the_options, need_fashion),
     (loss_curves_agree, need_dataset),
     (loss_curves_agree_when_the_batch_does_not_divide, need_dataset),

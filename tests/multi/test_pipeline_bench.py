@@ -57,8 +57,8 @@ def every_schedule_runs():
     for kind in ("gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min", "v-half", "v-zb"):
         _, step = measured("--schedule", kind, "--forward", "300us", "--bytes", "9", steps=1)
         expect((step["schedule"], step["stages"], step["microbatches"]) == (kind, stages.get(kind, 2), 4), step)
-    _, step = measured("--schedule", "interleaved", "--stages-per-rank", "3", "--forward", "0us", steps=1)
-    expect(step["stages"] == 6 and step["ideal_us"] == 0 and step["over_ideal"] == 0, step)
+    _, step = measured("--schedule", "interleaved", "--stages-per-rank", "3", "--forward", "6us", "--weight-grad", "0us", steps=1)
+    expect(step["stages"] == 6 and abs(step["ideal_us"] - (4 * 12 + 4)) < 1e-6, step)
 
 
 def messages_of_any_size_and_memory_are_checked():
@@ -100,6 +100,22 @@ def tables_compare_with_the_schedule():
     expect(re.search(r"^bubble    [\d.]+ %, ideal 20\.00 %$", out, re.M), out)
 
 
+def the_last_step_is_traced():
+    path = ROOT / "trace.json"
+    ranks, step = measured("--forward", "2ms", "--microbatches", "3", "--schedule", "zb-h1", "--trace", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    for rank in (0, 1):
+        names = [event["args"]["name"] for event in events if event["ph"] == "M" and event["pid"] == rank + 1]
+        spans = [event for event in events if event["ph"] == "X" and event["pid"] == rank + 1 and event["tid"] == 1]
+        waits = [event for event in events if event["ph"] == "X" and event["pid"] == rank + 1 and event["tid"] == 2]
+        expect(names == [f"rank {rank}, host 0"] and len(spans) == 9 and waits, rank, names, spans)
+        expect(sorted(span["name"] for span in spans) == sorted(f"{rank}{kind}{m}" for kind in "FIW" for m in range(3)), spans)
+        expect(all(span["dur"] >= 2000 for span in spans), spans)
+        expect(all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(spans, spans[1:])), spans)
+    code, out, err = call(SHOAL, "bench", "pipeline", "--forward", "1ms", "--steps", "1", "--trace", ROOT / "none/trace.json")
+    expect(code == 1 and "cannot write" in err and "ideal" in out, code, out, err)
+
+
 def a_killed_worker_is_named():
     process = subprocess.Popen([SHOAL, "bench", "pipeline", "-n", "3", "--forward", "30ms", "--steps", "1000"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -125,6 +141,7 @@ def measurements_that_make_no_sense_are_refused():
     refused("--steps", "0", about="--steps")
     refused("--ahead", "0", about="--ahead")
     refused("--activations", "0", about="a number above 0")
+    refused("--forward", "0us", about="a microbatch costs nothing")
     refused("--memory", "gpu", about="one of shared, plain")
     refused("everything", about="'everything' is not an option")
     refused("-n", "3", "--schedule", "interleaved", "--microbatches", "4", about="interleaved: ")
@@ -142,5 +159,5 @@ def help_teaches():
 
 if __name__ == "__main__":
     run_cases([every_rank_reports_its_step, every_schedule_runs, messages_of_any_size_and_memory_are_checked,
-               one_rank_has_no_bubble_but_its_overhead, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule,
+               one_rank_has_no_bubble_but_its_overhead, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule, the_last_step_is_traced,
                a_killed_worker_is_named, measurements_that_make_no_sense_are_refused, help_teaches])

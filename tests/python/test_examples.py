@@ -148,6 +148,19 @@ def gpt_goes_on_from_a_checkpoint():
         expect(max(losses) - min(losses) < 0.01, losses, whole, resumed, alone)
 
 
+def gpt_learns_the_same_as_a_pipeline():
+    """Another run, with its weights sharded, goes on from a pipeline's checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*gpt_short(), "--steps", "40"]
+        piped = train(GPT, *words, "--pipeline", "auto", "--checkpoint", folder)
+        expect("stage 0 on rank 0: tokens" in piped and "predicted step" in piped, piped)
+        os.remove(f"{folder}/step-40/.metadata")
+        resumed = train(GPT, *words, "--checkpoint", folder)
+        expect(f"going on from {folder}/step-20" in resumed, resumed)
+        losses = [last_number("loss", text) for text in (piped, resumed, train(GPT, *words))]
+        expect(max(losses) - min(losses) < 0.01, losses)
+
+
 def gpt_says_what_it_lacks():
     refused(GPT, "--data", "/nowhere", about="run `apt install bible-kjv-text` or pass --data FILE")
     with tempfile.NamedTemporaryFile() as text:
@@ -203,6 +216,7 @@ run_cases([
     outer_steps_send_less,
     gpt_learns_the_same_with_one_and_two_workers,
     gpt_goes_on_from_a_checkpoint,
+    gpt_learns_the_same_as_a_pipeline,
     gpt_says_what_it_lacks,
     gpt_refuses_a_torch_that_cannot,
     torchrun_starts_both,

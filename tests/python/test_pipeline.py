@@ -2,9 +2,11 @@
 """shoal.torch.Pipeline: losses and gradients equal those of one process, whatever the schedule, the split and the microbatches;
 and each misuse has its error on every rank."""
 import copy
+import gc
 import shutil
 import tempfile
 import warnings
+import weakref
 
 import ranks
 import torch
@@ -371,8 +373,12 @@ def a_rank_keeps_its_stages(world):
     """The names of all ranks are those of the model. What a rank does not keep moves to the device meta."""
     model = seeded(Gpt)
     whole = copy.deepcopy(model).state_dict()
+    first = {name: weakref.ref(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     pipeline = pipelined(world, model, gpt_batch, words_loss)
     own = pipeline.state_dict()
+    gc.collect()
+    for name, parameter in first.items():
+        expect((parameter() is not None) == any(each is parameter() for each in pipeline.parameters()), name)
     names = [None] * world.size
     dist.all_gather_object(names, sorted(own))
     expect(set().union(*names) == set(whole), names)
@@ -399,6 +405,8 @@ def meta_models_get_values(world):
     torch.manual_seed(world.rank)
     pipeline = pipelined(world, model, gpt_batch, words_loss, "zb-h1", init=init)
     expect(not any(each.is_meta for each in (*pipeline.parameters(), *pipeline.module.buffers())))
+    kept = {id(each) for each in pipeline.parameters()}
+    expect(all(each.is_meta for each in model.parameters() if id(each) not in kept))
     words = [dict(pipeline.named_parameters()).get("words.weight" if world.rank == 0 else "head.weight")]
     gathered = [None] * world.size
     dist.all_gather_object(gathered, words[0].detach() if words[0] is not None else None)
@@ -425,6 +433,97 @@ def only_first_and_last_need_the_batch(world):
     wanted = words_loss(pair.whole(inputs), targets).detach()
     mine = pair.pipeline.step(inputs if world.rank == 0 else None, targets if world.rank == world.size - 1 else None)
     torch.testing.assert_close(mine, wanted)
+
+
+# ---- Parts -----------------------------------------------------------------------------------------------------------------
+
+
+def backward_passes_have_two_halves(_):
+    """Together they have all gradients: of parameters that several operations share, without inputs, and of leaves as roots."""
+    from shoal.torch import _backward
+
+    class Shares(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.gain = nn.Linear(5, 5), nn.Linear(5, 5), nn.Parameter(torch.randn(5))
+
+        def forward(self, x, y):
+            shared = self.a(torch.tanh(self.b(self.a(x) * self.gain))) + y
+            return shared, *(self.b(y) * self.gain.exp()).split(2, 1), self.gain.sum(), x
+
+    for uses_inputs in (True, False):
+        whole = seeded(Shares)
+        halved = copy.deepcopy(whole)
+        given = [[torch.randn(3, 5, generator=torch.Generator().manual_seed(number)).requires_grad_(uses_inputs) for number in range(3)]
+                 for _ in range(2)]
+        roots = [[root for root in module(*each[:2]) if root.requires_grad] for module, each in zip((whole, halved), given)]
+        gradients = [torch.randn_like(root) for root in roots[0]]
+        torch.autograd.backward(roots[0], gradients)
+        found, rest = _backward.input_gradients(roots[1], gradients, given[1] if uses_inputs else [])
+        expect(all(parameter.grad is None for parameter in halved.parameters()))
+        rest()
+        for mine, theirs in zip(halved.parameters(), whole.parameters()):
+            torch.testing.assert_close(mine.grad, theirs.grad)
+        for gradient, tensor in zip(found, given[0]):
+            expect((gradient is None) == (tensor.grad is None))
+            if gradient is not None:
+                torch.testing.assert_close(gradient, tensor.grad)
+
+
+def values_are_the_same_behind_a_message(_):
+    from shoal.torch import _parcels
+    for value in ([], [None, True, 3, 2.5, "x", torch.Size([2, 0]), (1, [2, {"a": torch.arange(3)}])], [torch.float16, torch.device("cpu")],
+                  [torch.empty(0, 3), torch.tensor(7), torch.ones(3, 2).t(), torch.tensor([True]), torch.ones(2, dtype=torch.complex64).conj()],
+                  [torch.full((number % 3, 2), number, dtype=torch.int16) for number in range(200)], [float("inf")]):
+        message = _parcels.Message(value)
+        memory = torch.empty(max(1, message.bytes), dtype=torch.uint8)
+        message.write(memory)
+        expect(len(message.note) <= 1024, len(message.note))
+        received = _parcels.Received(message.note, memory.data_ptr(), message.bytes).value
+        expect(type(received) is list and len(received) == len(value), received)
+        for mine, theirs in zip(torch.utils._pytree.tree_leaves(received), torch.utils._pytree.tree_leaves(value)):
+            torch.testing.assert_close(mine, theirs) if isinstance(theirs, torch.Tensor) else expect(mine == theirs, mine, theirs)
+    for value in ([{1: 2}], [object()], [torch.ones(2, 2).to_sparse()]):
+        fails(lambda value=value: _parcels.Message(value), TypeError, "cannot be handed from one stage to the next")
+
+
+class Shift(nn.Module):
+    """The gradient of its parameter is a view of the gradient of its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(12))
+
+    def forward(self, x):
+        return x + self.shift.view(1, 12)
+
+
+def gradients_are_not_in_messages(world):
+    def make():
+        return nn.Sequential(*(layer for _ in range(world.size) for layer in (nn.Linear(12, 12), Shift())))
+
+    for kind in ("1f1b", "zb-h1"):
+        model = seeded(make)
+        pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, kind, cuts=[str(2 * stage) for stage in range(1, world.size)])
+        for number in range(3):
+            inputs, targets = plain_batch(number, 4)
+            squares(model(inputs), targets).backward()
+            pipeline.step(inputs, targets)
+        wanted = dict(model.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+
+def a_pipeline_frees_what_it_has(world):
+    pair = Pair(world, "skips", "zb-h1")
+    pair.step(0)
+    pair.pipeline.forward(skips_batch(0)[0])
+    expect(not pair.pipeline._executor._held)
+    gone = [weakref.ref(each) for each in (pair.pipeline, pair.pipeline._executor, *pair.pipeline.parameters())]
+    dist.barrier()
+    del pair
+    gc.collect()
+    expect(all(each() is None for each in gone), [type(each()) for each in gone])
 
 
 # ---- Replicas --------------------------------------------------------------------------------------------------------------
@@ -479,6 +578,8 @@ def stages_are_found(world):
         texts = [None] * world.size
         dist.all_gather_object(texts, pair.pipeline.explain())
         expect(len(set(texts)) == 1, *texts)
+        words = KINDS if kind == "auto" else [kind]
+        expect(pair.pipeline.schedule.stages == 1 or any(f"schedule: {word}, {2 * world.size} microb" in texts[0] for word in words), texts[0])
         expect("stage 0 on rank 0" in texts[0] and ("predicted step" in texts[0] or pair.pipeline.schedule.stages == 1), texts[0])
         for number in range(2):
             pair.step(number)
@@ -547,6 +648,19 @@ def models_that_cannot_be_divided_are_refused(world):
         return shoal.torch.Pipeline(model, torch.zeros(4, 12), microbatches=4, loss=squares, **options)
 
     fails(lambda: make(nn.Sequential(nn.Linear(12, 12))), ValueError, "1 units (0)", "needs 2 stages")
+
+    class Inner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(12, 12) for _ in range(4))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x) if x.max() < 1e9 else x
+            return x
+
+    fails(lambda: make(nn.Sequential(Inner())), ValueError, "1 units (0)", "0 is one unit, because it cannot be recorded", "test_pipeline.py:",
+          "decides by the values of a tensor")
     fails(lambda: make(plain(), stages=3), ValueError, "stages is 3", "has 2")
 
     class Reads(nn.Linear):
@@ -784,7 +898,7 @@ def a_graph_that_changes_is_refused(world):
         pipeline = pipelined(world, Changing(asks), lambda step: plain_batch(step, 4), squares)
         pipeline.step(*plain_batch(0, 16))
         fails(lambda: pipeline.step(*plain_batch(0, 8)), communicator.BackendError, "stage 0", "changes from step to step",
-              "test_pipeline.py:", "for the example, and now is")
+              "test_pipeline.py:", "for the example and is", "module of its own")
 
 
 def models_that_cannot_be_recorded_are_refused(world):
@@ -856,6 +970,36 @@ def values_may_be_changed_in_place(world):
         torch.testing.assert_close(parameter.grad, wanted[name].grad)
 
 
+class Doubles(nn.Linear):
+    """A unit that changes its argument in place, in evaluation."""
+
+    def forward(self, x):
+        return super().forward(x if torch.is_grad_enabled() else x.mul_(2.0))
+
+
+def messages_are_not_changed(world):
+    """A value goes from stage 0 to both others, and the first of these changes it: its own copy."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = nn.Linear(12, 12), Doubles(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            first = self.one(x)
+            return self.three(self.two(first)) * first
+
+    model = seeded(Twice)
+    pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, cuts=["two", "three"])
+    inputs, _ = plain_batch(0)
+    for _ in range(2):
+        mine = pipeline.forward(inputs)
+    if mine is not None:
+        with torch.no_grad():
+            first = model.one(inputs)
+            torch.testing.assert_close(mine, model.three(model.two(first.clone())) * first)
+
+
 def values_changed_too_early_are_refused(world):
     fails(lambda: pipelined(world, Changes(), plain_batch, squares, cuts=["two", "three"]), ValueError, "in place", "add_",
           "a later stage uses it", "cut at another unit")
@@ -881,6 +1025,17 @@ def wrong_arguments_are_refused(world):
     fails(lambda: make(units=[3]), TypeError, "units must be")
 
 
+def ranks_that_differ_are_refused(world):
+    def make(layers=8, cuts=("3",), schedule="1f1b"):
+        return pipelined(world, plain(layers), plain_batch, squares, schedule, cuts=list(cuts))
+
+    last = world.rank == world.size - 1
+    for options in ({"layers": 7}, {"cuts": ["4"]}, {"schedule": "gpipe"}):
+        fails(lambda: make(**(options if last else {})), ValueError, f"rank {world.size - 1} has another model, other cuts or another "
+              "schedule than rank 0", "stages begin at")
+    make().step(*plain_batch(0))
+
+
 CASES = [
     Case("mlp equals one process", mlp_equals_one_process),
     Case("gpt equals one process", gpt_equals_one_process),
@@ -897,6 +1052,10 @@ CASES = [
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),
     Case("only first and last need the batch", only_first_and_last_need_the_batch, (1, 3)),
+    Case("backward passes have two halves", backward_passes_have_two_halves, (1,)),
+    Case("values are the same behind a message", values_are_the_same_behind_a_message, (1,)),
+    Case("gradients are not in messages", gradients_are_not_in_messages, (1, 2)),
+    Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
     Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),
     Case("stages are found", stages_are_found),
@@ -916,7 +1075,9 @@ CASES = [
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (1,)),
     Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
     Case("values may be changed in place", values_may_be_changed_in_place, (2,)),
+    Case("messages are not changed", messages_are_not_changed, (3,)),
     Case("values changed too early are refused", values_changed_too_early_are_refused, (3,)),
+    Case("ranks that differ are refused", ranks_that_differ_are_refused, (2,)),
     Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),
 ]
 

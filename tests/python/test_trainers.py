@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Libraries on top of torch, switched to Shoal by one line (docs/python.md): Accelerate, Hugging Face Trainer, Lightning.
 Each trains on two ranks; losses and parameters equal those of one process that trains in plain PyTorch on the whole batch."""
+import copy
 import os
 import tempfile
 import warnings
@@ -169,6 +170,42 @@ def lightning_trains_as_one_process(world):
 LAST_STEP = 2
 
 
+def small_models():
+    """Names, models of transformers without dropout, and their arguments for ten samples."""
+    torch.manual_seed(3)
+    words, sizes = torch.randint(50, (10, 9)), {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 64}
+    none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    quiet = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    yield "GPT-2", transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_embd=32, n_layer=4, n_head=2, vocab_size=50, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **quiet)), {
+            "input_ids": words, "use_cache": False, "return_dict": False}
+    yield "Llama", transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=50, **quiet)), {
+        "input_ids": words, "use_cache": False, "return_dict": False}
+    yield "BERT", transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=50, **none)), {
+        "input_ids": words, "attention_mask": torch.ones(10, 9, dtype=torch.long), "return_dict": False}
+    yield "ViT", transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=32, patch_size=8, **none)), {
+        "pixel_values": torch.randn(10, 3, 32, 32), "return_dict": False}
+
+
+def pipelines_train_models_of_transformers(world):
+    """Their own code is divided, in microbatches of two sizes."""
+    dist.init_process_group("shoal")
+    import shoal.torch
+    for name, model, inputs in small_models():
+        alone, targets = copy.deepcopy(model), torch.arange(10)
+        loss = lambda result, target: (result[0].flatten(1).square().mean(1) * (target + 1)).mean()  # noqa: E731
+        pipeline = shoal.torch.Pipeline(model, inputs, microbatches=4, schedule="zb-h1", loss=loss)
+        expect(len(pipeline.units) >= 5, name, pipeline.units)
+        mine, wanted = pipeline.step(inputs, targets), loss(alone(**inputs), targets)
+        wanted.backward()
+        torch.testing.assert_close(mine, wanted.detach())
+        gradients = dict(alone.named_parameters(remove_duplicate=False))
+        for each, parameter in pipeline.named_parameters():
+            if parameter.grad is not None:
+                torch.testing.assert_close(parameter.grad, gradients[each].grad, rtol=1e-4, atol=1e-5)
+        expect(sum(each.grad is not None for _, each in pipeline.named_parameters()) > 5, name)
+
+
 def raises_of_rank_1(train):
     try:
         train()
@@ -214,7 +251,8 @@ def accelerate_refuses_the_name(world):
 
 warnings.filterwarnings("ignore")
 CASES = [Case(body.__name__, body, sizes=(2,), init=False, fresh=True) for body in (
-    accelerate_trains_as_one_process, trainer_trains_as_one_process, lightning_trains_as_one_process, accelerate_refuses_the_name)]
+    accelerate_trains_as_one_process, pipelines_train_models_of_transformers, trainer_trains_as_one_process,
+    lightning_trains_as_one_process, accelerate_refuses_the_name)]
 CASES += [Case(body.__name__, body, sizes=(2,), init=False, fresh=True, ends=(1,)) for body in (dies_in_trainer, dies_in_lightning)]
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@
 #include "sim/sim_transport.h"
 
 #define RANKS_MAX 16
-#define MEMORIES_MAX 64
+#define MEMORIES_MAX 256
 #define TICK_NS UINT64_C(100000000)
 #define CHECK_NS UINT64_C(10000000)
 #define CALM_NS 2000000L       /* of real time without an event, before time is moved */
@@ -788,6 +788,24 @@ enum shoal_status shoal_allgatherv(struct shoal_comm *comm, const void *input, v
     must(!offsets, "parts of an all-gather follow each other here");
     set_parts(comm, NULL, counts, &call);
     return run(comm, &call);
+}
+
+enum shoal_status shoal_send_post(struct shoal_comm *comm, const void *buffer, size_t count, enum shoal_type type, int peer,
+                                  int tag, const struct shoal_options *options, struct shoal_request **request_out)
+{
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_SEND, buffer, NULL, count, type, options);
+    call.root = peer;
+    call.tag = tag;
+    return post(comm, &call, request_out);
+}
+
+enum shoal_status shoal_recv_post(struct shoal_comm *comm, void *buffer, size_t count, enum shoal_type type, int peer, int tag,
+                                  const struct shoal_options *options, struct shoal_request **request_out)
+{
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_RECV, NULL, buffer, count, type, options);
+    call.root = peer;
+    call.tag = tag;
+    return post(comm, &call, request_out);
 }
 
 enum shoal_status shoal_alltoall_post(struct shoal_comm *comm, const void *input, void *output, size_t count,

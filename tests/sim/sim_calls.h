@@ -1,5 +1,5 @@
-/* The public calls that src/fusion makes, over the simulated transport: a thin stand-in for src/comm. All ranks are threads of
- * one process, with real engines and messages, in virtual time. src/fusion is linked unchanged.
+/* The public calls that src/fusion and src/pipeline make, over the simulated transport: a thin stand-in for src/comm. All ranks are threads of
+ * one process, with real engines and messages, in virtual time. Both are linked unchanged.
  *
  *     a rank's threads         marks, finish, the reducer's own threads  ->  posts, waits        (real time, any interleaving)
  *     one thread of the world  progress of every engine, one event after the other               (virtual time, seeded order)

@@ -210,7 +210,7 @@ static void each_division(uint32_t units, uint32_t stages, uint32_t *division, u
 
 struct best_step {
     const struct small_case *small;
-    double step; /* of what fits; infinite: none */
+    double step; /* of the divisions that fit; infinite: none does */
     double lack; /* the least, of all ranks */
 };
 
@@ -593,9 +593,11 @@ static void the_best_kind_is_chosen(void **state)
         struct shoal_schedule *schedule = NULL;
         struct shoal_partition *partition = NULL;
         char text[TEXT] = "";
+        enum shoal_schedule_kind found;
         wanted.kind = (enum shoal_schedule_kind)kind;
-        if (shoal_partition_choose(profile, &wanted, &options, &schedule, &partition, text, sizeof text) != SHOAL_OK)
+        if (shoal_partition_choose(profile, &wanted, &options, &schedule, &partition, &found, text, sizeof text) != SHOAL_OK)
             fail_msg("%s", text);
+        assert_true(kind == SHOAL_SCHEDULE_AUTO || found == wanted.kind);
         assert_int_equal(shoal_schedule_stages(schedule), shoal_partition_stages(partition));
         chosen = kind == SHOAL_SCHEDULE_AUTO ? times_of(partition).step : chosen;
         assert_true(chosen <= times_of(partition).step);
@@ -617,7 +619,7 @@ static void refuse_memory(struct shoal_profile *profile, uint64_t bytes, const c
     wanted.ranks = 2;
     wanted.microbatches = 4;
     options.memory_bytes = bytes;
-    assert_int_equal(shoal_partition_choose(profile, &wanted, &options, &schedule, &partition, text, sizeof text),
+    assert_int_equal(shoal_partition_choose(profile, &wanted, &options, &schedule, &partition, NULL, text, sizeof text),
                      SHOAL_ERR_ARGUMENT);
     if (!strstr(text, told) || !strstr(text, also) || schedule || partition)
         fail_msg("%s", text);

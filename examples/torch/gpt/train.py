@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Trains a small GPT on the bytes of a text, its weights sharded over as many workers as were started (FSDP2).
+"""Trains a small GPT on the bytes of a text, its weights sharded over as many workers as were started (FSDP2), or its layers
+divided among them (--pipeline).
 
 Run: shoal run -n 2 python3 train.py, or torchrun --nproc-per-node 2 train.py, or python3 train.py for one worker (--help
 lists the options). A step's training data depend only on its number. So any number of workers trains the same, up to
@@ -22,12 +23,12 @@ if tuple(int(number) for number in torch.__version__.split(".")[:2]) < (2, 7):
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-import shoal.torch  # noqa: F401  registers the back-end "shoal"
+import shoal.torch  # registers the back-end "shoal"
 
 ADVICE = "run `apt install bible-kjv-text` or pass --data FILE, a text"
 TOKENS = 256  # a token is a byte
@@ -48,6 +49,8 @@ def parse_options():
     parser.add_argument("--checkpoint", type=pathlib.Path, metavar="DIR", help="continue from the last checkpoint in DIR, and write there")
     parser.add_argument("--save-every", type=int, default=100, metavar="N", help="steps from one checkpoint to the next")
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="bytes of text to write at the end")
+    parser.add_argument("--pipeline", metavar="NAME", help="divide the layers among the workers, with this schedule of Shoal: auto, "
+                        "1f1b, zb-h1, v-half, ...")
     parser.add_argument("--backend", default="shoal", metavar="NAME", help="back-end of torch.distributed, to compare")
     return parser.parse_args()
 
@@ -75,10 +78,12 @@ def read_text(path):
 
 
 def draw_batch(text, options, step):
-    """Returns this worker's share of the sequences of a step, and for each of their bytes the next one."""
+    """Returns this worker's share of the sequences of a step, and for each of their bytes the next one. In a pipeline all workers
+    have all of them."""
     draw = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
-    begins = torch.randint(len(text) - options.context, (options.batch,), generator=draw).chunk(dist.get_world_size())
-    rows = (begins[dist.get_rank()][:, None] + torch.arange(options.context + 1)).long()
+    begins = torch.randint(len(text) - options.context, (options.batch,), generator=draw)
+    own = begins if options.pipeline else begins.chunk(dist.get_world_size())[dist.get_rank()]
+    rows = (own[:, None] + torch.arange(options.context + 1)).long()
     sequences = text[rows].long()
     return sequences[:, :-1], sequences[:, 1:]
 
@@ -133,6 +138,15 @@ def shard(network):
     return fully_shard(network, mesh=mesh)
 
 
+def divide(network, options):
+    """Divides the network's units among the workers, so that a step is short. Each keeps its own ones."""
+    microbatches = min(options.batch, 2 * dist.get_world_size())
+    example = torch.zeros(-(-options.batch // microbatches), options.context, dtype=torch.long)
+    pipeline = shoal.torch.Pipeline(network, example, microbatches=microbatches, schedule=options.pipeline, loss=loss_of)
+    tell(pipeline.explain())
+    return pipeline
+
+
 # ---- checkpoints: a folder for each, named by its step; every worker writes the shards it has ----
 
 
@@ -142,15 +156,18 @@ def find_checkpoint(folder):
     return max((int(name[len("step-"):]) for name in whole), default=0)
 
 
+BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # each worker has the states of other weights
+
+
 def save(folder, step, network, optimizer):
-    weights, moments = get_state_dict(network, optimizer)
+    weights, moments = get_state_dict(network, optimizer, options=BY_NAME)
     checkpoint.save({"network": weights, "optimizer": moments}, checkpoint_id=folder / f"step-{step}")
 
 
 def load(folder, step, network, optimizer):
-    weights, moments = get_state_dict(network, optimizer)
+    weights, moments = get_state_dict(network, optimizer, options=BY_NAME)
     checkpoint.load({"network": weights, "optimizer": moments}, checkpoint_id=folder / f"step-{step}")
-    set_state_dict(network, optimizer, model_state_dict=weights, optim_state_dict=moments)
+    set_state_dict(network, optimizer, model_state_dict=weights, optim_state_dict=moments, options=BY_NAME)
 
 
 # ---- the run ----
@@ -168,14 +185,41 @@ def mean_of_workers(value):
     return total.item() / dist.get_world_size()
 
 
+def loss_of(result, following):
+    return cross_entropy(result.flatten(0, 1), following.flatten())
+
+
+def descend(network, sequences, following):
+    """Computes the gradients of a step. Returns the loss."""
+    if isinstance(network, shoal.torch.Pipeline):
+        loss = network.step(sequences, following)
+        network.clip_grad_norm_(1.0)
+        return loss
+    loss = loss_of(network(sequences), following)
+    loss.backward()
+    nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+    return loss
+
+
+def odds_of_next(network, sequence):
+    """Returns how likely each byte is to follow. All workers call it."""
+    result = network(sequence)
+    if isinstance(network, shoal.torch.Pipeline):  # the result is on the worker of the last stage
+        results = [result]
+        dist.broadcast_object_list(results, network.schedule.rank_of(network.schedule.stages - 1))
+        result = results[0]
+    return result[0, -1].softmax(0)
+
+
 @torch.no_grad()
 def write_sample(network, options, prompt):
-    """Continues a prompt. Every worker computes the same text, because each has only a shard of the weights."""
-    network.set_reshard_after_forward(False)  # the weights stay whole from the first byte on
+    """Continues a prompt. Every worker computes the same text, because each has only a part of the weights."""
+    if not options.pipeline:
+        network.set_reshard_after_forward(False)  # the weights stay whole from the first byte on
     draw = torch.Generator().manual_seed(options.seed)
     text = list(prompt)
     for _ in range(options.sample):
-        odds = network(torch.tensor([text[-options.context:]]))[0, -1].softmax(0)
+        odds = odds_of_next(network, torch.tensor([text[-options.context:]]))
         text.append(torch.multinomial(odds, 1, generator=draw).item())
     return bytes(text).decode("ascii", errors="replace")
 
@@ -186,18 +230,21 @@ def train(network, optimizer, text, options, done):
     for step in range(done + 1, options.steps + 1):
         optimizer.param_groups[0]["lr"] = learning_rate(options, step)
         sequences, following = draw_batch(text, options, step)
-        loss = cross_entropy(network(sequences).flatten(0, 1), following.flatten())
         optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        loss = descend(network, sequences, following)
         optimizer.step()
         if step % 20 == 0 or step in (1, options.steps):
             mean = mean_of_workers(loss.item())
             tokens = (step - done) * options.batch * options.context / (time.monotonic() - begun_s)
             tell(f"step {step:4}/{options.steps}  loss {mean:.4f}  {tokens:6.0f} tokens/s")
         if options.checkpoint and (step % options.save_every == 0 or step == options.steps):
-            save(options.checkpoint, step, network, optimizer)
+            save(options.checkpoint, step, weights_of(network), optimizer)
             tell(f"wrote {options.checkpoint}/step-{step}")
+
+
+def weights_of(network):
+    """Returns the module with this worker's weights."""
+    return network.module if isinstance(network, shoal.torch.Pipeline) else network
 
 
 def tell(line):
@@ -210,21 +257,23 @@ def main():
     text = read_text(options.data)
     dist.init_process_group(options.backend, init_method="shoal://")  # with any launcher; without one: one worker
     workers = dist.get_world_size()
-    if options.batch % workers or options.batch < workers:
+    if not options.pipeline and (options.batch % workers or options.batch < workers):
         sys.exit(f"train.py: {workers} workers cannot share batches of {options.batch} sequences; "
                  f"pass a --batch that is a multiple of {workers}")
     if len(text) <= options.context or options.width % 64:
         sys.exit(f"train.py: {options.data} has {len(text)} bytes, --context is {options.context} and --width {options.width}; "
                  "a text has to be longer than the context, and the width a multiple of 64")
 
-    torch.manual_seed(options.seed)  # every worker makes the same whole network and keeps its shard
-    network = shard(Gpt(options))
+    torch.manual_seed(options.seed)  # every worker makes the same whole network and keeps its part
+    network = Gpt(options)
+    count = sum(parameter.numel() for parameter in network.parameters())
+    network = divide(network, options) if options.pipeline else shard(network)
     optimizer = torch.optim.AdamW(network.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
-    tell(f"{len(text)} bytes of text, {sum(p.numel() for p in network.parameters())} parameters, "
+    tell(f"{len(text)} bytes of text, {count} parameters, "
          f"workers: {workers}, batch {options.batch} x {options.context}")
     done = find_checkpoint(options.checkpoint) if options.checkpoint else 0
     if done:
-        load(options.checkpoint, done, network, optimizer)
+        load(options.checkpoint, done, weights_of(network), optimizer)
         tell(f"going on from {options.checkpoint}/step-{done}")
     train(network, optimizer, text, options, done)
     tell(write_sample(network, options, b"And God said"))

@@ -447,8 +447,7 @@ PARTITION_TREE = 1
 PARTITION_EQUAL = 2
 
 
-@begins(memory_weight=0.8, gradient_ratio=1.0, state_ratio=2.0, parameter_shards=1, gradient_shards=1, state_shards=1,
-        kept_share=1.0)
+@begins(memory_weight=0.8, gradient_ratio=1, state_ratio=2, parameter_shards=1, gradient_shards=1, state_shards=1, kept_share=1)
 class PartitionOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("method", c_int), ("memory_weight", c_double), ("memory_bytes", c_uint64),
                 ("rank_memory_bytes", POINTER(c_uint64)), ("rank_speeds", POINTER(c_double)), ("bytes_per_us", c_double),
@@ -740,7 +739,7 @@ FUNCTIONS = {
     "shoal_partition_create_at": (c_int, [c_void_p, c_void_p, POINTER(PartitionOptions), POINTER(c_uint32), POINTER(c_void_p),
                                           c_char_p, c_size_t]),
     "shoal_partition_choose": (c_int, [c_void_p, POINTER(ScheduleOptions), POINTER(PartitionOptions), POINTER(c_void_p),
-                                       POINTER(c_void_p), c_char_p, c_size_t]),
+                                       POINTER(c_void_p), POINTER(c_int), c_char_p, c_size_t]),
     "shoal_partition_free": (None, [c_void_p]),
     "shoal_partition_stages": (c_uint32, [c_void_p]),
     "shoal_partition_stage": (c_int, [c_void_p, c_uint32, POINTER(Stage)]),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 
 from .. import _native
 from .._native import OK
@@ -14,30 +15,29 @@ class Executor:
 
     def __init__(self, communicator, schedule, edges, timeout_ms):
         self._library, self._owner, self._address = _native.load(), os.getpid(), None
-        self._context, self._compute, self._released, self.error = communicator.context, None, None, None
-        self._schedule = schedule
+        self._context, self._compute, self._held, self._error = communicator.context, None, {}, None
         own, address = (_native.Edge * max(1, len(edges)))(*edges), ctypes.c_void_p()
         options = _native.PipelineOptions(edges=own, edge_count=len(edges), timeout_ms=timeout_ms)
         status = self._library.pipeline_create(self._context, communicator.address, schedule.address, ctypes.byref(options),
                                                ctypes.byref(address))
         if status != OK:
             raise BackendError(f"shoal: {timed_out(status)}{_native.error_of(status, self._context, communicator.address)}")
-        self._address = address.value
+        self._address, executor = address.value, weakref.ref(self)
         # The pipeline keeps these until it is freed.
-        self._calls = _native.PipelineCalls(compute=_native.ComputeFn(self._compute_guarded),
-                                            released=_native.ReleasedFn(lambda _, owner: self._released(owner)))
+        self._calls = _native.PipelineCalls(compute=_native.ComputeFn(lambda *given: executor()._compute_guarded(*given)),
+                                            released=_native.ReleasedFn(_releaser(self._held)))
 
     def __del__(self, is_own=is_own):
         if getattr(self, "_address", None) and is_own(self._owner):
             self._library.pipeline_free(self._address)
 
-    def run(self, compute, released, forward_only=False):
-        """Runs the schedule: compute(struct shoal_work) for each action, released(owner) for each output with an owner."""
-        self._compute, self._released, self.error = compute, released, None
+    def run(self, compute, forward_only=False):
+        """Runs the schedule: compute(struct shoal_work) for each action."""
+        self._compute, self._error = compute, None
         run = self._library.pipeline_forward if forward_only else self._library.pipeline_step
         status = run(self._address, ctypes.byref(self._calls))
+        error, self._compute, self._error = self._error, None, None
         if status != OK:
-            error, self.error = self.error, None
             if error is not None and not isinstance(error, Exception):  # what a signal handler raised
                 raise error
             failure = self._failure()
@@ -49,7 +49,7 @@ class Executor:
             self._compute(work.contents)
             return OK
         except BaseException as error:  # must not be lost in the frames of C
-            self.error = error
+            self._error = error
             reason = f"{type(error).__name__}: {error}".encode()[:text_bytes - 1]
             ctypes.memmove(text, reason + b"\0", len(reason) + 1)
             return _native.ERR_ABORTED
@@ -65,6 +65,11 @@ class Executor:
         for communicator in communicators:
             self._library.comm_fail(communicator.address, failure and ctypes.byref(failure))
 
+    def hold(self, tensor):
+        """Keeps a tensor until the pipeline has released it. Returns the owner for struct shoal_parcel."""
+        self._held[id(tensor)] = tensor
+        return id(tensor)
+
     def alloc(self, size):
         """Returns the address of memory for outputs. Only inside compute."""
         memory = ctypes.c_void_p()
@@ -78,3 +83,10 @@ class Executor:
         times = _native.PipelineTimes()
         self._library.pipeline_times(self._address, ctypes.byref(times))
         return times
+
+
+def _releaser(held):
+    """Returns a callback that holds no executor: the pipeline also calls it while it is freed."""
+    def released(_, owner):
+        held.pop(owner, None)
+    return released

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 
 UNKNOWN = object()  # the example of a value that depends on data
 # Functions that make tensors. fx records calls with a recorded argument only, and torch's parser refuses some of these.
-MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "zeros")
+MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 DATA = tuple(getattr(fake_tensor, name) for name in
              ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException") if hasattr(fake_tensor, name))
@@ -39,8 +39,8 @@ class Changed(RuntimeError):
 def compare(value, expected, place):
     """A recorded answer: the forward pass took its way because of it."""
     if value != expected:
-        raise Changed(f"the forward pass changes from step to step: at {place} it asked for a value that was {expected!r} for the "
-                      f"example, and now is {value!r}; {REMEDY}")
+        raise Changed(f"the forward pass changes from step to step: a value at {place} was {expected!r} for the example and is {value!r} "
+                      f"now; {REMEDY}")
 
 
 class _Refused(Exception):
@@ -68,9 +68,12 @@ class _Value(Proxy):
 def unit_chooser(model, chosen=None):
     """Returns a function that returns true for modules that are units. chosen: what Pipeline documents as `units`."""
     if chosen is None:
-        members = {id(child) for each in model.modules() if isinstance(each, LISTS) for child in each.children()}
-        holders = {id(each) for each in model.modules() if any(isinstance(below, LISTS) for below in each.modules())}
-        return lambda each: not isinstance(each, LISTS) and (id(each) in members or id(each) not in holders)
+        around = {}  # the length of the longest list of which a module is a member
+        for each in model.modules():
+            for child in each.children() if isinstance(each, LISTS) else ():
+                around[id(child)] = max(around.get(id(child), 0), len(each))
+        inside = {id(each): max((len(below) for below in each.modules() if isinstance(below, LISTS)), default=0) for each in model.modules()}
+        return lambda each: not isinstance(each, LISTS) and inside[id(each)] <= around.get(id(each), 0)
     if callable(chosen) and not isinstance(chosen, type):
         return chosen
     kinds = (chosen,) if isinstance(chosen, type) else tuple(chosen)
@@ -82,11 +85,14 @@ def unit_chooser(model, chosen=None):
 
 
 class _Tracer(Tracer):
+    """Records one forward pass. Afterwards it forgets the model, because fx and modules that were imported meanwhile may keep it
+    or one of its functions."""
     proxy_buffer_attributes = True
+    _is_running = True
 
     def __init__(self, model, is_unit):
         super().__init__()
-        self._model, self._is_unit, self._opaque = model, is_unit, set()
+        self._model, self._is_unit, self.whole = model, is_unit, {}  # whole: why modules run as a whole, by their names
         self._tensors = dict((*model.named_buffers(), *model.named_parameters()))
         self._names = {id(tensor): name for name, tensor in self._tensors.items()}
         self._mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
@@ -99,20 +105,21 @@ class _Tracer(Tracer):
         return _Value(node, self)
 
     def is_leaf_module(self, m, module_qualified_name):
-        return self._is_unit(m) or id(m) in self._opaque
+        return self._is_unit(m) or module_qualified_name in self.whole
 
     def call_module(self, m, forward, args, kwargs):
         if self._is_running:
             return forward(*args, **kwargs)
-        if self.is_leaf_module(m, ""):
+        name = self.path_of_module(m)
+        if self.is_leaf_module(m, name):
             return super().call_module(m, forward, args, kwargs)
         last = next(reversed(self.graph.nodes))
         try:
             return super().call_module(m, forward, args, kwargs)
-        except Exception:  # a module that cannot be recorded runs as a whole
+        except Exception as error:  # a module that cannot be recorded runs as a whole
             self._erase_after(last)
-            self._opaque.add(id(m))
-            return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
+            self.whole[name] = _reason(error)
+            return self.create_proxy("call_module", name, args, kwargs)
 
     def _erase_after(self, last):
         for node in reversed(list(self.graph.nodes)):
@@ -243,11 +250,13 @@ def _place():
 
 
 class Recorded(typing.NamedTuple):
-    """A forward pass. units: the names of units, in the order of their first calls."""
+    """A forward pass. units: the names of units, in the order of their first calls. whole: the units that could not be divided,
+    with reasons."""
     graph: Graph
     units: list
     form: typing.Any  # of the arguments, as a tree
     constants: list  # arguments that are not tensors: (number, value)
+    whole: dict
 
 
 def record(model, example, is_unit):
@@ -258,7 +267,10 @@ def record(model, example, is_unit):
         graph = tracer.record(example)
     except Exception as error:
         raise RuntimeError(f"shoal: the forward pass of {type(model).__name__} cannot be recorded: {_reason(error)}; {REMEDY}") from error
-    constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}  # tensors that the code has made
+    finally:
+        constants = {name: vars(model).pop(name) for name in set(vars(model)) - before}  # tensors that the code has made
+        whole = tracer.whole
+        vars(tracer).clear()
     for node in graph.nodes:
         if node.op == "get_attr" and node.target in constants:
             node.meta["constant"] = constants[node.target]
@@ -267,7 +279,8 @@ def record(model, example, is_unit):
     _drop_unused(graph)
     units = list(dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"))
     leaves, form = pytree.tree_flatten(example)
-    return Recorded(graph, units, form, [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)])
+    fixed = [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
+    return Recorded(graph, units, form, fixed, whole)
 
 
 def _reason(error):

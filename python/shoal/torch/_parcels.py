@@ -79,11 +79,13 @@ def _size_of(tensor):
 
 
 class Received:
-    """A message that has arrived. value: its value, whose tensors are views of the message's memory. tensors: these, in the
-    sender's order; those that need a gradient are leaves of a graph. address: of the memory."""
+    """A message that has arrived. value: its value. tensors: those of the value, in the sender's order. They are views of the
+    message's memory, which nobody may change. Of activations, those that need a gradient are leaves of a graph, which autograd
+    protects from changes; the others are copies. address: of the memory."""
 
-    def __init__(self, note, address, size):
+    def __init__(self, note, address, size, is_gradient=False):
         self.address, self._memory, self._used, self.tensors = address, bytes_at(address, size), 0, []
+        self._is_gradient = is_gradient
         self.is_absent = note == ABSENT
         if note.startswith(b"#"):
             length = int(note[1:])
@@ -111,7 +113,9 @@ class Received:
         count = torch.Size(shape).numel() * dtype.itemsize
         tensor = self._memory[self._used:self._used + count].view(dtype).view(shape)
         self._used += -(-count // ALIGNMENT) * ALIGNMENT
-        self.tensors.append(tensor.requires_grad_() if needs_gradient and torch.is_grad_enabled() else tensor)
+        if not self._is_gradient:
+            tensor = tensor.requires_grad_() if needs_gradient and torch.is_grad_enabled() else tensor.clone()
+        self.tensors.append(tensor)
         return tensor
 
 
@@ -121,10 +125,10 @@ def bytes_at(address, count):
     return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
 
 
-def read(parcel):
+def read(parcel, is_gradient):
     """Returns the message in a struct shoal_parcel."""
     note = ctypes.string_at(ctypes.addressof(parcel) + NOTE.offset, parcel.note_bytes)
-    return Received(note, parcel.data, parcel.bytes)
+    return Received(note, parcel.data, parcel.bytes, is_gradient)
 
 
 def write_note(parcel, note):

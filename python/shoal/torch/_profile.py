@@ -231,7 +231,7 @@ class Partition:
         with self._owned("profile", lambda out, text: self._library.profile_read(given, len(given), out, text,
                                                                                  _schedules.TEXT_BYTES)) as address:
             if isinstance(schedule, _schedules.Schedule):
-                self.schedule = schedule
+                self.schedule, self.kind = schedule, "as given"
                 make = self._make_for
             else:
                 make = self._choose
@@ -254,11 +254,11 @@ class Partition:
         return self._library.partition_create(profile, schedule.address, ctypes.byref(self._chosen), out, text, _schedules.TEXT_BYTES)
 
     def _choose(self, profile, kind, ranks, microbatches, stages, out, text):
-        options, schedule = _schedules.options_of(kind, ranks, microbatches, stages), ctypes.c_void_p()
+        options, schedule, chosen = _schedules.options_of(kind, ranks, microbatches, stages), ctypes.c_void_p(), ctypes.c_int()
         status = self._library.partition_choose(profile, ctypes.byref(options), ctypes.byref(self._chosen), ctypes.byref(schedule), out,
-                                                text, _schedules.TEXT_BYTES)
+                                                ctypes.byref(chosen), text, _schedules.TEXT_BYTES)
         if status == OK:
-            self.schedule = _schedules.Schedule(schedule.value)
+            self.schedule, self.kind = _schedules.Schedule(schedule.value), self._library.schedule_name(chosen.value).decode()
         return status
 
     def _read(self, address):
@@ -274,7 +274,7 @@ class Partition:
 
     def text(self, units):
         """Returns a line for each stage and each rank, and one for the step."""
-        lines = []
+        lines = [f"schedule: {self.kind}, {self.schedule.microbatches} microbatches"]
         for number, stage in enumerate(self.stages):
             names = units[stage.first_unit:stage.first_unit + stage.unit_count]
             named = f"{names[0]} to {names[-1]}" if names else "no unit"

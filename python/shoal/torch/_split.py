@@ -136,17 +136,6 @@ class Split:
         return [node for node in (*self._inputs, *self._nodes)
                 if self.stage_of[node] < stage and any(self.stage_of[user] >= stage for user in node.users)] if stage < self.count else []
 
-    def parts(self, stages, model):
-        """Returns what stages have of a model, under the model's names."""
-        root = nn.Module()
-        for name in sorted({name for stage in stages for name in self.units_of(stage)}):  # a unit before units inside it
-            _place(root, name, model.get_submodule(name))
-        for name in sorted({name for stage in stages for name in self.attributes_of(stage)}):
-            owner, _, last = name.rpartition(".")
-            owner = model.get_submodule(owner)
-            _place(root, name, getattr(owner, last), last not in owner._non_persistent_buffers_set)
-        return root
-
     def nodes_of(self, stage):
         """Yields the nodes of a stage: inputs, then operations."""
         yield from (node for node in self._inputs if self.stage_of[node] == stage)
@@ -216,7 +205,7 @@ class _Builder:
         return self._copies[node]
 
     def module(self, model):
-        root = self._split.parts([self._stage], model)
+        root = parts([self._split], [self._stage], model)
         for name, value in self.constants.items():
             root.register_buffer(name, value, persistent=False)
         return GraphModule(root, self.graph)
@@ -224,6 +213,18 @@ class _Builder:
 
 def _item(values, number):
     return values[number]
+
+
+def parts(splits, stages, model):
+    """Returns what stages have of a model, under the model's names."""
+    root = nn.Module()
+    for name in sorted({name for split in splits for stage in stages for name in split.units_of(stage)}):  # outer units first
+        _place(root, name, model.get_submodule(name))
+    for name in sorted({name for split in splits for stage in stages for name in split.attributes_of(stage)}):
+        owner, _, last = name.rpartition(".")
+        owner = model.get_submodule(owner)
+        _place(root, name, getattr(owner, last), last not in owner._non_persistent_buffers_set)
+    return root
 
 
 def _place(root, path, thing, is_persistent=True):

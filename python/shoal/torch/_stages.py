@@ -11,7 +11,8 @@ from . import _backward, _parcels
 
 
 class Kept(typing.NamedTuple):
-    """What a stage keeps of a microbatch until its backward pass: messages that it has received and sent, and its loss."""
+    """What a stage keeps of a microbatch until its backward pass: the messages that it has received, the tensors of each message
+    that it has sent, and its loss."""
     received: list
     sent: list
     loss: typing.Any
@@ -67,7 +68,7 @@ def _roots_of(kept, received):
     """Returns the tensors at which the backward pass begins, and their gradients."""
     if kept.loss is not None:
         return ([kept.loss], [None]) if kept.loss.requires_grad else ([], [])
-    pairs = [(tensor, gradient) for sent, arrived in zip(kept.sent, received) for tensor, gradient in zip(sent.given, arrived.value)
+    pairs = [(tensor, gradient) for sent, arrived in zip(kept.sent, received) for tensor, gradient in zip(sent, arrived.value)
              if gradient is not None and tensor.requires_grad]
     return [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
 
@@ -79,11 +80,10 @@ class Pass:
     """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. complete(stage) is
     called with the number of a stage whose gradients are complete."""
 
-    def __init__(self, stages, batch, loss, is_training, alloc, complete):
+    def __init__(self, stages, batch, loss, is_training, executor, complete):
         self._stages, self._complete = {stage.number: stage for stage in stages}, complete
-        self._batch, self._loss, self._is_training, self._alloc = batch, loss, is_training, alloc
+        self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
         self._kept, self._rest = {}, {}
-        self.held = {}  # tensors that the pipeline still reads, by their ids
         self.results = {}  # of the model in an evaluation, by microbatch
         self.loss = 0.0  # the mean over all samples
 
@@ -97,9 +97,7 @@ class Pass:
             if work.action.kind == _native.WEIGHT_GRADIENT:
                 self._rest.pop(place)()
             else:
-                with torch.no_grad():
-                    received = _received(work)
-                self._backward(stage, place, work, received)
+                self._backward(stage, place, work, _received(work))
         if work.is_last_gradient:
             self._complete(stage.number)
 
@@ -115,7 +113,7 @@ class Pass:
         values, result = stage.forward(self._is_training, inputs, received)
         loss = self._loss_of(microbatch, result) if stage.is_last and self._loss is not None else None
         if stage.is_last and self._loss is None:
-            self.results[microbatch] = _own(result, received)
+            self.results[microbatch] = result
         sent = [self._send(value, outputs[number]) for number, value in enumerate(values)]
         if self._loss is not None:
             self._kept[place] = Kept(received, sent, loss)
@@ -135,17 +133,17 @@ class Pass:
             _parcels.write_note(outputs[number], _parcels.ABSENT)
 
     def _send(self, value, parcel):
-        """Fills a struct shoal_parcel. One tensor is read where it is; several are copied to one piece of memory."""
+        """Fills a struct shoal_parcel, and returns the value's tensors. One tensor is read where it is; several are copied to one
+        piece of memory."""
         message = _parcels.Message(value)
         _parcels.write_note(parcel, message.note)
         single = message.single()
         if single is not None:
-            self.held[id(single)] = single
-            parcel.data, parcel.bytes, parcel.owner = single.data_ptr(), message.size_of_single(), id(single)
+            parcel.data, parcel.bytes, parcel.owner = single.data_ptr(), message.size_of_single(), self._executor.hold(single)
         elif message.bytes:
-            parcel.data, parcel.bytes = self._alloc(message.bytes), message.bytes
+            parcel.data, parcel.bytes = self._executor.alloc(message.bytes), message.bytes
             message.write(_parcels.bytes_at(parcel.data, message.bytes))
-        return message
+        return message.given
 
     # ---- Backward ----
 
@@ -164,14 +162,7 @@ class Pass:
 
 
 def _received(work):
-    return [_parcels.read(work.inputs[number]) for number in range(work.input_count)]
-
-
-def _own(result, received):
-    """Copies tensors of a result that are in the memory of messages."""
-    addresses = {each.address for each in received}
-    return pytree.tree_map(lambda each: each.clone() if isinstance(each, torch.Tensor)
-                           and each.untyped_storage().data_ptr() in addresses else each, result)
+    return [_parcels.read(work.inputs[number], work.action.kind != _native.FORWARD) for number in range(work.input_count)]
 
 
 # ---- A batch ---------------------------------------------------------------------------------------------------------------
@@ -189,7 +180,7 @@ class Batch:
 
     def __init__(self, inputs, targets, count, recorded):
         self._given, self._count, self._recorded = (inputs, targets), count, recorded
-        self._inputs = self._targets = None
+        self._inputs = self._targets = self._shares = None
 
     def inputs(self, microbatch):
         """Returns the tensors of the model's arguments, or None for a microbatch without samples."""
@@ -219,11 +210,13 @@ class Batch:
 
     def share(self, microbatch):
         """Returns the microbatch's share of all samples."""
-        divided = self._targets or self._divided(self._given[0], "inputs")
-        if divided is None:
-            raise ValueError("shoal: the rank of the last stage needs the batch's targets, or else its inputs: both are None")
-        rows = [_rows(pytree.tree_leaves(each)) for each in divided]
-        return rows[microbatch] / sum(rows)
+        if self._shares is None:
+            divided = self._targets or self._divided(self._given[0], "inputs")
+            if divided is None:
+                raise ValueError("shoal: the rank of the last stage needs the batch's targets, or else its inputs: both are None")
+            rows = [_rows(pytree.tree_leaves(each)) for each in divided]
+            self._shares = [each / sum(rows) for each in rows]
+        return self._shares[microbatch]
 
     def _divided(self, given, name):
         """Returns the microbatches of a batch. A list has them already."""

@@ -30,7 +30,7 @@ class FunctionPass(_stages.Pass):
 
     def __init__(self, pipeline, call, is_training, has_gradients, factor):
         loss = True if has_gradients else None  # only whether there is one
-        super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor.alloc, pipeline._sums.complete)
+        super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor, pipeline._sums.complete)
         self._recorded, self._call, self._factor = pipeline._splits[True].recorded, call, factor
         self._stage = self._received = self._outputs = self._sent = None  # the action that runs has these
         self._loss_of_call = None
@@ -53,8 +53,14 @@ class FunctionPass(_stages.Pass):
 
     def _own(self, returned):
         """Returns values that stay after the pass: without a graph, and not in the memory of messages."""
-        detached = pytree.tree_map(lambda each: each.detach() if isinstance(each, torch.Tensor) else each, returned)
-        return _stages._own(detached, self._received)
+        addresses = {each.address for each in self._received}
+
+        def own(value):
+            if not isinstance(value, torch.Tensor):
+                return value
+            is_borrowed = value.layout is torch.strided and value.untyped_storage().data_ptr() in addresses
+            return value.detach().clone() if is_borrowed else value.detach()
+        return pytree.tree_map(own, returned)
 
     def run_model(self, args, kwargs):
         """Runs the stage. Returns the model's result on the last stage; on others it ends the function."""

@@ -9,15 +9,15 @@ import torch.distributed as dist
 
 from .. import _native
 from .._native import OK
-from . import _gradients
+from . import _gradients, _split
 from ._communicator import BackendError, timed_out
 
 
-def ties_of(model, split, schedule):
+def ties_of(model, splits, schedule):
     """Returns (names, ranks) for each parameter of several ranks, the same list on all ranks."""
     names, ranks = {}, {}
-    for stage in range(split.count):
-        for name, parameter in split.parts([stage], model).named_parameters():
+    for stage in range(schedule.stages):
+        for name, parameter in _split.parts(splits, [stage], model).named_parameters():
             ranks.setdefault(id(parameter), set()).add(schedule.rank_of(stage))
             names.setdefault(id(parameter), set()).add(name)
     return [(sorted(names[key]), sorted(ranks[key])) for key in names if len(ranks[key]) > 1]

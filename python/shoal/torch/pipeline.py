@@ -39,7 +39,7 @@ class Pipeline:
     "breadth-first"; by default two for each rank.
 
     `units`: which modules run as a whole: a set of classes, or a function that returns true for such a module. By default the
-    members of every ModuleList and Sequential, and other modules without such lists. `init`: for a model on the device meta, a
+    members of every ModuleList and Sequential that contain no longer list, and other modules without lists. `init`: for a model on the device meta, a
     function that sets the parameters and buffers that a module owns itself; by default its reset_parameters().
 
     `replicas`: a process group of the ranks that have the same stages of several pipelines, each with a batch of its own: their
@@ -54,7 +54,7 @@ class Pipeline:
         self.process_group = ddp._group_of(process_group, None, "cpu")
         self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
         recorded = _record_modes(model, example, _graph.unit_chooser(model, units))
-        self.units, self._partition = recorded[True].units, None
+        self.units, self._whole, self._partition = recorded[True].units, recorded[True].whole, None
         if cuts is not None:
             self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches, stages or len(cuts) + 1)
             self._communicator = self._join()
@@ -64,6 +64,7 @@ class Pipeline:
             self._communicator = self._join()
             borders = self._divide(model, recorded[True], example, plain, schedule, stages, memory, partition or {})
         self._check_stages(stages)
+        self._compare(borders)
         self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
         self._make(model, init, replicas)
 
@@ -87,14 +88,24 @@ class Pipeline:
             raise ValueError(f"shoal: stages is {stages}, but this schedule of {self.schedule.ranks} ranks has {self.schedule.stages}: "
                              "leave stages out, or choose \"interleaved\" or \"breadth-first\"")
 
+    def _compare(self, borders):
+        """Raises an error on all ranks if one has other stages than rank 0."""
+        text = "\n".join([", ".join(self.units), str(borders), self.schedule.text()])
+        other = self.process_group.rank() if self._text_of_first(text) != text else -1
+        last = int(self._reduced(torch.tensor([other], dtype=torch.float64), _native.MAX)[0].item())
+        if last >= 0:
+            raise ValueError(f"shoal: rank {last} has another model, other cuts or another schedule than rank 0; on rank "
+                             f"{self.process_group.rank()} the units are {', '.join(self.units)}, and stages begin at {borders} of them")
+
     def _plain_schedule(self, wanted, stages):
         """Returns the schedule if it does not depend on the model's profile, else None."""
         if _schedules.is_word(wanted) and wanted == "auto":
             return None
         schedule = _schedules.schedule_of(wanted, self.process_group.size(), self.microbatches, stages)
         if len(self.units) < schedule.stages:
+            reasons = "".join(f"; {name} is one unit, because it cannot be recorded: {reason}" for name, reason in self._whole.items())
             raise ValueError(f"shoal: the model has {len(self.units)} units ({', '.join(self.units)}), and this schedule of "
-                             f"{schedule.ranks} ranks needs {schedule.stages} stages: use fewer ranks, or smaller units (units=)")
+                             f"{schedule.ranks} ranks needs {schedule.stages} stages: use fewer ranks, or smaller units (units=){reasons}")
         return schedule
 
     def _divide(self, model, recorded, example, plain, wanted, stages, memory, options):
@@ -133,11 +144,12 @@ class Pipeline:
         return bytes(given.tolist()).decode()
 
     def _make(self, model, init, replicas):
-        group, split, self._model = self.process_group, self._splits[True], model
-        self._own = [stage for stage in range(split.count) if self.schedule.rank_of(stage) == group.rank()]
-        ties = _ties.ties_of(model, split, self.schedule)
-        _own_part.keep(model, split.parts(self._own, model), init)
-        self.module = split.parts(self._own, model)
+        group, self._model = self.process_group, model
+        self._own = [stage for stage in range(self.schedule.stages) if self.schedule.rank_of(stage) == group.rank()]
+        splits = list(self._splits.values())
+        ties = _ties.ties_of(model, splits, self.schedule)
+        _own_part.keep(model, _split.parts(splits, self._own, model), init)
+        self.module = _split.parts(splits, self._own, model)
         edges = sorted({edge for each in self._splits.values() for edge in each.edges})
         self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
         named = dict(self.module.named_parameters(remove_duplicate=False))
@@ -153,8 +165,8 @@ class Pipeline:
         return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1)
 
     def explain(self):
-        """Returns a line for each stage: its units, its time, and why it begins where it does; then the memory of each rank and
-        the predicted step, in microseconds."""
+        """Returns a line for the schedule, one for each stage (its units, its time, and why it begins where it does), one for the
+        memory of each rank, and one for the predicted step, in microseconds."""
         if self._partition is not None:
             return self._partition.text(self.units)
         return "\n".join(f"stage {stage} on rank {self.schedule.rank_of(stage)}: {', '.join(self._splits[True].units_of(stage)) or 'no unit'}"
@@ -185,7 +197,7 @@ class Pipeline:
 
     def _run(self, inputs, targets, loss):
         batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
-        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor.alloc, self._sums.complete)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete)
         self._perform(done, loss is not None)
         return done
 
@@ -195,7 +207,7 @@ class Pipeline:
             if has_gradients:
                 self._ties.begin()
                 self._sums.begin()
-            self._executor.run(done.compute, lambda owner: done.held.pop(owner, None), forward_only=not has_gradients)
+            self._executor.run(done.compute, forward_only=not has_gradients)
         except BaseException as error:  # other ranks may have ended their pass, and wait
             self._ties.restore()
             self._executor.fail([self._communicator, *self._ties.communicators])

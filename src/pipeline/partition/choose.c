@@ -14,6 +14,7 @@ struct choice {
     struct shoal_schedule *schedule;
     struct shoal_partition *partition;
     double step;
+    enum shoal_schedule_kind kind;
 };
 
 /* Costs of a rank, as if all had the same share. */
@@ -57,6 +58,7 @@ static enum shoal_status try_kind(struct choice *choice, enum shoal_schedule_kin
         choice->schedule = schedule;
         choice->partition = partition;
         choice->step = times.step;
+        choice->kind = kind;
     }
     return status;
 }
@@ -111,7 +113,8 @@ static void add_ranks(struct choice *choice, enum shoal_schedule_kind kind, stru
 enum shoal_status shoal_partition_choose(const struct shoal_profile *profile,
                                          const struct shoal_schedule_options *schedule_options,
                                          const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
-                                         struct shoal_partition **partition_out, char *text, size_t text_bytes)
+                                         struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
+                                         size_t text_bytes)
 {
     const struct partition_text why = {text, text_bytes};
     struct shoal_partition_options own = SHOAL_PARTITION_OPTIONS_INIT;
@@ -131,6 +134,8 @@ enum shoal_status shoal_partition_choose(const struct shoal_profile *profile,
     if (status == SHOAL_OK) {
         *schedule_out = choice.schedule;
         *partition_out = choice.partition;
+        if (kind_out)
+            *kind_out = choice.kind;
         return SHOAL_OK;
     }
     shoal_schedule_free(choice.schedule);

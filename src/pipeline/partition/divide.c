@@ -1,6 +1,6 @@
-/* The best division by a measure of single stages: the least maximum over all stages, by dynamic programming over how many
- * units the first stages have. For s stages and n units this takes at most s n^2 / 2 measures; since a measure grows with the
- * stage, most of them need not be looked at. */
+/* The best division by a measure of single stages: the least maximum over all stages, or the fewest transfers with a limit for
+ * the measure. By dynamic programming over how many units the first stages have. For s stages and n units this takes at most
+ * s n^2 / 2 measures; since a measure grows with the stage, most of them need not be looked at. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,8 +12,10 @@ struct table {
     stage_measure measure;
     const void *arg;
     bool has_transfers;
-    double *before, *now; /* [units + 1]: least maximum of the stages up to the last one and up to this one */
-    uint32_t *begins;     /* [stages][units + 1]: where this stage begins for it */
+    bool is_sum; /* transfers are added, and the measure has a limit */
+    double limit;
+    double *before, *now; /* [units + 1]: least value of the stages up to the last one and up to this one */
+    uint32_t *begins;     /* [stages][units + 1]: the begin of this stage for it */
 };
 
 /* A stage that ends before unit `to`, and grows at its begin. */
@@ -35,21 +37,25 @@ static bool stage_grow(const struct problem *problem, struct growing *growing)
     return true;
 }
 
+static double larger(double one, double other)
+{
+    return one > other ? one : other;
+}
+
 /* Compares the division that ends with this stage. Returns false if no larger stage can be better. */
 static bool compare(const struct table *table, const struct growing *growing, uint32_t *begin_out)
 {
     const struct problem *problem = table->problem;
     const uint32_t s = growing->stage, from = growing->from;
     double *best = &table->now[growing->to], grows;
-    double value = table->measure(problem, table->arg, s, from, growing->to);
-    if (value >= *best)
+    const double measure = table->measure(problem, table->arg, s, from, growing->to), before = table->before[from];
+    if (table->is_sum ? measure > table->limit : measure >= *best)
         return false;
     const double lack = problem_lack(problem, table->rule, s, from, growing->to, growing->parameters, &grows);
     if (grows > 0.5)
         return false;
     const double transfer = table->has_transfers && problem->uses[s].is_far_ahead ? problem_transfer(problem, from) : 0;
-    value = transfer > value ? transfer : value;
-    value = table->before[from] > value ? table->before[from] : value;
+    const double value = table->is_sum ? before + transfer : larger(larger(before, measure), transfer);
     if (lack > 0.5 || value >= *best || (s > 0 && problem->is_glued[from]))
         return true;
     *best = value;
@@ -78,32 +84,46 @@ static void division_follow(const struct table *table, uint32_t *division_out)
         division_out[s] = to = table->begins[(size_t)s * (units + 1) + to];
 }
 
+/* Fills the table. division_out may be NULL. */
+static enum shoal_status fill_table(struct table *table, uint32_t *division_out, double *value_out)
+{
+    const struct problem *problem = table->problem;
+    const size_t row = (size_t)problem->units + 1;
+    table->before = calloc(row, sizeof *table->before);
+    table->now = calloc(row, sizeof *table->now);
+    table->begins = calloc(problem->stages, row * sizeof *table->begins);
+    const bool is_there = table->before && table->now && table->begins;
+    for (size_t i = 1; is_there && i < row; i++)
+        table->before[i] = PARTITION_NEVER;
+    for (uint32_t s = 0; is_there && s < problem->stages; s++) {
+        fill_stage(table, s);
+        double *const now = table->now;
+        table->now = table->before;
+        table->before = now;
+    }
+    if (is_there) {
+        *value_out = table->before[problem->units];
+        if (*value_out < PARTITION_NEVER && division_out)
+            division_follow(table, division_out);
+    }
+    free(table->before);
+    free(table->now);
+    free(table->begins);
+    return is_there ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
 enum shoal_status divide(const struct problem *problem, enum memory_rule rule, stage_measure measure, const void *arg,
                          bool has_transfers, uint32_t *division_out, double *value_out)
 {
-    const size_t row = (size_t)problem->units + 1;
-    struct table table = {problem, rule, measure, arg, has_transfers, NULL, NULL, NULL};
-    table.before = calloc(row, sizeof *table.before);
-    table.now = calloc(row, sizeof *table.now);
-    table.begins = calloc(problem->stages, row * sizeof *table.begins);
-    const bool is_there = table.before && table.now && table.begins;
-    for (size_t i = 1; is_there && i < row; i++)
-        table.before[i] = PARTITION_NEVER;
-    for (uint32_t s = 0; is_there && s < problem->stages; s++) {
-        fill_stage(&table, s);
-        double *const now = table.now;
-        table.now = table.before;
-        table.before = now;
-    }
-    if (is_there) {
-        *value_out = table.before[problem->units];
-        if (*value_out < PARTITION_NEVER)
-            division_follow(&table, division_out);
-    }
-    free(table.before);
-    free(table.now);
-    free(table.begins);
-    return is_there ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    struct table table = {problem, rule, measure, arg, has_transfers, false, 0, NULL, NULL, NULL};
+    return fill_table(&table, division_out, value_out);
+}
+
+enum shoal_status divide_cheaply(const struct problem *problem, stage_measure measure, const void *arg, double limit,
+                                 uint32_t *division_out, double *value_out)
+{
+    struct table table = {problem, MEMORY_HOPE, measure, arg, true, true, limit, NULL, NULL, NULL};
+    return fill_table(&table, division_out, value_out);
 }
 
 double measure_time(const struct problem *problem, const void *arg, uint32_t stage, uint32_t from, uint32_t to)

@@ -426,15 +426,19 @@ static uint32_t ranks_of_tie(const struct problem *problem, const uint32_t *divi
     return ranks;
 }
 
-/* Sums of tied gradients, one after the other, each as a ring: 2 (k - 1) transfers of a k-th of the bytes. */
+double problem_sum_time(const struct problem *problem, const struct profile_tie *tie, uint32_t ranks)
+{
+    const double rate = problem->options.bytes_per_us, share = (double)tie->bytes / ranks;
+    return 2 * (ranks - 1.0) * (problem->options.latency_us + (rate > 0 ? share / rate : 0));
+}
+
+/* Sums of tied gradients, one after the other. */
 static double time_of_ties(const struct problem *problem, const uint32_t *division)
 {
-    const double rate = problem->options.bytes_per_us;
     double time = 0;
     for (size_t t = 0; t < problem->profile->tie_count; t++) {
         const struct profile_tie *tie = &problem->profile->ties[t];
-        const double ranks = ranks_of_tie(problem, division, tie);
-        time += 2 * (ranks - 1) * (problem->options.latency_us + (rate > 0 ? (double)tie->bytes / ranks / rate : 0));
+        time += problem_sum_time(problem, tie, ranks_of_tie(problem, division, tie));
     }
     return time;
 }

@@ -105,7 +105,7 @@ bool json_ends(struct json *json);
 
 /* ---- model.c ---- */
 
-/* What a stage does in the schedule, and on what rank. */
+/* The rank of a stage, and how much the stage keeps in the order of its actions. */
 struct stage_use {
     uint32_t rank;
     double inputs;     /* most microbatches that it keeps from their forward to their backward pass */
@@ -196,6 +196,9 @@ uint32_t problem_neediest(const struct problem *problem, const uint32_t *divisio
 /* Returns what the neediest rank lacks, 0 if it is less than a byte. */
 double problem_excess(const struct problem *problem, const uint32_t *division);
 
+/* Returns the time of the sum of a tie's gradients among `ranks` ranks: a ring, 2 (k - 1) transfers of a k-th of the bytes. */
+double problem_sum_time(const struct problem *problem, const struct profile_tie *tie, uint32_t ranks);
+
 /* Returns true if a division respects pins and ties that must stay together. */
 bool problem_allows(const struct problem *problem, const uint32_t *division);
 
@@ -209,11 +212,16 @@ typedef double (*stage_measure)(const struct problem *problem, const void *arg, 
 SHOAL_MUST_USE enum shoal_status divide(const struct problem *problem, enum memory_rule rule, stage_measure measure,
                                         const void *arg, bool has_transfers, uint32_t *division_out, double *value_out);
 
+/* Finds the least sum of the times of transfers, once over each begin of a stage, among those divisions for whose stages the
+ * measure is not above the limit. *value_out is PARTITION_NEVER if there is none. division_out may be NULL. */
+SHOAL_MUST_USE enum shoal_status divide_cheaply(const struct problem *problem, stage_measure measure, const void *arg,
+                                                double limit, uint32_t *division_out, double *value_out);
+
 /* The time of a stage for a microbatch; no arg. */
 double measure_time(const struct problem *problem, const void *arg, uint32_t stage, uint32_t from, uint32_t to);
 
 /* Finds a time below which no step is, and the division for which it is. The latter stays unset if there is none. */
-SHOAL_MUST_USE enum shoal_status bound_find(const struct problem *problem, uint32_t *division_out, double *bound_out);
+SHOAL_MUST_USE enum shoal_status bound_find(struct problem *problem, uint32_t *division_out, double *bound_out);
 
 /* ---- tree.c, refine.c ---- */
 

@@ -1,12 +1,13 @@
 /* The search for the division with the shortest predicted step. If the effort allows for it, all divisions are compared.
- * Otherwise the search begins with several divisions, moves the begins of one or more stages that follow each other by one unit
- * as long as this helps, and does so for the best two. */
+ * Otherwise the search begins with several divisions and improves the best two: it moves the begins of one or more stages that
+ * follow each other by one unit as long as this helps. Then it does so from places around the best one. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "pipeline/partition/partition.h"
 
 #define STARTS 2 /* that are improved */
+#define KICKS 8  /* of the best one, each improved again */
 
 struct start {
     uint32_t *division;
@@ -127,6 +128,40 @@ static enum shoal_status offer_divided(struct search *search, enum memory_rule r
     return value < PARTITION_NEVER ? offer(search) : SHOAL_OK;
 }
 
+/* With transfers that are long, fewer stages may be better: the last ones stay empty. */
+static enum shoal_status offer_fewer(struct search *search)
+{
+    struct problem *problem = search->problem;
+    const uint32_t stages = problem->stages;
+    enum shoal_status status = SHOAL_OK;
+    for (uint32_t used = stages - 1; used > 0 && status == SHOAL_OK; used = used > 16 ? used / 2 : used - 1) {
+        double value;
+        problem->stages = used;
+        status = divide(problem, MEMORY_HOPE, measure_time, NULL, false, search->trial, &value);
+        problem->stages = stages;
+        for (uint32_t s = used; s <= stages; s++)
+            search->trial[s] = problem->units;
+        if (status == SHOAL_OK && value < PARTITION_NEVER)
+            status = offer(search);
+    }
+    return status;
+}
+
+/* Longer stages allow for cuts over which fewer bytes go. */
+static enum shoal_status offer_cheap(struct search *search)
+{
+    static const double factors[] = {1, 1.02, 1.05, 1.1, 1.2, 1.4, 1.8, 2.6};
+    struct problem *problem = search->problem;
+    double least, value;
+    PARTITION_TRY(divide(problem, MEMORY_HOPE, measure_time, NULL, false, search->trial, &least));
+    for (size_t i = 0; i < sizeof factors / sizeof factors[0] && problem->options.bytes_per_us > 0; i++) {
+        PARTITION_TRY(divide_cheaply(problem, measure_time, NULL, least * factors[i], search->trial, &value));
+        if (value < PARTITION_NEVER)
+            PARTITION_TRY(offer(search));
+    }
+    return SHOAL_OK;
+}
+
 /* Pins the units of ties before the widest gap between them to one stage, the others to another one. */
 static void pin_ties(struct problem *problem, uint32_t one, uint32_t other)
 {
@@ -166,6 +201,8 @@ static enum shoal_status offer_starts(struct search *search, const uint32_t *bou
 {
     struct problem *problem = search->problem;
     PARTITION_TRY(offer_divided(search, MEMORY_HOPE, measure_time));
+    PARTITION_TRY(offer_fewer(search));
+    PARTITION_TRY(offer_cheap(search));
     memcpy(search->trial, bound_division, division_bytes(problem));
     if (search->trial[problem->stages] == problem->units)
         PARTITION_TRY(offer(search));
@@ -195,14 +232,13 @@ static bool move_begins(uint32_t *division, uint32_t first, uint32_t count, bool
     return true;
 }
 
-static enum shoal_status try_move(struct search *search, struct start *start, uint32_t first, uint32_t count, bool is_up,
-                                  bool *is_better_out)
+/* Takes the trial if it is better. */
+static enum shoal_status take_better(struct search *search, struct start *start, bool *is_better_out)
 {
     struct problem *problem = search->problem;
     struct verdict verdict;
-    memcpy(search->trial, start->division, division_bytes(problem));
     *is_better_out = false;
-    if (!move_begins(search->trial, first, count, is_up) || !problem_allows(problem, search->trial))
+    if (!problem_allows(problem, search->trial))
         return SHOAL_OK;
     if (start->verdict.excess == 0 && is_too_slow(problem, search->trial, start->verdict.step))
         return SHOAL_OK;
@@ -213,6 +249,14 @@ static enum shoal_status try_move(struct search *search, struct start *start, ui
         memcpy(start->division, search->trial, division_bytes(problem));
     }
     return SHOAL_OK;
+}
+
+static enum shoal_status try_move(struct search *search, struct start *start, uint32_t first, uint32_t count, bool is_up,
+                                  bool *is_better_out)
+{
+    memcpy(search->trial, start->division, division_bytes(search->problem));
+    *is_better_out = false;
+    return move_begins(search->trial, first, count, is_up) ? take_better(search, start, is_better_out) : SHOAL_OK;
 }
 
 /* Tries all moves of `count` begins once. */
@@ -231,13 +275,68 @@ static enum shoal_status try_moves(struct search *search, struct start *start, u
     return SHOAL_OK;
 }
 
+/* Tries all places of each begin between its neighbors. */
+static enum shoal_status try_places(struct search *search, struct start *start, uint64_t effort, bool *helps_out)
+{
+    struct problem *problem = search->problem;
+    bool is_better;
+    *helps_out = false;
+    for (uint32_t s = 1; s < problem->stages; s++)
+        for (uint32_t begin = start->division[s - 1]; begin <= start->division[s + 1]; begin++) {
+            if (problem->spent >= effort)
+                return SHOAL_OK;
+            memcpy(search->trial, start->division, division_bytes(problem));
+            search->trial[s] = begin;
+            PARTITION_TRY(take_better(search, start, &is_better));
+            *helps_out |= is_better;
+        }
+    return SHOAL_OK;
+}
+
 static enum shoal_status improve(struct search *search, struct start *start, uint64_t effort)
 {
     uint32_t count = 1;
     while (count < search->problem->stages && search->problem->spent < effort) {
         bool helps;
         PARTITION_TRY(try_moves(search, start, count, effort, &helps));
+        if (!helps && count == 1)
+            PARTITION_TRY(try_places(search, start, effort, &helps));
         count = helps ? 1 : count + 1;
+    }
+    return SHOAL_OK;
+}
+
+static uint32_t random_below(uint64_t *random, uint32_t limit)
+{
+    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)(((*random >> 32) * limit) >> 32);
+}
+
+/* Moves some begins to other places between their neighbors, at random, but always the same. */
+static void kick(const struct problem *problem, uint32_t *division, uint64_t *random)
+{
+    for (uint32_t i = 0; i <= problem->stages / 8 + 1; i++) {
+        const uint32_t s = 1 + random_below(random, problem->stages - 1);
+        division[s] = division[s - 1] + random_below(random, division[s + 1] - division[s - 1] + 1);
+    }
+}
+
+/* Looks around the best division for a better one. */
+static enum shoal_status kick_best(struct search *search, struct start *best, struct start *other)
+{
+    struct problem *problem = search->problem;
+    uint64_t random = problem->units;
+    for (int i = 0; i < KICKS && problem->stages > 1 && problem->spent < search->effort; i++) {
+        memcpy(other->division, best->division, division_bytes(problem));
+        kick(problem, other->division, &random);
+        if (!problem_allows(problem, other->division))
+            continue;
+        PARTITION_TRY(problem_judge(problem, other->division, &other->verdict));
+        PARTITION_TRY(improve(search, other, search->effort));
+        if (!verdict_is_better(&other->verdict, &best->verdict))
+            continue;
+        best->verdict = other->verdict;
+        memcpy(best->division, other->division, division_bytes(problem));
     }
     return SHOAL_OK;
 }
@@ -251,6 +350,7 @@ static enum shoal_status improve_starts(struct search *search, uint32_t *divisio
         PARTITION_TRY(improve(search, &search->best[i], problem->spent + left / (STARTS - i)));
         best = verdict_is_better(&search->best[i].verdict, &search->best[best].verdict) ? i : best;
     }
+    PARTITION_TRY(kick_best(search, &search->best[best], &search->best[1 - best]));
     *verdict_out = search->best[best].verdict;
     memcpy(division_out, search->best[best].division, division_bytes(problem));
     return SHOAL_OK;

@@ -13,8 +13,8 @@
 
 #include "pipeline/partition/partition.h"
 
-#define LEVELS_MAX 200 /* of the recursion; deeper nodes are not divided */
-#define HALVINGS 60    /* of the interval that has the least maximum */
+#define LEVELS_MAX 200 /* deeper nodes are not divided */
+#define HALVINGS 60    /* halvings of the interval that has the least maximum */
 
 struct tree {
     const struct problem *problem;
@@ -54,7 +54,7 @@ static size_t prefix_length(const char *name, uint32_t parts)
     return (size_t)(at - name);
 }
 
-/* Returns where the child that begins with unit `from` ends. */
+/* Returns the unit behind the child that begins with unit `from`. */
 static uint32_t child_end(const struct tree *tree, const struct node *node, uint32_t from)
 {
     const struct shoal_unit *units = tree->problem->profile->units;

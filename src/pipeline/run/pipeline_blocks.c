@@ -60,7 +60,7 @@ void run_block_give_back(struct shoal_pipeline *pipeline, struct run_block *bloc
     pthread_mutex_unlock(&pipeline->lock);
 }
 
-static struct run_block *remove_unused(struct shoal_pipeline *pipeline, bool all)
+static struct run_block *take_unused_blocks(struct shoal_pipeline *pipeline, bool all)
 {
     struct run_block *removed = NULL;
     pthread_mutex_lock(&pipeline->lock);
@@ -81,7 +81,7 @@ static struct run_block *remove_unused(struct shoal_pipeline *pipeline, bool all
 void run_blocks_trim(struct shoal_pipeline *pipeline, bool all)
 {
     struct run_block *next;
-    for (struct run_block *block = remove_unused(pipeline, all); block; block = next) {
+    for (struct run_block *block = take_unused_blocks(pipeline, all); block; block = next) {
         next = block->next;
         const enum shoal_status status = shoal_mem_free(pipeline->context, block->memory);
         (void)status; /* it is memory of shoal_mem_alloc, which nobody uses */

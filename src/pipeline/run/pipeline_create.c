@@ -57,7 +57,7 @@ static enum shoal_status copy_edges(const struct shoal_pipeline_options *options
     edges->count = (uint32_t)count;
     for (uint32_t i = 0; i < edges->count; i++)
         edges->items[i] = options->edges ? options->edges[i] : (struct shoal_edge){i, i + 1};
-    return check_edges(edges, stages, text);
+    return options->edges ? check_edges(edges, stages, text) : SHOAL_OK;
 }
 
 /* Lists the edges that touch this rank. */
@@ -82,10 +82,10 @@ static enum shoal_status list_edges(struct shoal_pipeline *pipeline, const struc
 static enum shoal_status make_messages(struct shoal_pipeline *pipeline)
 {
     const size_t each = 2 * (size_t)pipeline->microbatches;
-    pipeline->message_count = pipeline->edge_count * each;
-    pipeline->messages = calloc(pipeline->message_count + 1, sizeof *pipeline->messages);
+    pipeline->messages = calloc(pipeline->edge_count * each + 1, sizeof *pipeline->messages);
     if (!pipeline->messages)
         return SHOAL_ERR_MEMORY;
+    pipeline->message_count = pipeline->edge_count * each;
     for (size_t i = 0; i < pipeline->message_count; i++) {
         struct run_edge *const edge = &pipeline->edges[i / each];
         edge->messages = &pipeline->messages[i / each * each];

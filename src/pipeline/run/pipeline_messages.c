@@ -45,6 +45,15 @@ static void add_pending(struct run_message *message, unsigned parts)
     pthread_mutex_unlock(&message->pipeline->lock);
 }
 
+/* Nobody may be waiting for the message here: only the other ranks miss it. */
+static void refuse_part(struct run_part *part, enum shoal_status status, shoal_done_fn done)
+{
+    char name[RUN_TEXT_MAX];
+    run_message_name(part->message, name);
+    run_share_cause(part->message->pipeline, status, "%.200s could not be posted (%s)", name, shoal_status_name(status));
+    done(part, status);
+}
+
 static void post(struct run_message *message, enum run_part_name name, bool is_send, void *buffer, size_t bytes,
                  shoal_done_fn done)
 {
@@ -59,7 +68,7 @@ static void post(struct run_message *message, enum run_part_name name, bool is_s
                                              : shoal_recv_post(pipeline->comm, buffer, bytes, SHOAL_UINT8, message->peer,
                                                                tag_of(message, name), &options, &request);
     if (status != SHOAL_OK) {
-        done(part, status);
+        refuse_part(part, status, done);
         return;
     }
     pthread_mutex_lock(&pipeline->lock);

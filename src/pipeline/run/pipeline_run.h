@@ -50,8 +50,8 @@ struct run_hold {
     unsigned count;
     struct run_block *block; /* NULL: memory of the program */
     void *owner;             /* NULL: nobody is called */
-    struct run_hold *below;  /* of the memory that this hold is in; NULL: none */
-    struct run_hold *next;   /* in the list of what a call of compute got */
+    struct run_hold *below;  /* the hold whose memory this one is a part of; NULL: none */
+    struct run_hold *next;   /* in the list of memory from shoal_pipeline_alloc */
 };
 
 /* Returns a free block or a new one. Any thread, also in a callback. */
@@ -97,7 +97,7 @@ struct run_message {
     unsigned pending;              /* lock: parts that were begun and are not done */
     enum shoal_status status;      /* lock */
     char credit;                   /* received here */
-    struct run_block *block;       /* of a body that is received; set in a callback, read when no part is pending */
+    struct run_block *block;       /* where a body is received; set in a callback, read when no part is pending */
     struct run_envelope *envelope; /* NULL: the message was not begun in this step */
     void *data;
     struct run_hold *hold;
@@ -105,7 +105,7 @@ struct run_message {
     struct run_message *next_sent; /* lock: in the list of sent messages */
 };
 
-/* Begins to receive: gives credit. Errors show in run_message_wait. */
+/* Begins to receive: sends credit. Later errors are returned by run_message_wait. */
 SHOAL_MUST_USE enum shoal_status run_message_receive(struct run_message *message);
 /* Begins to send the message, whose envelope, data and hold are set. */
 void run_message_send(struct run_message *message);
@@ -155,7 +155,7 @@ struct shoal_pipeline {
     struct run_stage *stages; /* [stage_count] */
     struct run_message *messages;
     size_t message_count;
-    struct shoal_parcel *inputs;  /* of the current action */
+    struct shoal_parcel *inputs;  /* those of the current action */
     struct shoal_parcel *outputs; /* as many as any action has */
 
     pthread_mutex_t lock;

@@ -88,7 +88,7 @@ static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_
     if (each == SHOAL_PENDING) /* a call was refused before it reached the communicator */
         run_share_cause(pipeline, status, "%s", shoal_status_text(status));
     for (size_t i = 0; i < pipeline->message_count; i++)
-        if (pipeline->messages[i].pending)
+        if (pipeline->messages[i].envelope)
             each = run_message_wait(&pipeline->messages[i]);
     (void)each; /* the communicator has the first cause */
     pipeline->failure = (struct shoal_failure)SHOAL_FAILURE_INIT;
@@ -222,12 +222,11 @@ static struct run_hold *find_hold(const struct shoal_pipeline *pipeline, const s
 static enum shoal_status prepare_output(struct shoal_pipeline *pipeline, const struct shoal_action *action,
                                         const struct shoal_parcel *output, struct run_message *message)
 {
-    struct run_hold *const below = output->bytes ? find_hold(pipeline, action, output->data) : NULL;
-    struct run_hold *const hold = run_hold_make(NULL, NULL, below);
-    struct run_envelope *const envelope = calloc(1, sizeof *envelope);
-    message->hold = hold;
-    message->envelope = envelope;
-    if (!hold || !envelope)
+    struct run_envelope *const envelope = message->envelope = calloc(1, sizeof *envelope);
+    if (!envelope)
+        return SHOAL_ERR_MEMORY;
+    message->hold = run_hold_make(NULL, NULL, output->bytes ? find_hold(pipeline, action, output->data) : NULL);
+    if (!message->hold)
         return SHOAL_ERR_MEMORY;
     message->data = output->bytes ? output->data : NULL;
     envelope->step = pipeline->step;
@@ -255,16 +254,35 @@ static enum shoal_status check_outputs(struct shoal_pipeline *pipeline, const st
     return SHOAL_OK;
 }
 
-/* All outputs are prepared before the first one is sent, so that a failure leaves all of them with the program. */
+static enum shoal_status prepare_outputs(struct shoal_pipeline *pipeline, const struct shoal_action *action,
+                                         struct run_ways ways)
+{
+    RUN_TRY(check_outputs(pipeline, action, ways.count));
+    for (uint32_t i = 0; i < ways.count; i++) {
+        struct run_message *const message = message_at(pipeline, ways, i, action->microbatch);
+        if (prepare_output(pipeline, action, &pipeline->outputs[i], message) != SHOAL_OK)
+            return fail_action(pipeline, action, SHOAL_ERR_MEMORY, "no memory for its outputs");
+    }
+    return SHOAL_OK;
+}
+
+/* No output was sent, so all can be released at once. */
+static void release_outputs(struct shoal_pipeline *pipeline, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && pipeline->calls.released; i++)
+        if (pipeline->outputs[i].owner)
+            pipeline->calls.released(pipeline->calls.user, pipeline->outputs[i].owner);
+}
+
+/* All outputs are prepared before the first one is sent: either all of them are, or none. */
 static enum shoal_status take_outputs(struct shoal_pipeline *pipeline, const struct shoal_action *action)
 {
     const struct run_ways ways = outputs_of(pipeline, action);
-    enum shoal_status status = SHOAL_OK;
-    RUN_TRY(check_outputs(pipeline, action, ways.count));
-    for (uint32_t i = 0; i < ways.count && status == SHOAL_OK; i++)
-        status = prepare_output(pipeline, action, &pipeline->outputs[i], message_at(pipeline, ways, i, action->microbatch));
-    if (status != SHOAL_OK)
-        return fail_action(pipeline, action, status, "no memory for its outputs");
+    const enum shoal_status status = prepare_outputs(pipeline, action, ways);
+    if (status != SHOAL_OK) {
+        release_outputs(pipeline, ways.count);
+        return status;
+    }
     for (uint32_t i = 0; i < ways.count; i++) {
         struct run_message *const message = message_at(pipeline, ways, i, action->microbatch);
         message->hold->owner = pipeline->outputs[i].owner;
@@ -368,7 +386,8 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
 static enum shoal_status wait_for_sends(struct shoal_pipeline *pipeline)
 {
     for (size_t i = 0; i < pipeline->message_count; i++)
-        RUN_TRY(wait_for_message(&pipeline->messages[i]));
+        if (pipeline->messages[i].envelope)
+            RUN_TRY(wait_for_message(&pipeline->messages[i]));
     run_end_sent(pipeline);
     return SHOAL_OK;
 }
