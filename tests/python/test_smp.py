@@ -328,6 +328,38 @@ def settings_around_the_model_hold_everywhere(world):
     expect(all(parameter.grad.dtype is torch.float32 for parameter in model.local_parameters() if parameter.grad is not None))
 
 
+def values_of_messages_stay(world):
+    """What crosses to the last stage may be returned, although the memory of its message is used again."""
+    smp = started(world, world.size, auto_partition=False, default_partition=0)
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x):
+            x = self.one(x)
+            return self.two(x), x
+    plain = seeded(Pair)
+    smp.set_partition(plain.two, 1)
+    one, model = seeded(Pair), smp.DistributedModel(plain)
+
+    @smp.step
+    def train_step(x):
+        result, hidden = model(x)
+        model.backward(result.sum() + hidden.sum())
+        return hidden
+    torch.manual_seed(2)
+    batches = [torch.randn(8, 6) for _ in range(3)]
+    found = [train_step(each) for each in batches]
+    for each, output in zip(batches, found):
+        same(output.concat(), one(each)[1].detach())
+    with torch.no_grad():
+        found = [smp.step(lambda x: model(x)[1])(each) for each in batches]
+    for each, output in zip(batches, found):
+        same(output.concat(), one(each)[1].detach())
+
+
 def evaluations_return_numbers(world):
     """Without gradients, in both modes, between steps; numbers come as lists."""
     smp = started(world)
@@ -550,6 +582,8 @@ def files_are_saved_and_loaded(world):
             pathlib.Path(folder, f"x.pt_{smp.mp_size()}").touch()
         smp.barrier()
         fails(lambda: smp.load(f"{folder}/x.pt"), RuntimeError, f"are more than {smp.mp_size()} parts", f"this job has {smp.mp_size()} partitions")
+        smp.save(world.rank, f"{folder}/own.pt", v3=True)
+        expect(os.path.exists(f"{folder}/own.pt_{smp.pp_rank()}_0_{smp.dp_rank()}") and smp.load(f"{folder}/own.pt") == world.rank)
         fails(lambda: smp.load(f"{folder}/none.pt"), RuntimeError, "are 0 parts")
         fails(lambda: smp.save(values, 3), RuntimeError, "the name of a file")
 
@@ -821,6 +855,27 @@ def wrong_parameters_are_refused(world):
         fails(lambda given=given: smp.init(given), kind, *words)
 
 
+def names_that_scripts_import_exist(world):
+    from smdistributed.modelparallel.torch.nn import FusedLayerNorm
+    from smdistributed.modelparallel.torch.nn.huggingface import gpt2, gptj
+    from smdistributed.modelparallel.torch.state_mod import state
+    from smdistributed.modelparallel.torch.utils import get_distribution_axis, rmsg
+    smp = started(world)
+    values = {"a": 1}
+    expect(state is smp.state and issubclass(FusedLayerNorm, nn.LayerNorm) and isinstance(smp.model.DistributedModel, type))
+    expect(get_distribution_axis(nn.Parameter(torch.ones(1))) is None and rmsg("x") == "[0, pp_rank 0] x")
+    for translate in (gpt2.translate_hf_state_dict_to_smdistributed, gpt2.translate_state_dict_to_hf_gpt2,
+                      gpt2.translate_hf_state_dict_to_smdistributed_gpt2, gptj.translate_hf_gptj_state_dict_to_smdistributed,
+                      gptj.translate_state_dict_to_hf_gptj):
+        expect(translate(values, max_seq_len=8) == values)
+    for barrier in (smp.dp_barrier, smp.mp_barrier, smp.pp_barrier, smp.tp_barrier, smp.rdp_barrier):
+        barrier()
+    with smp.tensor_parallelism(enabled=True, fused_softmax=True), smp.delay_param_initialization(enabled=False):
+        layer = nn.Linear(1, 1)
+    smp.set_tensor_parallelism(layer, True)
+    expect(not layer.weight.is_meta)
+
+
 def parameters_without_effect_are_named(world):
     from smdistributed.modelparallel import _parameters
     given = {"partitions": 2, **dict.fromkeys(_parameters.POINTLESS, True), "optimize": "speed", "tensor_parallel_degree": 1, "fp16": False}
@@ -943,6 +998,7 @@ CASES = [
     Case("backward takes gradients", backward_takes_gradients, (2,)),
     Case("arguments have names", arguments_have_names, (1, 2)),
     Case("settings around the model hold everywhere", settings_around_the_model_hold_everywhere, (1, 2, 3)),
+    Case("values of messages stay", values_of_messages_stay, (2,)),
     Case("evaluations return numbers", evaluations_return_numbers, (1, 2, 4)),
     Case("batches of pp_rank 0 count", batches_of_pp_rank_0_count, (2, 3)),
     Case("partitions follow marks", partitions_follow_marks, (2,)),
@@ -960,6 +1016,7 @@ CASES = [
     Case("objects are sent", objects_are_sent, (4,)),
     Case("parameters come from the environment", parameters_come_from_the_environment, (1, 2)),
     Case("wrong parameters are refused", wrong_parameters_are_refused, (2,)),
+    Case("names that scripts import exist", names_that_scripts_import_exist, (1,)),
     Case("parameters without effect are named", parameters_without_effect_are_named, (1,)),
     Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
     Case("own types are sliced", own_types_are_sliced, (1, 2)),

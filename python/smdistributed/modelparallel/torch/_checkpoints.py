@@ -20,7 +20,7 @@ import torch
 
 from smdistributed.modelparallel.exceptions import SMPError
 from smdistributed.modelparallel.torch import _messages
-from smdistributed.modelparallel.torch._state import dp_rank, mp_rank, mp_size, state
+from smdistributed.modelparallel.torch._state import dp_rank, mp_rank, mp_size, pp_rank, rdp_rank, state, tp_rank
 
 
 def _write(path, write):
@@ -32,24 +32,33 @@ def _write(path, write):
 
 def save(obj, f, partial=True, pickle_module=None, pickle_protocol=2, v3=False):
     """Saves an object. partial: each partition's rank saves its own, and the number of the partition is added to the name;
-    otherwise only the rank of partition 0 saves. Call it where smp.dp_rank() is 0. v3 has no effect."""
+    otherwise only the rank of partition 0 saves. Call it where smp.dp_rank() is 0. v3: each rank saves its own, and pp_rank, tp_rank
+    and rdp_rank are added to the name."""
     state.require()
     if not isinstance(f, (str, os.PathLike)):
         raise SMPError(f"smp.save: f must be the name of a file, not {type(f).__name__}")
     more = {"pickle_module": pickle_module} if pickle_module is not None else {}
     if partial or mp_rank() == 0:
-        _write(f"{f}_{mp_rank()}" if partial else os.fspath(f),
-               lambda path: torch.save(obj, path, pickle_protocol=pickle_protocol, **more))
+        name = os.fspath(f) if not partial else _name_of_rank(f) if v3 else f"{f}_{mp_rank()}"
+        _write(name, lambda path: torch.save(obj, path, pickle_protocol=pickle_protocol, **more))
+
+
+def _name_of_rank(f):
+    return f"{f}_{pp_rank()}_{tp_rank()}_{rdp_rank()}"
 
 
 def load(f, map_location=None, pickle_module=None, partial=True, **pickle_load_args):
     """Loads an object that save() has saved, on every rank. Other arguments are those of torch.load: it reads tensors, numbers,
     text, and lists and dicts of these, unless weights_only=False is passed."""
     state.require()
-    if partial:
+    name = f
+    if partial and os.path.exists(_name_of_rank(f)):
+        name = _name_of_rank(f)
+    elif partial:
         _check_parts(f)
+        name = f"{f}_{mp_rank()}"
     more = {"pickle_module": pickle_module} if pickle_module is not None else {}
-    return torch.load(f"{f}_{mp_rank()}" if partial else f, map_location=map_location, **more, **pickle_load_args)
+    return torch.load(name, map_location=map_location, **more, **pickle_load_args)
 
 
 def _check_parts(f):
