@@ -246,6 +246,23 @@ def gradients_add_up(world):
                 same(parameter.grad, wanted[name].grad, name)
 
 
+def gradients_are_clipped(world):
+    """By the norm of the whole model, in which tied parameters count once."""
+    smp = started(world)
+    one, model = seeded(Words), smp.DistributedModel(seeded(Words))
+    if smp.pp_size() > 1:
+        fails(lambda: model.clip_grad_norm_(1.0), RuntimeError, "before the first step")
+    batches = [sentences(0, replica) for replica in range(smp.dp_size())]
+    (sum(words_loss(one(inputs), targets) for inputs, targets in batches) / len(batches)).backward()
+    plain_step(smp, words_loss)(model, *batches[smp.dp_rank()])
+    for bound in (0.05, 1.0):
+        same(model.clip_grad_norm_(bound), nn.utils.clip_grad_norm_(one.parameters(), bound))
+    wanted = dict(one.named_parameters(remove_duplicate=False))
+    for name, parameter in model.local_named_parameters():
+        if wanted[name].grad is not None:
+            same(parameter.grad, wanted[name].grad, name)
+
+
 def sums_of_microbatches(world):
     smp = started(world, world.size)
     one, model = seeded(Words), smp.DistributedModel(seeded(Words), average_grads_across_microbatches=False)
@@ -389,6 +406,10 @@ def batches_of_pp_rank_0_count(world):
         losses = train_step(model, *sentences(number, smp.pp_rank()))
         inputs, targets = sentences(number, 0)
         same(losses.reduce_mean(), words_loss(one(inputs), targets).detach())
+    train_step = plain_step(smp, words_loss)
+    for number in range(2):  # only pp_rank 0 reads, as in the vendor's scripts
+        batch = sentences(number) if smp.pp_rank() == 0 else (None, torch.zeros(8, 0))
+        same(train_step(model, *batch).reduce_mean(), words_loss(one(sentences(number)[0]), sentences(number)[1]).detach())
 
 
 # ---- Partitions ------------------------------------------------------------------------------------------------------------
@@ -994,6 +1015,7 @@ CASES = [
     Case("memory decides about stages", memory_decides_about_stages, (2,)),
     Case("states of optimizers are divided", states_of_optimizers_are_divided, (2,)),
     Case("gradients add up", gradients_add_up, (1, 2, 4)),
+    Case("gradients are clipped", gradients_are_clipped, (1, 2, 4)),
     Case("sums of microbatches", sums_of_microbatches, (1, 2)),
     Case("backward takes gradients", backward_takes_gradients, (2,)),
     Case("arguments have names", arguments_have_names, (1, 2)),

@@ -87,6 +87,9 @@ class Whole:
     def backward(self, tensors, grad_tensors):
         (scalar_of(tensors, grad_tensors) * self._factor).backward()
 
+    def clip(self, max_norm, norm_type):
+        return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
+
     def join(self):
         if self._replicated is None:
             return contextlib.nullcontext()
@@ -192,6 +195,11 @@ class Staged:
         if state.cfg.pipeline == "_only_forward":
             raise SMPError("smp: model.backward() with the pipeline _only_forward, which has no backward passes: use interleaved")
         state.running.backward(scalar_of(tensors, grad_tensors))
+
+    def clip(self, max_norm, norm_type):
+        if not self.is_partitioned:
+            raise SMPError("smp: model.clip_grad_norm_() before the first step: there are no gradients yet")
+        return self._pipeline.clip_grad_norm_(max_norm, norm_type)
 
     def join(self):
         raise SMPUnsupportedError("smp: model.join() is served with one partition: give all ranks equally many batches, as "

@@ -11,7 +11,7 @@ import torch
 
 from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError
 from smdistributed.modelparallel.torch import _messages
-from smdistributed.modelparallel.torch._state import log, state
+from smdistributed.modelparallel.torch._state import log, pp_rank, state
 
 
 class StepOutput:
@@ -197,11 +197,14 @@ class StepFunction:
                     "each step. Read the same batch on all of them, by smp.dp_rank() and a common seed, to save this")
         if not self._is_shared:
             return
-        tensors = []
-        mapped(bound.arguments, tensors.append)
-        given = iter(_messages.share(tensors, 0, state.group("PP_GROUP")))
-        for name, value in list(bound.arguments.items()):
-            bound.arguments[name] = mapped(value, lambda _: next(given))
+        given = {name: value for name, value in bound.arguments.items() if _has_tensors(value)} if pp_rank() == 0 else None
+        bound.arguments.update(_messages.share(given, 0, state.group("PP_GROUP")))
+
+
+def _has_tensors(value):
+    found = []
+    mapped(value, found.append)
+    return bool(found)
 
 
 def _hash_of(arguments):

@@ -220,6 +220,11 @@ class DistributedModel(nn.Module):
 
     # ---- Others ----
 
+    def clip_grad_norm_(self, max_norm, norm_type=2.0):
+        """Like torch.nn.utils.clip_grad_norm_ of the whole model, with gradients of all partitions; returns their norm. All ranks of
+        a pipeline call it between the step and optimizer.step()."""
+        return self._engine.clip(max_norm, norm_type)
+
     def join(self, *args, **kwargs):
         """Trains with numbers of batches that differ between ranks; with one partition."""
         return self._engine.join()

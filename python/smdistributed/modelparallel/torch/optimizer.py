@@ -107,8 +107,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             found += [places[names[id(each)]] for each in group["params"]]
         return found
 
-    def local_state_dict(self):
-        """Returns the state of this rank's parameters. Numbers of parameters are those of the whole model's optimizer."""
+    def local_state_dict(self, gather_if_shard=True):
+        """Returns the state of this rank's parameters. Numbers of parameters are those of the whole model's optimizer. gather_if_shard
+        has no effect."""
         found = self.inner.state_dict()
         if self._order is not None:
             numbers = self._numbers()
