@@ -689,6 +689,8 @@ def optimizers_may_be_made_after_the_first_step(world):
     mine, whole = optimizer.state_dict(), wanted.state_dict()
     used = whole["param_groups"][0]["params"][:len(mine["param_groups"][0]["params"])]  # the unused module has none on a stage
     expect(mine["param_groups"][0]["params"] == used and len(mine["state"]) == len(whole["state"]))
+    optimizer.load_optimizer_backcompat(optimizer.save_optimizer_backcompat(gather_if_shard=False))
+    compare_optimizers(optimizer.state_dict(), mine)
     optimizer.load_state_dict(mine)
 
 
@@ -831,6 +833,8 @@ def parameters_come_from_the_environment(world):
     try:
         smp.init()
         expect((smp.pp_size(), smp.state.cfg.microbatches, smp.state.cfg.partitions) == (1, 3, 1))
+        smp.init({"pipeline_parallel_degree": 7, "microbatches": 5, "active_microbatches": 2})
+        expect((smp.pp_size(), smp.state.cfg.microbatches, smp.state.cfg.active_microbatches) == (1, 3, 2))
         os.environ["SM_HP_MP_PARAMETERS"] = "{"
         fails(smp.init, ValueError, "SM_HP_MP_PARAMETERS is not JSON")
         os.environ["SM_HP_MP_PARAMETERS"] = "[1]"
@@ -902,6 +906,8 @@ def parameters_without_effect_are_named(world):
     given = {"partitions": 2, **dict.fromkeys(_parameters.POINTLESS, True), "optimize": "speed", "tensor_parallel_degree": 1, "fp16": False}
     cfg, notes = _parameters.read(given)
     expect(sorted(each.split(" has")[0] for each in notes) == sorted(_parameters.POINTLESS), notes)
+    silent = {"partitions": 2, "optimize": "memory", "prescaled_batch": False, "static_mode": False, "offload_activations": False}
+    expect(_parameters.read(silent)[1] == [])
     expect(cfg.optimize == "speed" and cfg.placement_strategy == "DPT")
 
 

@@ -139,12 +139,12 @@ def mistakes(job: Job) -> List[Mistake]:
 # Parameters of smdistributed.modelparallel, versions 1 and 2. The package of that name (python/smdistributed) serves those of
 # version 1 or names them in the log, except for the following; it also checks their values.
 _MP_KNOWN = (
-    "active_microbatches", "activation_loading_horizon", "auto_partition", "bf16", "contiguous", "ddp", "ddp_dist_backend", "ddp_port",
-    "default_partition", "delayed_parameter_initialization", "deterministic_server", "fast_mode", "fp16", "fp16_params", "horovod",
+    "active_microbatches", "activation_loading_horizon", "auto_partition", "bf16", "checkpoint_attentions", "contiguous", "ddp",
+    "ddp_dist_backend", "ddp_port", "default_partition", "delayed_parameter_initialization", "deterministic_server", "fast_mode", "fp16", "fp16_params", "horovod",
     "load_partition", "memory_weight", "microbatches", "offload_activations", "optimize", "partition_file", "partitions", "pipeline",
     "pipeline_parallel_degree", "placement_strategy", "prescaled_batch", "shard_optimizer_state", "sharded_data_parallel_degree",
     "sdp_gradient_clipping", "sdp_hierarchical_allgather", "sdp_max_live_parameters", "sdp_param_persistence_threshold",
-    "sdp_reduce_bucket_size", "skip_tracing", "static_mode", "tensor_parallel_degree", "_match_weights",
+    "sdp_reduce_bucket_size", "skip_tracing", "static_mode", "tensor_parallel_degree", "_fp32_grad_accumulation", "_match_weights",
     "allow_empty_shards", "context_parallel_degree", "expert_parallel_degree", "fsdp_cache_flush_warnings",
     "hybrid_shard_degree", "random_seed", "sm_activation_offloading")
 # Those that are not served, with the values for which they mean nothing.

@@ -38,6 +38,8 @@ POINTLESS = {
     "sdp_reduce_bucket_size": "it tunes the vendor's sharding", "sdp_param_persistence_threshold": "it tunes the vendor's sharding",
     "sdp_max_live_parameters": "it tunes the vendor's sharding", "sdp_hierarchical_allgather": "Shoal gathers by hosts always",
     "sdp_gradient_clipping": "it tunes the vendor's sharding",
+    "checkpoint_attentions": "it is for the vendor's own transformer layers: use smp.set_activation_checkpointing()",
+    "_fp32_grad_accumulation": "gradients have the type of their parameters",
     "_match_weights": "it is for the vendor's own tests",
 }
 # Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
@@ -84,15 +86,23 @@ class Parameters:
 
 
 def given(config=None):
-    """Returns the parameters as a dict: the program's, or those of the environment."""
-    if config is not None:
-        if not isinstance(config, dict):
-            raise SMPConfigError(f"smp.init: the configuration must be a dict, not {type(config).__name__}")
-        return config
-    text = os.environ.get(VARIABLE)
-    if text is None:
+    """Returns the parameters as a dict: the program's, in which those of the environment replace others, as a job sets them."""
+    if config is not None and not isinstance(config, dict):
+        raise SMPConfigError(f"smp.init: the configuration must be a dict, not {type(config).__name__}")
+    set_by_job = _of_environment()
+    if config is None and set_by_job is None:
         raise SMPConfigError(f"smp.init: there are no parameters: set {VARIABLE} to a JSON object such as "
                              "{\"pipeline_parallel_degree\": 2, \"microbatches\": 4}, or pass them as a dict")
+    replaced = {OTHER_NAMES.get(key, key) for key in set_by_job or ()}
+    own = {key: value for key, value in (config or {}).items() if OTHER_NAMES.get(key, key) not in replaced}
+    return {**own, **(set_by_job or {})}
+
+
+def _of_environment():
+    """Returns the parameters that the environment has, or None."""
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return None
     try:
         found = json.loads(text)
     except ValueError as error:
@@ -112,7 +122,7 @@ def read(found):
         _refuse(name, value)
         if name in SERVED:
             values[name] = _checked(key, value, SERVED[name][0])
-        if name in POINTLESS:
+        if name in POINTLESS and value not in (None, False, SERVED.get(name, (None, None))[1]):
             notes.append(f"{key} has no effect: {POINTLESS[name]}")
     _check(values)
     values = {name: value for name, value in values.items() if value is not None}

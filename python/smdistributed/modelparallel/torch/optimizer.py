@@ -117,6 +117,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                      "param_groups": [{**group, "params": [numbers[key] for key in group["params"]]} for group in found["param_groups"]]}
         return {**found, PARTIAL: True}
 
+    def save_optimizer_backcompat(self, gather_if_shard=True):
+        """Another name for local_state_dict(), which scripts use since version 1.10."""
+        return self.local_state_dict(gather_if_shard)
+
+    def load_optimizer_backcompat(self, state_dict, gather_if_shard=True):
+        """Another name for load_state_dict()."""
+        return self.load_state_dict(state_dict)
+
     def state_dict(self):
         """Returns the state of the whole model's optimizer, as one process has it. All ranks of a pipeline call it."""
         if self._order is None:
