@@ -447,6 +447,16 @@ def partitions_follow_marks(world):
     expect(("layers.0.0.weight" in names) == (smp.pp_rank() == 0) and ("layers.1.0.weight" in names) == (smp.pp_rank() == 1), names)
 
 
+def graphs_stay_if_asked_for(world):
+    """With one partition, and detach_outputs=False."""
+    smp = started(world, 1, microbatches=2)
+    model = smp.DistributedModel(seeded(Words))
+    inputs, targets = sentences(0)
+    for detaches in (True, False):
+        found = smp.step(lambda model, inputs: {"logits": (model(inputs),)}, detach_outputs=detaches)(model, inputs)
+        expect(found["logits"][0].concat().requires_grad is not detaches)
+
+
 def wrong_marks_are_refused(world):
     smp = started(world, 2, auto_partition=False, default_partition=0)
     fails(lambda: smp.set_partition(nn.Linear(1, 1), 2), ValueError, "less than the number of partitions, 2")
@@ -1048,6 +1058,7 @@ CASES = [
     Case("parameters without effect are named", parameters_without_effect_are_named, (1,)),
     Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
     Case("own types are sliced", own_types_are_sliced, (1, 2)),
+    Case("graphs stay if asked for", graphs_stay_if_asked_for, (1,)),
     Case("wrong marks are refused", wrong_marks_are_refused, (2,)),
     Case("models with few parts are refused", models_with_few_parts_are_refused, (2,)),
     Case("states of other models are refused", states_of_other_models_are_refused, (2,)),

@@ -41,17 +41,17 @@ class StepOutput:
         return f"StepOutput({self.outputs!r})"
 
 
-def joined(returned):
+def joined(returned, detaches=True):
     """Returns what the step function returns: tensors as StepOutputs, other values as lists, in the form of one call."""
     first = returned[0]
     if all(each is None for each in returned):
         return None
     if all(isinstance(each, torch.Tensor) for each in returned):
-        return StepOutput(returned)
+        return StepOutput([each.detach() if detaches else each for each in returned])
     if isinstance(first, dict) and all(isinstance(each, dict) and each.keys() == first.keys() for each in returned):
-        return {key: joined([each[key] for each in returned]) for key in first}
+        return {key: joined([each[key] for each in returned], detaches) for key in first}
     if isinstance(first, (tuple, list)) and all(isinstance(each, type(first)) and len(each) == len(first) for each in returned):
-        parts = [joined(list(values)) for values in zip(*returned)]
+        parts = [joined(list(values), detaches) for values in zip(*returned)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return list(returned)
 
@@ -76,7 +76,8 @@ def mapped(value, change):
 
 def _like(value, items):
     made = copy.copy(value)
-    made.update(items)
+    for key, each in items.items():
+        made[key] = each
     return made
 
 
@@ -150,7 +151,7 @@ class StepFunction:
             self._share_batch(bound)
         calls = self._divide(bound, state.cfg.microbatches)
         returned = model.run(lambda number: self._function(*calls[number].args, **calls[number].kwargs), len(calls))
-        found = joined(self._detached(returned))
+        found = joined(returned, self._detaches)
         model.stepped()
         return found
 
@@ -177,11 +178,6 @@ class StepFunction:
 
     def _parts(self, name, value, count):
         return [value] * count if name in self._whole else divided(value, name, count, self._axes.get(name, 0))
-
-    def _detached(self, returned):
-        if not self._detaches:
-            return returned
-        return [mapped(each, lambda tensor: tensor.detach()) for each in returned]
 
     # ---- The batch of a pipeline ----
 
