@@ -219,6 +219,23 @@ def states_of_optimizers_are_divided(world):
         optimizer.step()
         for (name, mine), (_, wanted) in zip(model.named_parameters(), one.model.named_parameters()):
             same(mine.detach(), wanted.detach(), name)
+    scaler = smp.amp.GradScaler()
+    fails(lambda: scaler.step(optimizer), NotImplementedError, "shard_optimizer_state")
+    fails(lambda: model.clip_grad_norm_(1.0), NotImplementedError, "shard_optimizer_state")
+
+
+def optimizers_that_cannot_be_divided_are_refused(world):
+    train = plain_step(started(world, 1, microbatches=2, shard_optimizer_state=True), nn.functional.nll_loss)
+    import smdistributed.modelparallel.torch as smp
+    model = smp.DistributedModel(seeded(Net))
+    fails(lambda: train(model, *images(0)), RuntimeError, "make optimizer = smp.DistributedOptimizer(optimizer)")
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    fails(lambda: train(model, *images(0)), NotImplementedError, "set microbatches and backward_passes_per_step to 1")
+    smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
+    model = smp.DistributedModel(seeded(Net))
+    optimizer = smp.DistributedOptimizer(torch.optim.RMSprop(model.parameters()))
+    fails(lambda: train(model, *images(0)), (TypeError, ValueError, NotImplementedError), "RMSprop")
+    expect(isinstance(optimizer, torch.optim.Optimizer))
 
 
 def plain_step(smp, loss_of):
@@ -455,6 +472,7 @@ def graphs_stay_if_asked_for(world):
     for detaches in (True, False):
         found = smp.step(lambda model, inputs: {"logits": (model(inputs),)}, detach_outputs=detaches)(model, inputs)
         expect(found["logits"][0].concat().requires_grad is not detaches)
+        expect(not found["logits"][0].detach().concat().requires_grad)
 
 
 def wrong_marks_are_refused(world):
@@ -689,9 +707,11 @@ def optimizers_pass_on_what_they_lack(world):
 def optimizers_may_be_made_after_the_first_step(world):
     smp = started(world, world.size)
     one, model = seeded(Words), smp.DistributedModel(seeded(Words))
+    former = torch.optim.AdamW(model.parameters())
     train_step = plain_step(smp, words_loss)
     train_step(model, *sentences(0))
     words_loss(one(sentences(0)[0]), sentences(0)[1]).backward()
+    fails(lambda: smp.DistributedOptimizer(former), RuntimeError, "has parameters of other partitions")
     optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters()))
     wanted = torch.optim.AdamW(one.parameters())
     optimizer.step()
@@ -1015,7 +1035,7 @@ def only_forward_passes(world):
 
 def calls_before_init_are_refused(world):
     import smdistributed.modelparallel.torch as smp
-    smp.state.__init__()
+    smp.state.reset()
     for call in (smp.rank, smp.dp_rank, lambda: smp.DistributedModel(nn.Linear(1, 1)), smp.step(lambda: None), lambda: smp.barrier(),
                  lambda: smp.save(1, "x")):
         fails(call, RuntimeError, "call smp.init() first")
@@ -1030,6 +1050,7 @@ CASES = [
     Case("one microbatch trains", one_microbatch_trains, (1, 2)),
     Case("memory decides about stages", memory_decides_about_stages, (2,)),
     Case("states of optimizers are divided", states_of_optimizers_are_divided, (2,)),
+    Case("optimizers that cannot be divided are refused", optimizers_that_cannot_be_divided_are_refused, (2,)),
     Case("gradients add up", gradients_add_up, (1, 2, 4)),
     Case("gradients are clipped", gradients_are_clipped, (1, 2, 4)),
     Case("sums of microbatches", sums_of_microbatches, (1, 2)),

@@ -47,7 +47,7 @@ class Whole:
         every = [*module.parameters(), *module.buffers()]
         if any(each.is_meta for each in every):
             _own_part.keep(module, module, initializer(module))
-        if state.cfg.ddp and state.placement.sizes["D"] > 1 and not state.cfg.shard_optimizer_state:
+        if state.placement.sizes["D"] > 1 and not state.steps_in_reduction():
             self._replicate(None)
 
     def _replicate(self, optimizer):
@@ -58,7 +58,7 @@ class Whole:
 
     def prepare(self, optimizer):
         """Before the first step. optimizer: the program's, or None."""
-        if state.cfg.shard_optimizer_state and self._replicated is None and state.placement.sizes["D"] > 1:
+        if state.steps_in_reduction() and self._replicated is None:
             if optimizer is None:
                 raise SMPError("smp.step: shard_optimizer_state needs the optimizer: make optimizer = smp.DistributedOptimizer(optimizer) "
                                "before the first step")
@@ -88,6 +88,9 @@ class Whole:
         (scalar_of(tensors, grad_tensors) * self._factor).backward()
 
     def clip(self, max_norm, norm_type):
+        if state.steps_in_reduction():
+            raise SMPUnsupportedError("smp: model.clip_grad_norm_() with shard_optimizer_state, which has stepped the parameters already: "
+                                      "leave one of them out")
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def join(self):

@@ -19,11 +19,14 @@ class State:
     """What smp.init() has set up. Programs read `cfg`."""
 
     def __init__(self):
-        self.cfg = self.placement = self.model = None
+        self.reset()
+
+    def reset(self):
+        """Forgets a former job of this process."""
+        self.cfg = self.placement = self.model = None  # model: a weak reference
         self.is_tracing = False
         self.optimizers = weakref.WeakSet()
         self.running = None  # the pass whose step function runs
-        self.loads = []  # what resume_from_checkpoint() has loaded before there was a model or an optimizer
         self._groups = {}
 
     @property
@@ -44,7 +47,7 @@ class State:
             raise _parameters.SMPConfigError(f"smp.init: {size} processes are {placement.sizes['D']} replicas of "
                                              f"{cfg.pipeline_parallel_degree} partitions, which \"ddp\": true trains together: set it, or "
                                              f"start {cfg.pipeline_parallel_degree} processes")
-        self.__init__()
+        self.reset()
         self.cfg, self.placement = cfg, placement
         made = {}
         for kind in _ranks.KINDS:
@@ -58,6 +61,10 @@ class State:
     def require(self):
         if not self.is_initialized:
             raise SMPError("call smp.init() first")
+
+    def steps_in_reduction(self):
+        """Returns true if parameters are stepped at the end of the backward pass (shard_optimizer_state)."""
+        return self.cfg.shard_optimizer_state and self.cfg.pipeline_parallel_degree == 1 and self.placement.sizes["D"] > 1
 
     def group(self, kind):
         """Returns the process group of a kind that has this rank."""

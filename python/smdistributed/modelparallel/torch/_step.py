@@ -28,6 +28,10 @@ class StepOutput:
 
     average = accumulate = reduce_mean
 
+    def detach(self):
+        """Returns the values without a graph."""
+        return StepOutput([each.detach() for each in self.outputs])
+
     def concat(self, dim=0):
         """Joins the values along the dimension of the batch. Values without dimensions become a vector."""
         return torch.stack(self.outputs) if self.outputs[0].dim() == 0 else torch.cat(self.outputs, dim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from smdistributed.modelparallel.exceptions import SMPUnsupportedError
 from smdistributed.modelparallel.torch._state import state
 
 
@@ -19,6 +20,9 @@ class GradScaler(torch.amp.GradScaler):
         return super()._check_scale_growth_tracker(funcname)
 
     def _unscale_grads_(self, *args, **kwargs):
+        if state.steps_in_reduction():
+            raise SMPUnsupportedError("smp.amp.GradScaler with shard_optimizer_state, which has stepped the parameters already: leave one of "
+                                      "them out")
         found = super()._unscale_grads_(*args, **kwargs)
         total = torch.stack([torch.zeros(()), *(each.detach().cpu().reshape(()) for each in found.values())]).max()
         dist.all_reduce(total, dist.ReduceOp.MAX, group=state.group("PP_GROUP"))

@@ -22,10 +22,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._order = None  # for each group: the names of the whole model's parameters
         model = state.model and state.model()
         if model is not None and model.partitioned and model.pp_size > 1:
-            own = {id(each): name for name, each in model._own_parameters().items()}
-            self._order = [self._merged([own[id(each)] for each in group["params"]], model._names) for group in optimizer.param_groups]
+            self._order = [self._merged(self._names_in(group, model), model._names) for group in optimizer.param_groups]
         state.optimizers.clear()  # a script has one
         state.optimizers.add(self)
+
+    @staticmethod
+    def _names_in(group, model):
+        own = {id(each): name for name, each in model._own_parameters().items()}
+        if any(id(each) not in own for each in group["params"]):
+            raise SMPError("smp.DistributedOptimizer: the optimizer has parameters of other partitions: wrap it before the first step, or "
+                           "make it of model.parameters()")
+        return [own[id(each)] for each in group["params"]]
 
     @staticmethod
     def _merged(names, order):
