@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Compares the partitions of `shoal explain pipeline` with those of other programs, on their own models. All partitions are timed
-by the same prediction: 1F1B, four microbatches for each rank.
+by the same prediction: 1F1B, four microbatches for each rank. Units of a graph with branches can run in several orders; Shoal
+tries three of them, as a profile has one.
 
   bench/bench_partition.py --pipedream FOLDER --dnn-partitioning FOLDER
       folders with github.com/msr-fiddle/pipedream (14 measured profiles; its optimizer runs as it is) and
@@ -78,6 +79,32 @@ class Model:
         if stages and [stages[key] for key in found] != sorted(stages[key] for key in found):
             return None
         return found if len(found) == len(self.units) else None
+
+    def depth_first(self, is_reversed):
+        """Returns an order in which branches stay together."""
+        keys = list(self.units)
+        place = {key: i for i, key in enumerate(keys)}
+        readers = {key: [] for key in keys}
+        for one, other in self.edges:
+            readers[one].append(other)
+
+        def sort(found):
+            return iter(sorted(found, key=place.get, reverse=not is_reversed))
+
+        seen, ended = set(), []
+        for root in sort(keys):
+            work = [] if root in seen else [(root, sort(readers[root]))]
+            seen.add(root)
+            while work:
+                key, rest = work[-1]
+                other = next(rest, None)
+                if other is None:
+                    ended.append(key)
+                    work.pop()
+                elif other not in seen:
+                    seen.add(other)
+                    work.append((other, sort(readers[other])))
+        return ended[::-1]
 
     def profile(self, order):
         at = {key: i for i, key in enumerate(order)}
@@ -307,7 +334,8 @@ def deepspeed_stages(model):
 
 def report(model, peers, folder):
     """Prints a line. Returns the least of the peers' steps, divided by Shoal's."""
-    own = explain(model, model.order(), folder)
+    orders = [model.order(), model.depth_first(False), model.depth_first(True)]
+    own = min((explain(model, order, folder) for order in orders), key=lambda found: found["step_us"])
     steps = {"equal": own["equal_step_us"], "tree": own["tree_step_us"]}
     for name, stages in peers.items():
         steps[name] = step_of_stages(model, stages, folder) if stages else None

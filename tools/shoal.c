@@ -38,11 +38,11 @@ static void help_print(FILE *out)
 {
     fputs("shoal: collective communication for data-parallel training.\n\nUsage:\n", out);
     for (size_t i = 0; i < COMMANDS; i++)
-        fprintf(out, "    shoal %-11s %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "    shoal %-15s  %s\n", commands[i].name, commands[i].summary);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        fprintf(out, "    shoal %-11s %s\n", parts[i][0], parts[i][1]);
-    fputs("    shoal --version             print the version\n"
-          "    shoal COMMAND --help        print what a command does, its options and examples\n"
+        fprintf(out, "    shoal %-15s  %s\n", parts[i][0], parts[i][1]);
+    fputs("    shoal --version        print the version\n"
+          "    shoal COMMAND --help   print what a command does, its options and examples\n"
           "\n"
           "To begin:\n"
           "    shoal run -n 2 ./train                          two workers on this machine\n"

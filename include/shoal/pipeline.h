@@ -292,7 +292,7 @@ struct shoal_partition_options {
     uint32_t slots;          /* 0: the fewest with which the schedule comes to its end */
     int recomputes;          /* 1: backward passes repeat the forward pass first, to keep less */
     int keeps_ties_together; /* 1: tied units must be on one rank */
-    uint64_t effort;         /* actions that a search may simulate; 0: 16 million, some tenths of a second */
+    uint64_t effort;         /* actions that a search may simulate; 0: 8 million, some tenths of a second */
 };
 #define SHOAL_PARTITION_OPTIONS_INIT                                                                                       \
     {                                                                                                                      \

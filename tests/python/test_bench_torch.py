@@ -189,8 +189,21 @@ def a_training_is_timed_with_and_without_communication():
     expect(abs(result["exposed_us"] - (result["median_us"] - result["alone_us"])) < 1e-6 and result["steps"] == 2, result)
 
 
+def pipelines_are_measured_beside_torchs():
+    python = python_with("torch.distributed.pipelining")
+    command = os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")
+    words = ["--schedule", "zb-h1", "--layers", "4", "--width", "16", "--rows", "2", "--microbatches", "3", "--rounds", "2"]
+    code, out, err = call(command, "run", "-n", "2", python, TOP / "bench/torch_pipeline.py", *words, env=ENVIRONMENT, timeout=200)
+    expect(code == 0, out, err)
+    result = json.loads(next(line[line.index("{"):] for line in out.splitlines() if "{" in line))
+    names = {"shoal", "torch over shoal", "torch over gloo"}
+    expect(set(result["median_ms"]) == set(result["ratio"]) == names and result["ratio"]["shoal"] == 1.0, result)
+    expect(all(0 < result["best_ms"][name] <= result["median_ms"][name] for name in names), result)
+
+
 run_cases([what_meets_the_targets_is_met, what_misses_a_target_is_named, zero_copy_tensors_have_more_to_reach,
            without_deepspeed_nothing_is_wanted_beside_it, cases_have_targets_of_their_own,
            every_suite_has_a_target_and_every_target_a_suite, help_lists_the_suites, what_is_wrong_is_refused,
            gloo_can_stand_in_shoals_place, shoal_is_measured_beside_gloo, a_wrong_result_stops_the_run,
-           gradients_are_shaped_as_the_models, a_training_is_timed_with_and_without_communication])
+           gradients_are_shaped_as_the_models, a_training_is_timed_with_and_without_communication,
+           pipelines_are_measured_beside_torchs])

@@ -180,11 +180,14 @@ def small_models():
         n_embd=32, n_layer=4, n_head=2, vocab_size=50, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **quiet)), {
             "input_ids": words, "use_cache": False, "return_dict": False}
     yield "Llama", transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=50, **quiet)), {
-        "input_ids": words, "use_cache": False, "return_dict": False}
+        "input_ids": words, "use_cache": False}
     yield "BERT", transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=50, **none)), {
-        "input_ids": words, "attention_mask": torch.ones(10, 9, dtype=torch.long), "return_dict": False}
+        "input_ids": words, "attention_mask": torch.ones(10, 9, dtype=torch.long)}
+    yield "T5", transformers.T5ForConditionalGeneration(transformers.T5Config(
+        d_model=32, num_layers=3, num_heads=2, d_ff=64, d_kv=16, vocab_size=50, dropout_rate=0.0, decoder_start_token_id=0)), {
+            "input_ids": words, "decoder_input_ids": words.flip(1), "use_cache": False}
     yield "ViT", transformers.ViTForImageClassification(transformers.ViTConfig(**sizes, image_size=32, patch_size=8, **none)), {
-        "pixel_values": torch.randn(10, 3, 32, 32), "return_dict": False}
+        "pixel_values": torch.randn(10, 3, 32, 32)}
 
 
 def pipelines_train_models_of_transformers(world):
@@ -193,9 +196,14 @@ def pipelines_train_models_of_transformers(world):
     import shoal.torch
     for name, model, inputs in small_models():
         alone, targets = copy.deepcopy(model), torch.arange(10)
-        loss = lambda result, target: (result[0].flatten(1).square().mean(1) * (target + 1)).mean()  # noqa: E731
+        def loss(result, target):
+            return (result[0].flatten(1).square().mean(1) * (target + 1)).mean()
+
         pipeline = shoal.torch.Pipeline(model, inputs, microbatches=4, schedule="zb-h1", loss=loss)
         expect(len(pipeline.units) >= 5, name, pipeline.units)
+        result = pipeline.forward(inputs)
+        if result is not None:
+            torch.testing.assert_close(result[0], alone(**inputs)[0].detach(), rtol=1e-4, atol=1e-5)
         mine, wanted = pipeline.step(inputs, targets), loss(alone(**inputs), targets)
         wanted.backward()
         torch.testing.assert_close(mine, wanted.detach())

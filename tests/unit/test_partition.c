@@ -347,6 +347,43 @@ static void see_bottleneck(const uint32_t *division, void *arg)
     best->value = fmin(best->value, value);
 }
 
+struct best_transfers {
+    const struct problem *problem;
+    double limit, value;
+};
+
+static void see_transfers(const uint32_t *division, void *arg)
+{
+    struct best_transfers *best = arg;
+    const struct problem *problem = best->problem;
+    double value = 0;
+    if (!problem_allows(problem, division))
+        return;
+    for (uint32_t s = 0; s < problem->stages; s++) {
+        const double parameters = problem_parameters(problem, division[s], division[s + 1]);
+        value += problem->uses[s].is_far_ahead ? problem_transfer(problem, division[s]) : 0;
+        if (measure_time(problem, NULL, s, division[s], division[s + 1]) > best->limit ||
+            problem_lack(problem, MEMORY_HOPE, s, division[s], division[s + 1], parameters, NULL) > 0.5)
+            return;
+    }
+    best->value = fmin(best->value, value);
+}
+
+/* The fewest transfers, if no stage takes longer than a limit that some division keeps, or does not. */
+static void check_transfers(const struct problem *problem, double limit)
+{
+    uint32_t division[STAGES_MAX] = {0}, found[STAGES_MAX];
+    double value;
+    struct best_transfers best = {problem, limit, PARTITION_NEVER}, again = {problem, limit, PARTITION_NEVER};
+    division[problem->stages] = problem->units;
+    each_division(problem->units, problem->stages, division, 1, see_transfers, &best);
+    assert_int_equal(divide_cheaply(problem, measure_time, NULL, limit, found, &value), SHOAL_OK);
+    assert_true(value == best.value);
+    if (value < PARTITION_NEVER)
+        see_transfers(found, &again);
+    assert_true(is_near(again.value, best.value));
+}
+
 static void bottlenecks_are_least(void **state)
 {
     uint64_t random = 14;
@@ -369,6 +406,7 @@ static void bottlenecks_are_least(void **state)
             if (value < PARTITION_NEVER)
                 see_bottleneck(found, &again);
             assert_true(again.value == best.value);
+            check_transfers(&problem, 20 + 10 * (seed % 7));
         }
         problem_close(&problem);
         free_small(&small);

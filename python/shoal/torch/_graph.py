@@ -12,6 +12,7 @@ recorded and compared in each step."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import typing
 
@@ -143,6 +144,17 @@ class _Tracer(Tracer):
         node = self.create_node("placeholder", f"input_{number}", (), {})
         node.meta["example"] = self._fake(leaf)
         return self.proxy(node)
+
+    def create_arg(self, a):
+        if not (isinstance(a, dict) and dataclasses.is_dataclass(a)):
+            return super().create_arg(a)
+        fields = {field.name: self.create_arg(getattr(a, field.name)) for field in dataclasses.fields(a)}
+        return self.create_node("call_function", type(a), (), fields)  # such as the results of transformers
+
+    def create_node(self, *words, **options):
+        node = super().create_node(*words, **options)
+        node.meta["example"] = UNKNOWN
+        return node
 
     def create_proxy(self, kind, target, args, kwargs, *rest, **options):
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)

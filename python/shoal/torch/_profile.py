@@ -277,7 +277,7 @@ class Partition:
         lines = [f"schedule: {self.kind}, {self.schedule.microbatches} microbatches"]
         for number, stage in enumerate(self.stages):
             names = units[stage.first_unit:stage.first_unit + stage.unit_count]
-            named = f"{names[0]} to {names[-1]}" if names else "no unit"
+            named = " to ".join(dict.fromkeys((names[0], names[-1]))) if names else "no unit"
             lines.append(f"stage {number} on rank {stage.rank}: {named}, {stage.forward + stage.input_gradient + stage.weight_gradient:.0f} us "
                          f"per microbatch; {self.reasons[number]}")
         lines += [f"rank {rank}: {memory.total_bytes / 2**20:.1f} MiB" for rank, memory in enumerate(self.memory)]

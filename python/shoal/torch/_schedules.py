@@ -14,7 +14,6 @@ KINDS = {"gpipe": _native.SCHEDULE_GPIPE, "1f1b": _native.SCHEDULE_1F1B, "interl
          "v-min": _native.SCHEDULE_V_MIN, "v-half": _native.SCHEDULE_V_HALF, "v-zb": _native.SCHEDULE_V_ZB,
          "auto": _native.SCHEDULE_AUTO}
 OF_SEVERAL_STAGES = ("interleaved", "breadth-first")
-V_KINDS = ("v-min", "v-half", "v-zb")
 
 
 class Schedule:
@@ -63,15 +62,6 @@ class Schedule:
 
     def rank_of(self, stage):
         return self._library.schedule_rank_of(self.address, stage)
-
-    def splits_backward(self):
-        """Returns true if some backward passes are two actions."""
-        return any(action.kind == _native.INPUT_GRADIENT for rank in range(self.ranks) for action in self.actions(rank))
-
-    def actions(self, rank):
-        count = ctypes.c_uint32()
-        first = self._library.schedule_actions(self.address, rank, ctypes.byref(count))
-        return first[:count.value]
 
     def text(self):
         """Returns the schedule in torch's form (compute_only)."""

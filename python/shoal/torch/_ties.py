@@ -2,8 +2,6 @@
 their gradients are summed."""
 from __future__ import annotations
 
-import ctypes
-
 import torch
 import torch.distributed as dist
 
@@ -57,12 +55,12 @@ class Ties:
     def begin(self):
         """Puts gradients of former steps aside, which are sums already."""
         self._former = {}
-        for name, parameter, _ in self._ties:
+        for name, parameter, _ in self._trained():
             self._former[name], parameter.grad = parameter.grad, None
 
     def sum(self):
         """Sums the gradients of a step."""
-        for name, parameter, communicator in self._ties:
+        for name, parameter, communicator in self._trained():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if gradient.layout is not torch.strided:
                 raise TypeError(f"shoal: the gradient of the tied parameter {name} is a tensor of {gradient.layout}, but must be dense")
@@ -70,13 +68,17 @@ class Ties:
             kind, each = _gradients.TYPES[gradient.dtype]
             self._check(communicator, self._library.allreduce(communicator.address, gradient.data_ptr(), gradient.data_ptr(),
                                                               gradient.numel() * each, kind, _native.SUM, None))
-            former = self._former.get(name)
+            former = self._former.pop(name)
             parameter.grad = gradient if former is None else former.add_(gradient)
+
+    def _trained(self):
+        return [tie for tie in self._ties if tie[1].requires_grad]
 
     def restore(self):
         """Drops the gradients of a step that has failed."""
         for name, parameter, _ in self._ties:
-            parameter.grad = self._former.get(name)
+            if name in self._former:
+                parameter.grad = self._former.pop(name)
 
     @staticmethod
     def _check(communicator, status):

@@ -37,13 +37,13 @@ static size_t write_lack(const struct problem *problem, const uint32_t *division
     return used > 0 && (size_t)used < room ? (size_t)used : room - 1;
 }
 
-/* Returns true if some division fits with other options. */
-static enum shoal_status fits_with(const struct problem *problem, const struct shoal_partition_options *options, bool *fits_out)
+enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                              const struct shoal_partition_options *options, bool *fits_out)
 {
     struct problem other;
     double value;
-    uint32_t *division = calloc((size_t)problem->stages + 1, sizeof *division);
-    enum shoal_status status = problem_open(&other, problem->profile, problem->schedule, options, (struct partition_text){0});
+    uint32_t *division = calloc((size_t)shoal_schedule_stages(schedule) + 1, sizeof *division);
+    enum shoal_status status = problem_open(&other, profile, schedule, options, (struct partition_text){0});
     status = division ? status : SHOAL_ERR_MEMORY;
     *fits_out = false;
     for (enum memory_rule rule = MEMORY_HOPE; rule <= MEMORY_SURE && status == SHOAL_OK && !*fits_out; rule++) {
@@ -65,7 +65,7 @@ static enum shoal_status find_shards(const struct problem *problem, bool recompu
     for (uint32_t shards = 2; shards <= SHARDS_MAX && !fits; shards *= 2) {
         options.state_shards = shards > options.state_shards ? shards : options.state_shards;
         options.gradient_shards = shards > options.gradient_shards ? shards : options.gradient_shards;
-        PARTITION_TRY(fits_with(problem, &options, &fits));
+        PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &fits));
         *shards_out = fits ? shards : 0;
     }
     return SHOAL_OK;
@@ -79,9 +79,9 @@ static enum shoal_status write_help(const struct problem *problem, char *line, s
     uint32_t shards, both = 0;
     if (!options.recomputes) {
         options.recomputes = 1;
-        PARTITION_TRY(fits_with(problem, &options, &recomputed));
+        PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &recomputed));
     }
-    PARTITION_TRY(find_shards(problem, options.recomputes && problem->options.recomputes, &shards));
+    PARTITION_TRY(find_shards(problem, problem->options.recomputes != 0, &shards));
     if (!recomputed && !shards && !problem->options.recomputes)
         PARTITION_TRY(find_shards(problem, true, &both));
     if (recomputed && shards)

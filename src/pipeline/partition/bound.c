@@ -16,6 +16,7 @@
 #include "pipeline/partition/partition.h"
 
 #define TRANSFER_LIMITS 8 /* of the path: each takes a division */
+#define LARGE 16384       /* stages * units from which half of the limits will do */
 #define TIES_MAX 8        /* that the bound looks at: each takes a division */
 
 /* Actions of a stage from its first backward pass on: all, and up to its last input gradient. */
@@ -196,10 +197,11 @@ static enum shoal_status transfer_bound(const struct problem *problem, const str
         return SHOAL_OK;
     PARTITION_TRY(divide_cheaply(problem, measure_path, bound, low * (1 + 1e-9), NULL, &transfers));
     const double high = low + 2 * transfers;
+    const int limits = (uint64_t)problem->stages * problem->units > LARGE ? TRANSFER_LIMITS / 2 : TRANSFER_LIMITS;
     *bound_out = high;
-    for (int i = 0; i < TRANSFER_LIMITS; i++) {
-        const double from = low + (high - low) * i * i / (TRANSFER_LIMITS * TRANSFER_LIMITS);
-        const double to = low + (high - low) * (i + 1) * (i + 1) / (TRANSFER_LIMITS * TRANSFER_LIMITS);
+    for (int i = 0; i < limits; i++) {
+        const double from = low + (high - low) * i * i / (limits * limits);
+        const double to = low + (high - low) * (i + 1) * (i + 1) / (limits * limits);
         PARTITION_TRY(divide_cheaply(problem, measure_path, bound, to * (1 + 1e-9), NULL, &transfers));
         *bound_out = from + 2 * transfers < *bound_out ? from + 2 * transfers : *bound_out;
     }

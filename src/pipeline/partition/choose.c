@@ -85,29 +85,42 @@ static enum shoal_status try_wanted(struct choice *choice, enum shoal_schedule_k
     return kind == SHOAL_SCHEDULE_AUTO ? try_all(choice, lacks_out, text) : try_kind(choice, kind, lacks_out, text);
 }
 
-/* Looks for more ranks with which the units fit, and adds their number to the text. Orders that have to be found are tried as
- * 1F1B, which keeps about as much. */
-static void add_ranks(struct choice *choice, enum shoal_schedule_kind kind, struct partition_text text)
+/* Returns true if the units fit on a number of ranks. */
+static bool fits_on(const struct choice *choice, const struct shoal_schedule_options *wanted, uint32_t ranks)
 {
-    const uint32_t ranks = choice->schedule_options.ranks, most = RANKS_FACTOR * ranks;
-    const bool is_found = kind >= SHOAL_SCHEDULE_ZB_H1;
+    struct shoal_schedule_options own = *wanted;
+    struct shoal_schedule *schedule = NULL;
+    bool fits = false;
+    own.ranks = ranks;
+    own.costs = mean_costs(choice->profile, choice->options, ranks);
+    enum shoal_status status = shoal_schedule_create(&own, &schedule, NULL, 0);
+    if (status == SHOAL_OK)
+        status = advice_fits(choice->profile, schedule, choice->options, &fits);
+    shoal_schedule_free(schedule);
+    return status == SHOAL_OK && fits;
+}
+
+/* Looks for more ranks with which the units fit, and adds their number to the text: first in steps of an eighth, then one by
+ * one. Orders that have to be found are tried as 1F1B, which keeps about as much. */
+static void add_ranks(const struct choice *choice, enum shoal_schedule_kind kind, struct partition_text text)
+{
+    struct shoal_schedule_options wanted = choice->schedule_options;
+    const uint32_t ranks = wanted.ranks, step = (ranks + 7) / 8;
+    const uint32_t most = RANKS_FACTOR * ranks < choice->profile->count ? RANKS_FACTOR * ranks : choice->profile->count;
+    uint32_t more = ranks + step;
     if (!text.at || choice->options->rank_memory_bytes || choice->options->rank_speeds)
         return;
-    for (uint32_t more = ranks + 1; more <= most && more <= choice->profile->count; more++) {
-        bool lacks;
-        choice->schedule_options.ranks = more;
-        choice->schedule_options.costs = mean_costs(choice->profile, choice->options, more);
-        if (is_found)
-            choice->schedule_options.stages_per_rank = 0;
-        if (try_kind(choice, is_found ? SHOAL_SCHEDULE_1F1B : kind, &lacks, (struct partition_text){NULL, 0}) != SHOAL_OK)
-            continue;
-        const size_t used = strnlen(text.at, text.bytes);
-        snprintf(text.at + used, text.bytes - used, ". With %s it would fit on %u ranks",
-                 shoal_schedule_name(choice->schedule_options.kind), more);
-        break;
-    }
-    shoal_schedule_free(choice->schedule);
-    shoal_partition_free(choice->partition);
+    wanted.kind = kind >= SHOAL_SCHEDULE_ZB_H1 ? SHOAL_SCHEDULE_1F1B : kind;
+    wanted.stages_per_rank = kind >= SHOAL_SCHEDULE_ZB_H1 ? 0 : wanted.stages_per_rank;
+    while (more <= most && !fits_on(choice, &wanted, more))
+        more += step;
+    if (more > most)
+        return;
+    uint32_t fewest = more - step + 1;
+    while (fewest < more && !fits_on(choice, &wanted, fewest))
+        fewest++;
+    const size_t used = strnlen(text.at, text.bytes);
+    snprintf(text.at + used, text.bytes - used, ". With %s it would fit on %u ranks", shoal_schedule_name(wanted.kind), fewest);
 }
 
 enum shoal_status shoal_partition_choose(const struct shoal_profile *profile,
@@ -140,8 +153,6 @@ enum shoal_status shoal_partition_choose(const struct shoal_profile *profile,
     }
     shoal_schedule_free(choice.schedule);
     shoal_partition_free(choice.partition);
-    choice.schedule = NULL;
-    choice.partition = NULL;
     if (lacks)
         add_ranks(&choice, kind, why);
     return status;

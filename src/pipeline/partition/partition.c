@@ -7,7 +7,7 @@
 #include "base/struct_bytes.h"
 
 #define CELLS_MAX (UINT64_C(1) << 27) /* stages * units, of which the search keeps a table */
-#define EFFORT 16000000u
+#define EFFORT 8000000u
 
 struct shoal_partition {
     uint32_t stages, ranks;

@@ -238,6 +238,10 @@ SHOAL_MUST_USE enum shoal_status refine(struct problem *problem, const uint32_t 
 SHOAL_MUST_USE enum shoal_status reasons_write(struct problem *problem, const uint32_t *division, const struct verdict *verdict,
                                                char (*reasons)[PARTITION_REASON]);
 
+/* Looks for a division that fits, whatever its step. With several stages on a rank it may overlook one. */
+SHOAL_MUST_USE enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                             const struct shoal_partition_options *options, bool *fits_out);
+
 /* Writes what is short in a division that does not fit, and what would fit. Returns ERR_ARGUMENT, or ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status advice_refuse(const struct problem *problem, const uint32_t *division,
                                                struct partition_text text);
