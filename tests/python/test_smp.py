@@ -394,6 +394,45 @@ def values_of_messages_stay(world):
         same(output.concat(), one(each)[1].detach())
 
 
+def models_run_in_16_bits(world):
+    """As autocast does; parameters made in float16 become float32."""
+    for key in ("bf16", "fp16"):
+        smp = started(world, world.size, **{key: True})
+        one, plain = seeded(Words), seeded(Words)
+        with smp.model_creation(dtype=torch.float16):
+            expect(nn.Linear(2, 2).weight.dtype is torch.float16)
+        model = smp.DistributedModel(plain.half())
+        with torch.no_grad():
+            for mine, theirs in zip(one.parameters(), plain.parameters()):
+                mine.copy_(theirs)
+        one.scale.copy_(plain.scale)
+        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(model.parameters()), static_loss_scale=None, dynamic_loss_scale=True,
+                                             dynamic_loss_args={"scale_window": 1000})
+        inputs, targets = sentences(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = words_loss(one(inputs).float(), targets)
+        wanted.backward()
+
+        @smp.step
+        def train_step(model, inputs, targets):
+            logits = model(inputs)
+            loss = words_loss(logits, targets)
+            model.backward(loss)
+            return loss, logits
+        loss, logits = train_step(model, inputs, targets)
+        expect({each.dtype for each in logits.outputs} == {torch.float32})
+        torch.testing.assert_close(loss.reduce_mean(), wanted.detach(), rtol=1e-3, atol=1e-3)
+        own = dict(one.named_parameters(remove_duplicate=False))
+        for name, parameter in model.local_named_parameters():
+            expect(parameter.dtype is torch.float32)
+            if own[name].grad is not None:
+                torch.testing.assert_close(parameter.grad, own[name].grad, rtol=0.05, atol=0.01)
+        norm = optimizer.clip_master_grads(1e9)
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(one.parameters(), 1e9), rtol=0.05, atol=0.01)
+        expect(optimizer.overflow is False and optimizer.loss_scale == 1.0 and optimizer.update_master_grads() is None)
+        optimizer.step()
+
+
 def evaluations_return_numbers(world):
     """Without gradients, in both modes, between steps; numbers come as lists."""
     smp = started(world)
@@ -895,8 +934,8 @@ REFUSED = [
     ({"partitions": 2, "shard_optimizer_state": True}, ValueError, "needs \"ddp\": true"),
     ({"partitions": 2, "tensor_parallel_degree": 2}, NotImplementedError, "tensor parallelism is not served"),
     ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "ShardedDataParallel"),
-    ({"partitions": 2, "fp16": True}, NotImplementedError, "torch.autocast"), ({"partitions": 2, "bf16": True}, NotImplementedError, "autocast"),
-    ({"partitions": 2, "fp16_params": True}, NotImplementedError, "autocast"), ({"partitions": 2, "horovod": True}, NotImplementedError, "TensorFlow"),
+    ({"partitions": 2, "fp16": True, "bf16": True}, ValueError, "choose one"), ({"partitions": 2, "fp16": 1}, ValueError, "true or false, not 1"),
+    ({"partitions": 2, "horovod": True}, NotImplementedError, "TensorFlow"),
     ({"partitions": 2, "partition_file": "x"}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "load_partition": True}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "hybrid_shard_degree": 2}, NotImplementedError, "of version 2"),
@@ -933,11 +972,12 @@ def names_that_scripts_import_exist(world):
 
 def parameters_without_effect_are_named(world):
     from smdistributed.modelparallel import _parameters
-    given = {"partitions": 2, **dict.fromkeys(_parameters.POINTLESS, True), "optimize": "speed", "tensor_parallel_degree": 1, "fp16": False}
+    given = {"partitions": 2, **dict.fromkeys(_parameters.POINTLESS, True), "optimize": "speed", "tensor_parallel_degree": 1}
     cfg, notes = _parameters.read(given)
     expect(sorted(each.split(" has")[0] for each in notes) == sorted(_parameters.POINTLESS), notes)
     silent = {"partitions": 2, "optimize": "memory", "prescaled_batch": False, "static_mode": False, "offload_activations": False}
     expect(_parameters.read(silent)[1] == [])
+    expect("bfloat16 takes its place" in _parameters.read({"partitions": 2, "fp16": True})[1][0])
     expect(cfg.optimize == "speed" and cfg.placement_strategy == "DPT")
 
 
@@ -1057,6 +1097,7 @@ CASES = [
     Case("backward takes gradients", backward_takes_gradients, (2,)),
     Case("arguments have names", arguments_have_names, (1, 2)),
     Case("settings around the model hold everywhere", settings_around_the_model_hold_everywhere, (1, 2, 3)),
+    Case("models run in 16 bits", models_run_in_16_bits, (1, 2)),
     Case("values of messages stay", values_of_messages_stay, (2,)),
     Case("evaluations return numbers", evaluations_return_numbers, (1, 2, 4)),
     Case("batches of pp_rank 0 count", batches_of_pp_rank_0_count, (2, 3)),

@@ -140,8 +140,8 @@ def mistakes(job: Job) -> List[Mistake]:
 # version 1 or names them in the log, except for the following; it also checks their values.
 _MP_KNOWN = (
     "active_microbatches", "activation_loading_horizon", "auto_partition", "bf16", "checkpoint_attentions", "contiguous", "ddp",
-    "ddp_dist_backend", "ddp_port", "default_partition", "delayed_parameter_initialization", "deterministic_server", "fast_mode", "fp16", "fp16_params", "horovod",
-    "load_partition", "memory_weight", "microbatches", "offload_activations", "optimize", "partition_file", "partitions", "pipeline",
+    "ddp_dist_backend", "ddp_port", "default_partition", "delayed_parameter_initialization", "deterministic_server", "fast_mode",
+    "fp16", "fp16_params", "horovod", "load_partition", "memory_weight", "microbatches", "offload_activations", "optimize", "partition_file", "partitions", "pipeline",
     "pipeline_parallel_degree", "placement_strategy", "prescaled_batch", "shard_optimizer_state", "sharded_data_parallel_degree",
     "sdp_gradient_clipping", "sdp_hierarchical_allgather", "sdp_max_live_parameters", "sdp_param_persistence_threshold",
     "sdp_reduce_bucket_size", "skip_tracing", "static_mode", "tensor_parallel_degree", "_fp32_grad_accumulation", "_match_weights",
@@ -151,7 +151,7 @@ _MP_KNOWN = (
 _MP_REFUSED: Dict[str, Tuple[Any, ...]] = {
     **dict.fromkeys(("tensor_parallel_degree", "expert_parallel_degree", "context_parallel_degree", "sharded_data_parallel_degree",
                      "hybrid_shard_degree"), (1,)),
-    **dict.fromkeys(("fp16", "bf16", "fp16_params", "horovod", "sm_activation_offloading"), (False,)),
+    **dict.fromkeys(("horovod", "sm_activation_offloading"), (False,)),
 }
 
 

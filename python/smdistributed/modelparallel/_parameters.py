@@ -26,6 +26,7 @@ SERVED = {
 POINTLESS = {
     "optimize": "it chooses between two forms of tensor parallelism, and tensor_parallel_degree is 1",
     "prescaled_batch": "it is for tensor parallelism, and tensor_parallel_degree is 1",
+    "fp16_params": "it is for modules of tensor parallelism, and tensor_parallel_degree is 1",
     "offload_activations": "activations are in the memory of the host already",
     "activation_loading_horizon": "activations are in the memory of the host already",
     "skip_tracing": "the model is measured on the CPU, unit by unit",
@@ -46,9 +47,6 @@ POINTLESS = {
 REFUSED = {
     "tensor_parallel_degree": (1, "tensor parallelism is not served: use pipeline_parallel_degree, or DTensor over the back-end \"shoal\""),
     "sharded_data_parallel_degree": (1, "use shoal.torch.ShardedDataParallel in the script, or shard_optimizer_state"),
-    "fp16": (False, "write torch.autocast(\"cpu\", torch.bfloat16) around the model's call in the step function"),
-    "bf16": (False, "write torch.autocast(\"cpu\", torch.bfloat16) around the model's call in the step function"),
-    "fp16_params": (False, "write torch.autocast(\"cpu\", torch.bfloat16) around the model's call in the step function"),
     "horovod": (False, "it is for TensorFlow; with PyTorch write \"ddp\": true"),
     "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
     "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
@@ -71,13 +69,13 @@ class Parameters:
     ddp: bool = False
     shard_optimizer_state: bool = False
     delayed_parameter_initialization: bool = False
+    fp16: bool = False
+    bf16: bool = False
     # What scripts read, and is always the same here.
     tensor_parallel_degree: int = 1
     sharded_data_parallel_degree: int = 1
     optimize: str = "memory"
     prescaled_batch: bool = False
-    fp16: bool = False
-    bf16: bool = False
     offload_activations: bool = False
 
     @property
@@ -125,6 +123,8 @@ def read(found):
         if name in POINTLESS and value not in (None, False, SERVED.get(name, (None, None))[1]):
             notes.append(f"{key} has no effect: {POINTLESS[name]}")
     _check(values)
+    if values.get("fp16"):
+        notes.append("fp16: on CPUs bfloat16 takes its place, which needs no loss scale")
     values = {name: value for name, value in values.items() if value is not None}
     values["placement_strategy"] = STRATEGIES.get(values.get("placement_strategy", "cluster"), values.get("placement_strategy"))
     return Parameters(**values), notes
@@ -172,6 +172,8 @@ def _check(values):
         raise SMPConfigError("smp.init: default_partition must be supplied if auto_partition is set to False!")
     if default is not None and not 0 <= default < degree:
         raise SMPConfigError(f"smp.init: default_partition must be less than the number of partitions ({degree}), and it is {default}")
+    if values.get("fp16") and values.get("bf16"):
+        raise SMPConfigError("smp.init: fp16 and bf16 are both true: choose one")
     if values.get("shard_optimizer_state") and not values.get("ddp"):
         raise SMPConfigError("smp.init: shard_optimizer_state needs \"ddp\": true: states are divided among the data-parallel ranks")
 

@@ -7,6 +7,7 @@ import weakref
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
@@ -19,6 +20,8 @@ PARTIAL = "_smp_is_partial"  # in the state of one partition
 class DistributedModel(nn.Module):
     """A model whose partitions are on the ranks of a pipeline. In a function decorated with @smp.step it is called like the model,
     and backward() takes the place of the loss's backward().
+
+    With fp16 or bf16 the model runs in bfloat16, and parameters, gradients and results are of float32.
 
     With several partitions the model is divided in the first step: until then each rank has all of it. average_grads_across_
     microbatches: gradients are those of the mean of the microbatches' losses, else of their sum. bucket_cap_mb and broadcast_buffers
@@ -34,6 +37,9 @@ class DistributedModel(nn.Module):
         if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
             raise SMPError(f"smp.DistributedModel: backward_passes_per_step must be a number from 1 on, not {backward_passes_per_step!r}")
         super().__init__()
+        self._is_half = state.cfg.fp16 or state.cfg.bf16
+        if self._is_half:
+            module.float()  # the optimizer's values; operations are in 16 bits
         self.module, self.pp_size = module, state.cfg.pipeline_parallel_degree
         self.training = module.training
         self._names = [name for name, _ in module.named_parameters()]
@@ -56,7 +62,11 @@ class DistributedModel(nn.Module):
     # ---- A step ----
 
     def forward(self, *args, **kwargs):
-        return self._engine.forward(args, kwargs)
+        if not self._is_half:
+            return self._engine.forward(args, kwargs)
+        with torch.autocast("cpu", torch.bfloat16):
+            result = self._engine.forward(args, kwargs)
+        return tree_map(lambda each: each.float() if isinstance(each, torch.Tensor) and each.dtype is torch.bfloat16 else each, result)
 
     def backward(self, tensors, grad_tensors=None):
         """Takes the place of tensors.backward() or torch.autograd.backward(tensors, grad_tensors) in a step function."""

@@ -9,10 +9,18 @@ from smdistributed.modelparallel.torch._state import log, state
 from smdistributed.modelparallel.torch.model import PARTIAL
 
 
+def _clip(max_norm, norm_type=2):
+    return state.model().clip_grad_norm_(max_norm, norm_type)
+
+
+_OF_16_BITS = {"clip_master_grads": _clip, "overflow": False, "loss_scale": 1.0, "update_master_grads": lambda: None}
+
+
 class DistributedOptimizer(torch.optim.Optimizer):
     """Wraps an optimizer, made before or after the model is wrapped. When the model is partitioned, it drops the parameters of
     other ranks. Attributes that it does not have are those of the optimizer. static_loss_scale, dynamic_loss_scale and
-    dynamic_loss_args are for fp16, which is not served."""
+    dynamic_loss_args have no effect: bfloat16 needs no loss scale. Scripts for fp16 call clip_master_grads(max_norm), which clips by
+    the norm of the whole model, and read overflow and loss_scale."""
 
     def __init__(self, optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, dynamic_loss_args=None, **more):
         state.require()
@@ -42,6 +50,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __getattr__(self, name):
         if name == "inner":
             raise AttributeError(name)
+        if name in _OF_16_BITS and not hasattr(self.inner, name):
+            return _OF_16_BITS[name]
         return getattr(self.inner, name)
 
     def __repr__(self):
