@@ -115,7 +115,7 @@ def same(mine, wanted, what=""):
 
 
 class OneProcess:
-    """The same training by one process: the mean of all replicas' batches."""
+    """One process that trains on the batches of all replicas."""
 
     def __init__(self, model, loss, optimizer):
         self.model, self._loss, self._optimizer = model, loss, optimizer
@@ -1065,6 +1065,60 @@ def errors_in_a_step_reach_all_ranks(world):
     fails(lambda: broken(inputs), Exception, "needs its gradient")
 
 
+def models_that_cannot_be_recorded_are_refused(world):
+    smp = started(world, 2)
+
+    class Decides(Words):
+        def forward(self, input_ids, mask=None):
+            return super().forward(input_ids) if input_ids.sum() > 0 else super().forward(input_ids + 1)
+    fails(lambda: plain_step(smp, words_loss)(smp.DistributedModel(seeded(Decides)), *sentences(0)), RuntimeError, "cannot be recorded",
+          "decides by the values of a tensor")
+
+
+def a_rank_that_dies_is_named(world):
+    smp = started(world, 2)
+    plain = seeded(Words)
+
+    class Ends(nn.Tanh):
+        calls = -100
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                os._exit(7)
+            return super().forward(x)
+    for layer in plain.layers:
+        layer[1] = Ends()
+    model = smp.DistributedModel(plain)
+    train_step = plain_step(smp, words_loss)
+    train_step(model, *sentences(0))
+    plain.layers[3][1].calls = 0  # on the last stage
+    fails(lambda: train_step(model, *sentences(1)), Exception, "rank 1", "exited with code 7")
+
+
+def replicas_may_have_uneven_batches(world):
+    """With one partition, in model.join()."""
+    for microbatches in (1, 2):
+        smp = started(world, 1, microbatches=microbatches)
+        one, model = seeded(Words), smp.DistributedModel(seeded(Words))
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+        other = torch.optim.SGD(one.parameters(), lr=0.1)
+        train_step, counts = plain_step(smp, words_loss), [3, 1]
+        with model.join():
+            for number in range(counts[smp.dp_rank()]):
+                optimizer.zero_grad()
+                train_step(model, *sentences(number, smp.dp_rank()))
+                optimizer.step()
+        for number in range(3):
+            batches = [sentences(number, replica) for replica in range(2) if number < counts[replica]]
+            other.zero_grad()
+            (sum(words_loss(one(inputs), targets) for inputs, targets in batches) / 2).backward()
+            other.step()
+        if smp.dp_rank() == 0:
+            for (name, mine), (_, wanted) in zip(model.named_parameters(), one.named_parameters()):
+                same(mine.detach(), wanted.detach(), name)
+
+
 def only_forward_passes(world):
     smp = started(world, 2, pipeline="_only_forward")
     one, model = seeded(Words), smp.DistributedModel(seeded(Words))
@@ -1127,6 +1181,9 @@ CASES = [
     Case("steps that misuse the model are refused", steps_that_misuse_the_model_are_refused, (2,)),
     Case("a model is called once", a_model_is_called_once, (2,)),
     Case("errors in a step reach all ranks", errors_in_a_step_reach_all_ranks, (2,)),
+    Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (2,)),
+    Case("a rank that dies is named", a_rank_that_dies_is_named, (2,), fresh=True, ends=(1,)),
+    Case("replicas may have uneven batches", replicas_may_have_uneven_batches, (2,)),
     Case("only forward passes", only_forward_passes, (2,)),
     Case("calls before init are refused", calls_before_init_are_refused, (1,)),
 ]

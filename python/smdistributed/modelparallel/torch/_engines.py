@@ -93,10 +93,8 @@ class Whole:
                                       "leave one of them out")
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
-    def join(self):
-        if self._replicated is None:
-            return contextlib.nullcontext()
-        return self._replicated.join()
+    def join(self, *args, **kwargs):
+        return contextlib.nullcontext() if self._replicated is None else self._replicated.join(*args, **kwargs)
 
     def parts(self):
         """Returns the module that has this rank's parameters, under the model's names."""
@@ -204,7 +202,7 @@ class Staged:
             raise SMPError("smp: model.clip_grad_norm_() before the first step: there are no gradients yet")
         return self._pipeline.clip_grad_norm_(max_norm, norm_type)
 
-    def join(self):
+    def join(self, *_, **__):
         raise SMPUnsupportedError("smp: model.join() is served with one partition: give all ranks equally many batches, as "
                                   "shoal.torch.DistributedSampler does")
 

@@ -236,8 +236,9 @@ class DistributedModel(nn.Module):
         return self._engine.clip(max_norm, norm_type)
 
     def join(self, *args, **kwargs):
-        """Trains with numbers of batches that differ between ranks; with one partition."""
-        return self._engine.join()
+        """Trains with numbers of batches that differ between ranks, with one partition. Its arguments are those of torch's
+        DistributedDataParallel.join()."""
+        return self._engine.join(*args, **kwargs)
 
     def no_sync(self):
         raise SMPUnsupportedError("smp: model.no_sync() is not served: pass backward_passes_per_step= to smp.DistributedModel")
