@@ -203,20 +203,95 @@ def memory_decides_about_stages(world):
         trained(smp, Words, sentences, words_loss, steps=1)
 
 
+def divided(smp, make=Net, seed=1, optimizer=torch.optim.AdamW):
+    plain = seeded(make, seed)
+    inner = optimizer(plain.parameters(), lr=0.01)
+    return smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
+
+
+def divided_step(smp, model, optimizer, one, number, bound=None):
+    """One step of both."""
+    batches = [images(number, replica) for replica in range(smp.dp_size())]
+    one._optimizer.zero_grad()
+    (sum(nn.functional.nll_loss(one.model(inputs), targets) for inputs, targets in batches) / len(batches)).backward()
+    if bound:
+        nn.utils.clip_grad_norm_(one.model.parameters(), bound)
+    one._optimizer.step()
+    optimizer.zero_grad()
+    loss = plain_step(smp, nn.functional.nll_loss)(model, *batches[smp.dp_rank()])
+    optimizer.step()
+    return loss
+
+
+def whole_state(smp, model):
+    """Returns model.state_dict(), which rank 0 alone may have, on all ranks."""
+    return smp.allgather(dict(model.state_dict()))[0]
+
+
+def parameters_and_states_are_sharded(world):
+    for microbatches, bound in ((1, 1.0), (4, 0.1)):
+        smp = started(world, 1, microbatches=microbatches, sharded_data_parallel_degree=world.size, sdp_gradient_clipping=bound)
+        one = OneProcess(seeded(Net), nn.functional.nll_loss, None)
+        one._optimizer = torch.optim.AdamW(one.model.parameters(), lr=0.01)
+        model, optimizer = divided(smp)
+        for number in range(3):
+            divided_step(smp, model, optimizer, one, number, bound)
+            for name, value in whole_state(smp, model).items():
+                same(value, one.model.state_dict()[name].detach(), name)
+        with torch.no_grad():
+            inputs, _ = images(9)
+            same(smp.step(lambda model, inputs: model(inputs))(model, inputs).concat(), one.model(inputs))
+    for call in (model.local_state_dict, lambda: model.clip_grad_norm_(1.0), model.join, lambda: smp.amp.GradScaler().step(optimizer)):
+        fails(call, NotImplementedError, "sharded_data_parallel_degree")
+    fails(lambda: smp.DistributedModel(Net(), backward_passes_per_step=2), NotImplementedError, "one backward pass")
+    fails(lambda: plain_step(smp, nn.functional.nll_loss)(smp.DistributedModel(Net()), *images(0)) if not smp.state.optimizers.clear() else 0,
+          RuntimeError, "needs the optimizer")
+
+
+def divided_states_resume(world):
+    """From partial and full checkpoints; before the first step and after others."""
+    for key, value, bound in (("shard_optimizer_state", True, None), ("sharded_data_parallel_degree", world.size, 1.0)):
+        smp = started(world, 1, microbatches=1, **{key: value})
+        with Folder(smp) as folder:
+            one = OneProcess(seeded(Net), nn.functional.nll_loss, None)
+            one._optimizer = torch.optim.AdamW(one.model.parameters(), lr=0.01)
+            model, optimizer = divided(smp)
+            for number in range(2):
+                divided_step(smp, model, optimizer, one, number, bound)
+            for partial in (True, False):
+                smp.save_checkpoint(folder, "a", partial, model, optimizer, {"step": 2})
+            smp.barrier()
+            divided_step(smp, model, optimizer, one, 2, bound)
+            wanted = {name: each.detach().clone() for name, each in one.model.state_dict().items()}
+            for partial in (True, False):
+                for is_late in (False, True):
+                    model, optimizer = divided(smp, seed=5)
+                    if is_late:
+                        plain_step(smp, nn.functional.nll_loss)(model, *images(7))
+                        optimizer.step()
+                    expect(smp.resume_from_checkpoint(folder, partial=partial) == {"step": 2})
+                    optimizer.zero_grad()
+                    plain_step(smp, nn.functional.nll_loss)(model, *images(2, smp.dp_rank()))
+                    optimizer.step()
+                    for name, value_now in whole_state(smp, model).items():
+                        same(value_now, wanted[name], f"{key} {partial} {is_late} {name}")
+            smp = started(world, 1, microbatches=1)
+            model, optimizer = divided(smp)
+            fails(lambda: smp.resume_from_checkpoint(folder, "a"), RuntimeError, "ranks have divided the states")
+            smp.save_checkpoint(folder, "b", True, model, optimizer)
+            smp.barrier()
+            smp = started(world, 1, microbatches=1, **{key: value})
+            model, optimizer = divided(smp)
+            fails(lambda: smp.resume_from_checkpoint(folder, "b"), RuntimeError, "has whole states, and this job divides them")
+
+
 def states_of_optimizers_are_divided(world):
     smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
     one = OneProcess(seeded(Net), nn.functional.nll_loss, None)
     one._optimizer = torch.optim.AdamW(one.model.parameters(), lr=0.01)
-    plain = seeded(Net)
-    inner = torch.optim.AdamW(plain.parameters(), lr=0.01)
-    model, optimizer = smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
-    train_step = plain_step(smp, nn.functional.nll_loss)
+    model, optimizer = divided(smp)
     for number in range(3):
-        batches = [images(number, replica) for replica in range(smp.dp_size())]
-        one.step(batches)
-        optimizer.zero_grad()
-        train_step(model, *batches[smp.dp_rank()])
-        optimizer.step()
+        divided_step(smp, model, optimizer, one, number)
         for (name, mine), (_, wanted) in zip(model.named_parameters(), one.model.named_parameters()):
             same(mine.detach(), wanted.detach(), name)
     scaler = smp.amp.GradScaler()
@@ -933,7 +1008,11 @@ REFUSED = [
     ({"partitions": 2, "ddp": "yes"}, ValueError, "ddp must be true or false, not \"yes\""),
     ({"partitions": 2, "shard_optimizer_state": True}, ValueError, "needs \"ddp\": true"),
     ({"partitions": 2, "tensor_parallel_degree": 2}, NotImplementedError, "tensor parallelism is not served"),
-    ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "ShardedDataParallel"),
+    ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "one partition"),
+    ({"partitions": 1, "sharded_data_parallel_degree": 2}, ValueError, "needs \"ddp\": true"),
+    ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 3}, NotImplementedError, "set it to 2"),
+    ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2, "shard_optimizer_state": True}, ValueError, "leave shard_optimizer_state out"),
+    ({"partitions": 1, "sharded_data_parallel_degree": 0}, ValueError, "positive integer"),
     ({"partitions": 2, "fp16": True, "bf16": True}, ValueError, "choose one"), ({"partitions": 2, "fp16": 1}, ValueError, "true or false, not 1"),
     ({"partitions": 2, "horovod": True}, NotImplementedError, "TensorFlow"),
     ({"partitions": 2, "partition_file": "x"}, NotImplementedError, "smp.partition()"),
@@ -972,7 +1051,7 @@ def names_that_scripts_import_exist(world):
 
 def parameters_without_effect_are_named(world):
     from smdistributed.modelparallel import _parameters
-    given = {"partitions": 2, **dict.fromkeys(_parameters.POINTLESS, True), "optimize": "speed", "tensor_parallel_degree": 1}
+    given = {"partitions": 2, **dict.fromkeys(_parameters.POINTLESS, True), "sdp_gradient_clipping": 2.0, "optimize": "speed", "tensor_parallel_degree": 1}
     cfg, notes = _parameters.read(given)
     expect(sorted(each.split(" has")[0] for each in notes) == sorted(_parameters.POINTLESS), notes)
     silent = {"partitions": 2, "optimize": "memory", "prescaled_batch": False, "static_mode": False, "offload_activations": False}
@@ -1144,6 +1223,8 @@ CASES = [
     Case("one microbatch trains", one_microbatch_trains, (1, 2)),
     Case("memory decides about stages", memory_decides_about_stages, (2,)),
     Case("states of optimizers are divided", states_of_optimizers_are_divided, (2,)),
+    Case("parameters and states are sharded", parameters_and_states_are_sharded, (2, 3)),
+    Case("divided states resume", divided_states_resume, (2,)),
     Case("optimizers that cannot be divided are refused", optimizers_that_cannot_be_divided_are_refused, (2,)),
     Case("gradients add up", gradients_add_up, (1, 2, 4)),
     Case("gradients are clipped", gradients_are_clipped, (1, 2, 4)),

@@ -20,7 +20,7 @@ SERVED = {
     "placement_strategy": (str, "cluster"), "auto_partition": (bool, True), "default_partition": (int, None), "memory_weight": (float, None),
     "ddp": (bool, False), "shard_optimizer_state": (bool, False), "delayed_parameter_initialization": (bool, False),
     "tensor_parallel_degree": (int, 1), "sharded_data_parallel_degree": (int, 1), "optimize": (str, "memory"),
-    "prescaled_batch": (bool, False), "fp16": (bool, False), "bf16": (bool, False), "offload_activations": (bool, False),
+    "sdp_gradient_clipping": (float, 1.0), "prescaled_batch": (bool, False), "fp16": (bool, False), "bf16": (bool, False), "offload_activations": (bool, False),
 }
 # Keys that have no meaning here, and why.
 POINTLESS = {
@@ -38,7 +38,7 @@ POINTLESS = {
     "ddp_port": "ranks meet at the port of torch.distributed",
     "sdp_reduce_bucket_size": "it tunes the vendor's sharding", "sdp_param_persistence_threshold": "it tunes the vendor's sharding",
     "sdp_max_live_parameters": "it tunes the vendor's sharding", "sdp_hierarchical_allgather": "Shoal gathers by hosts always",
-    "sdp_gradient_clipping": "it tunes the vendor's sharding",
+    "sdp_gradient_clipping": "it is for sharded_data_parallel_degree",
     "checkpoint_attentions": "it is for the vendor's own transformer layers: use smp.set_activation_checkpointing()",
     "_fp32_grad_accumulation": "gradients have the type of their parameters",
     "_match_weights": "it is for the vendor's own tests",
@@ -46,7 +46,6 @@ POINTLESS = {
 # Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
 REFUSED = {
     "tensor_parallel_degree": (1, "tensor parallelism is not served: use pipeline_parallel_degree, or DTensor over the back-end \"shoal\""),
-    "sharded_data_parallel_degree": (1, "use shoal.torch.ShardedDataParallel in the script, or shard_optimizer_state"),
     "horovod": (False, "it is for TensorFlow; with PyTorch write \"ddp\": true"),
     "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
     "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
@@ -68,12 +67,13 @@ class Parameters:
     memory_weight: typing.Optional[float] = None  # None: the shortest step decides
     ddp: bool = False
     shard_optimizer_state: bool = False
+    sharded_data_parallel_degree: int = 1
+    sdp_gradient_clipping: float = 1.0
     delayed_parameter_initialization: bool = False
     fp16: bool = False
     bf16: bool = False
     # What scripts read, and is always the same here.
     tensor_parallel_degree: int = 1
-    sharded_data_parallel_degree: int = 1
     optimize: str = "memory"
     prescaled_batch: bool = False
     offload_activations: bool = False
@@ -120,7 +120,8 @@ def read(found):
         _refuse(name, value)
         if name in SERVED:
             values[name] = _checked(key, value, SERVED[name][0])
-        if name in POINTLESS and value not in (None, False, SERVED.get(name, (None, None))[1]):
+        is_of_shards = name == "sdp_gradient_clipping" and found.get("sharded_data_parallel_degree", 1) != 1
+        if name in POINTLESS and not is_of_shards and value not in (None, False, SERVED.get(name, (None, None))[1]):
             notes.append(f"{key} has no effect: {POINTLESS[name]}")
     _check(values)
     if values.get("fp16"):
@@ -155,7 +156,7 @@ def _checked(key, value, kind):
 
 def _check(values):
     """Raises an error for values that are out of range or contradict each other."""
-    for name in ("pipeline_parallel_degree", "microbatches", "active_microbatches"):
+    for name in ("pipeline_parallel_degree", "microbatches", "active_microbatches", "sharded_data_parallel_degree"):
         if values.get(name) is not None and values[name] < 1:
             raise SMPConfigError(f"smp.init: The number of {name} must be a positive integer, not {values[name]}")
     if values.get("pipeline_parallel_degree") is None:
@@ -174,6 +175,18 @@ def _check(values):
         raise SMPConfigError(f"smp.init: default_partition must be less than the number of partitions ({degree}), and it is {default}")
     if values.get("fp16") and values.get("bf16"):
         raise SMPConfigError("smp.init: fp16 and bf16 are both true: choose one")
+    _check_shards(values)
+
+
+def _check_shards(values):
+    is_sharded = values.get("sharded_data_parallel_degree", 1) > 1
+    if is_sharded and values["pipeline_parallel_degree"] > 1:
+        raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is served with one partition: set pipeline_parallel_degree to 1")
+    if is_sharded and values.get("shard_optimizer_state"):
+        raise SMPConfigError("smp.init: sharded_data_parallel_degree shards states as well: leave shard_optimizer_state out")
+    if is_sharded and not values.get("ddp"):
+        raise SMPConfigError("smp.init: sharded_data_parallel_degree needs \"ddp\": true: parameters are divided among the data-parallel "
+                             "ranks")
     if values.get("shard_optimizer_state") and not values.get("ddp"):
         raise SMPConfigError("smp.init: shard_optimizer_state needs \"ddp\": true: states are divided among the data-parallel ranks")
 

@@ -4,6 +4,7 @@
     smp.save(object, "model.pt", partial=False)  model.pt
 
     smp.save_checkpoint(path, tag, ...)          path/{tag}_partial/{model,optimizer}_{partition}.pt, user_content.pt, parts.json
+                                                 or, if ranks divide states, path/{tag}_partial/shards, user_content.pt, parts.json
     smp.save_checkpoint(path, tag, partial=False, ...)   path/{tag}, path/optimizer_{tag}, path/user_content_{tag}
                                                  path/newest: the newest tags
 
@@ -80,16 +81,18 @@ def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_co
     state.require()
     if not tag or os.sep in str(tag):
         raise SMPError(f"smp.save_checkpoint: tag must be a name, not {tag!r}")
-    if optimizer is not None and hasattr(optimizer, "consolidate_state_dict"):  # states are divided among dp ranks
-        optimizer.consolidate_state_dict(0)
+    folder, wrapper = pathlib.Path(path), model.wrapper() if model is not None else None
+    folder.mkdir(parents=True, exist_ok=True)
+    if wrapper is not None and partial:
+        _save_shards(folder, tag, wrapper, user_content)
+    elif wrapper is not None:
+        _save_whole_of_shards(folder, tag, model, optimizer, user_content)
+    elif dp_rank() == 0 and partial:
+        _save_parts(folder, tag, model, optimizer, user_content)
+    elif dp_rank() == 0:
+        _save_whole(folder, tag, model.state_dict() if model else None, optimizer.state_dict() if optimizer else None, user_content)
     if dp_rank() > 0:
         return
-    folder = pathlib.Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    if partial:
-        _save_parts(folder, tag, model, optimizer, user_content)
-    else:
-        _save_whole(folder, tag, model, optimizer, user_content)
     if mp_rank() == 0:
         _note_newest(folder, "partial" if partial else "full", tag)
         if partial and num_kept_partial_checkpoints:
@@ -97,27 +100,48 @@ def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_co
     _messages.barrier(_messages.CommGroup.MP_GROUP)
 
 
-def _save_parts(folder, tag, model, optimizer, user_content):
+@contextlib.contextmanager
+def _folder_of_parts(folder, tag, group, is_first, user_content, **about):
+    """Makes the folder of a partial checkpoint, in which all ranks of a group write; it appears when they have."""
     made, writing = folder / f"{tag}_partial", folder / f"{tag}_partial.writing"
-    if mp_rank() == 0:
+    if is_first:
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir()
-    _messages.barrier(_messages.CommGroup.MP_GROUP)
-    for name, thing in (("model", model), ("optimizer", optimizer)):
-        if thing is not None:
-            torch.save(thing.local_state_dict(), writing / f"{name}_{mp_rank()}.pt")
-    _messages.barrier(_messages.CommGroup.MP_GROUP)
-    if mp_rank() == 0:
+    _messages.barrier(group)
+    yield writing
+    _messages.barrier(group)
+    if is_first:
         torch.save(user_content, writing / "user_content.pt")
-        (writing / "parts.json").write_text(json.dumps({"pipeline_parallel_degree": mp_size()}))
+        (writing / "parts.json").write_text(json.dumps(about))
         shutil.rmtree(made, ignore_errors=True)
         os.rename(writing, made)
 
 
-def _save_whole(folder, tag, model, optimizer, user_content):
-    for name, thing in ((f"{tag}", model), (f"optimizer_{tag}", optimizer)):
-        values = None if thing is None else thing.state_dict()
-        if mp_rank() == 0 and thing is not None:
+def _save_parts(folder, tag, model, optimizer, user_content):
+    with _folder_of_parts(folder, tag, _messages.CommGroup.MP_GROUP, mp_rank() == 0, user_content,
+                          pipeline_parallel_degree=mp_size()) as writing:
+        for name, thing in (("model", model), ("optimizer", optimizer)):
+            if thing is not None:
+                torch.save(thing.local_state_dict(), writing / f"{name}_{mp_rank()}.pt")
+
+
+def _save_shards(folder, tag, wrapper, user_content):
+    with _folder_of_parts(folder, tag, _messages.CommGroup.DP_GROUP, dp_rank() == 0, user_content, shards=True) as writing:
+        wrapper.save_checkpoint(str(writing / "shards"), 0)
+    _messages.barrier(_messages.CommGroup.DP_GROUP)
+
+
+def _save_whole_of_shards(folder, tag, model, optimizer, user_content):
+    whole = model.state_dict()
+    if optimizer is not None:
+        optimizer.consolidate_state_dict(0)
+    if dp_rank() == 0:
+        _save_whole(folder, tag, whole, optimizer.state_dict() if optimizer else None, user_content)
+
+
+def _save_whole(folder, tag, of_model, of_optimizer, user_content):
+    for name, values in ((f"{tag}", of_model), (f"optimizer_{tag}", of_optimizer)):
+        if mp_rank() == 0 and values is not None:
             _write(folder / name, lambda to, values=values: torch.save(values, to))
     if mp_rank() == 0:
         _write(folder / f"user_content_{tag}", lambda to: torch.save(user_content, to))
@@ -154,6 +178,9 @@ def resume_from_checkpoint(path, tag=None, partial=True, strict=True, load_optim
     tag = tag or _newest(folder).get("partial" if partial else "full")
     if tag is None:
         raise SMPError(f"smp.resume_from_checkpoint: there is no {'partial' if partial else 'full'} checkpoint at {path}")
+    wrapper = model.wrapper()
+    if wrapper is not None and partial:
+        return _load_shards(folder / f"{tag}_partial", tag, wrapper)
     names = _parts_of(folder / f"{tag}_partial", tag) if partial else [folder / name.format(tag) for name in
                                                                        ("{}", "optimizer_{}", "user_content_{}")]
     state_of_model = _read(names[0], tag)
@@ -165,6 +192,21 @@ def resume_from_checkpoint(path, tag=None, partial=True, strict=True, load_optim
     return torch.load(names[2]) if names[2].exists() else None
 
 
+def _load_shards(folder, tag, wrapper):
+    if "shards" not in _about(folder, tag):
+        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} has whole states, and this job divides them: leave "
+                       "shard_optimizer_state and sharded_data_parallel_degree out, or use a full checkpoint (partial=False)")
+    wrapper.load_checkpoint(str(folder / "shards"))
+    return torch.load(folder / "user_content.pt")
+
+
+def _about(folder, tag):
+    """Returns what is noted of a partial checkpoint."""
+    if not (folder / "parts.json").exists():
+        raise SMPError(f"smp.resume_from_checkpoint: there is no partial checkpoint {tag} at {folder.parent}")
+    return json.loads((folder / "parts.json").read_text())
+
+
 def _read(path, tag):
     if not path.exists():
         raise SMPError(f"smp.resume_from_checkpoint: the checkpoint {tag} has no {path.name} at {path.parent}: it was saved without it, or "
@@ -174,9 +216,10 @@ def _read(path, tag):
 
 def _parts_of(folder, tag):
     """Returns the files of this rank's partition, and of the program's content."""
-    if not (folder / "parts.json").exists():
-        raise SMPError(f"smp.resume_from_checkpoint: there is no partial checkpoint {tag} at {folder.parent}")
-    saved = json.loads((folder / "parts.json").read_text())["pipeline_parallel_degree"]
+    saved = _about(folder, tag).get("pipeline_parallel_degree")
+    if saved is None:
+        raise SMPError(f"smp.resume_from_checkpoint: ranks have divided the states of the partial checkpoint {tag}: set "
+                       "shard_optimizer_state or sharded_data_parallel_degree, or use a full checkpoint (partial=False)")
     if saved != mp_size():
         raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} has {saved} partitions, and this job {mp_size()}: use "
                        f"pipeline_parallel_degree {saved}, or a full checkpoint (partial=False)")

@@ -8,7 +8,7 @@ import inspect
 import torch
 
 from shoal import _native
-from shoal.torch import _own_part, ddp, pipeline
+from shoal.torch import _own_part, ddp, pipeline, sharded
 from shoal.torch._step_function import FunctionPass, Reached
 from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from smdistributed.modelparallel.torch import _messages, _partition
@@ -47,7 +47,7 @@ class Whole:
         every = [*module.parameters(), *module.buffers()]
         if any(each.is_meta for each in every):
             _own_part.keep(module, module, initializer(module))
-        if state.placement.sizes["D"] > 1 and not state.steps_in_reduction():
+        if state.placement.sizes["D"] > 1 and not state.divides():
             self._replicate(None)
 
     def _replicate(self, optimizer):
@@ -58,7 +58,7 @@ class Whole:
 
     def prepare(self, optimizer):
         """Before the first step. optimizer: the program's, or None."""
-        if state.steps_in_reduction() and self._replicated is None:
+        if state.divides() and self._replicated is None:
             if optimizer is None:
                 raise SMPError("smp.step: shard_optimizer_state needs the optimizer: make optimizer = smp.DistributedOptimizer(optimizer) "
                                "before the first step")
@@ -88,7 +88,7 @@ class Whole:
         (scalar_of(tensors, grad_tensors) * self._factor).backward()
 
     def clip(self, max_norm, norm_type):
-        if state.steps_in_reduction():
+        if state.divides():
             raise SMPUnsupportedError("smp: model.clip_grad_norm_() with shard_optimizer_state, which has stepped the parameters already: "
                                       "leave one of them out")
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
@@ -99,6 +99,76 @@ class Whole:
     def parts(self):
         """Returns the module that has this rank's parameters, under the model's names."""
         return self.module
+
+
+    def state_dict(self, *args, **kwargs):
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, values, strict):
+        return self.module.load_state_dict(values, strict)
+
+    def wrapper(self):
+        """Returns what saves and loads checkpoints of divided states."""
+        return self._replicated
+
+
+# ---- Shards of the model on each rank --------------------------------------------------------------------------------------
+
+
+class Sharded:
+    """The model in Shoal's ShardedDataParallel. A step has one backward pass, of the sum of the microbatches' losses."""
+
+    def __init__(self, module, factor, options):
+        if options["backward_passes_per_step"] > 1:
+            raise SMPUnsupportedError("smp.DistributedModel: backward_passes_per_step with sharded_data_parallel_degree: each step has one "
+                                      "backward pass; use more microbatches")
+        self.module, self._factor, self._wrapper, self._losses = module, factor, None, []
+
+    def prepare(self, optimizer):
+        if optimizer is None:
+            raise SMPError("smp.step: sharded_data_parallel_degree needs the optimizer: make optimizer = smp.DistributedOptimizer(optimizer) "
+                           "before the first step")
+        bound = state.cfg.sdp_gradient_clipping
+        self._wrapper = sharded.ShardedDataParallel(self.module, optimizer, process_group=state.group("DP_GROUP"), max_norm=bound,
+                                                    init=initializer(self.module))
+        log(f"sharded_data_parallel_degree: the norm of gradients is clipped to sdp_gradient_clipping, {bound}")
+
+    def run(self, call, count, is_training):
+        self._losses = []
+        try:
+            returned = [call(number) for number in range(count)]
+            if self._losses:
+                sum(self._losses).backward()
+            return returned
+        finally:
+            self._losses = []
+
+    def forward(self, args, kwargs):
+        return (self._wrapper or self.module)(*args, **kwargs)
+
+    def backward(self, tensors, grad_tensors):
+        self._losses.append(scalar_of(tensors, grad_tensors) * self._factor)
+
+    def clip(self, max_norm, norm_type):
+        raise SMPUnsupportedError("smp: model.clip_grad_norm_() with sharded_data_parallel_degree: set sdp_gradient_clipping, to which the step "
+                                  "clips")
+
+    def join(self, *_, **__):
+        raise SMPUnsupportedError("smp: model.join() with sharded_data_parallel_degree: give all ranks equally many batches")
+
+    def parts(self):
+        return self.module
+
+    def state_dict(self, *args, **kwargs):
+        return self._wrapper.full_state_dict() if self._wrapper else self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, values, strict):
+        if self._wrapper is None:
+            return self.module.load_state_dict(values, strict)
+        return self._wrapper.load_full_state_dict(values, strict)
+
+    def wrapper(self):
+        return self._wrapper
 
 
 # ---- A pipeline ------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import shoal.torch  # noqa: F401  registers the back-end
 from smdistributed.dataparallel import _environment
 from smdistributed.modelparallel import _parameters, _ranks
-from smdistributed.modelparallel.exceptions import SMPError
+from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
 
 BACKEND = "shoal"
 
@@ -47,6 +47,9 @@ class State:
             raise _parameters.SMPConfigError(f"smp.init: {size} processes are {placement.sizes['D']} replicas of "
                                              f"{cfg.pipeline_parallel_degree} partitions, which \"ddp\": true trains together: set it, or "
                                              f"start {cfg.pipeline_parallel_degree} processes")
+        if cfg.sharded_data_parallel_degree not in (1, size):
+            raise SMPUnsupportedError(f"smp.init: sharded_data_parallel_degree is {cfg.sharded_data_parallel_degree}, and is served for all "
+                                      f"processes together: set it to {size}")
         self.reset()
         self.cfg, self.placement = cfg, placement
         made = {}
@@ -62,9 +65,15 @@ class State:
         if not self.is_initialized:
             raise SMPError("call smp.init() first")
 
-    def steps_in_reduction(self):
-        """Returns true if parameters are stepped at the end of the backward pass (shard_optimizer_state)."""
-        return self.cfg.shard_optimizer_state and self.cfg.pipeline_parallel_degree == 1 and self.placement.sizes["D"] > 1
+    def divides(self):
+        """Returns true if the data-parallel ranks divide the optimizer's states among themselves; an engine then runs the
+        optimizer."""
+        return self.is_sharded() or (self.cfg.shard_optimizer_state and self.cfg.pipeline_parallel_degree == 1
+                                     and self.placement.sizes["D"] > 1)
+
+    def is_sharded(self):
+        """Returns true if they divide the parameters, too."""
+        return self.cfg.sharded_data_parallel_degree > 1
 
     def group(self, kind):
         """Returns the process group of a kind that has this rank."""

@@ -20,9 +20,9 @@ class GradScaler(torch.amp.GradScaler):
         return super()._check_scale_growth_tracker(funcname)
 
     def _unscale_grads_(self, *args, **kwargs):
-        if state.steps_in_reduction():
-            raise SMPUnsupportedError("smp.amp.GradScaler with shard_optimizer_state, which has stepped the parameters already: leave one of "
-                                      "them out")
+        if state.divides():
+            raise SMPUnsupportedError("smp.amp.GradScaler with shard_optimizer_state or sharded_data_parallel_degree, with which gradients are "
+                                      "summed and stepped in one piece of work: leave one of them out")
         found = super()._unscale_grads_(*args, **kwargs)
         total = torch.stack([torch.zeros(()), *(each.detach().cpu().reshape(()) for each in found.values())]).max()
         dist.all_reduce(total, dist.ReduceOp.MAX, group=state.group("PP_GROUP"))

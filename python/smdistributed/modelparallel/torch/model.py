@@ -51,7 +51,7 @@ class DistributedModel(nn.Module):
         factor = 1 / state.cfg.microbatches if average_grads_across_microbatches else 1.0
         options = {"bucket_cap_mb": bucket_cap_mb, "broadcast_buffers": broadcast_buffers,
                    "backward_passes_per_step": backward_passes_per_step}
-        engine = _engines.Whole if self.pp_size == 1 else _engines.Staged
+        engine = _engines.Sharded if state.is_sharded() else _engines.Whole if self.pp_size == 1 else _engines.Staged
         object.__setattr__(self, "_engine", engine(module, factor, options))
         self.partitioned = self.pp_size == 1
         self._is_prepared = False
@@ -99,6 +99,13 @@ class DistributedModel(nn.Module):
             self._engine.prepare(next(iter(state.optimizers)).inner if state.optimizers else None)
         self._is_prepared = True
         self._call_hooks("partition")
+
+    def wrapper(self):
+        """Returns what saves and loads checkpoints of states that ranks have divided, or None if they have not."""
+        if not state.divides():
+            return None
+        self._prepare(None)
+        return self._engine.wrapper()
 
     def _keep_left(self, whole):
         """Keeps the state of modules that the forward pass does not use."""
@@ -189,6 +196,9 @@ class DistributedModel(nn.Module):
 
     def local_state_dict(self):
         """Returns the state of this rank's partition."""
+        if state.is_sharded():
+            raise SMPUnsupportedError("smp: model.local_state_dict() with sharded_data_parallel_degree: call smp.save_checkpoint() or, for the "
+                                      "whole state on rank 0, model.state_dict(), on all ranks")
         found = collections.OrderedDict(self._parts().state_dict())
         found.update(self._left)
         found[PARTIAL] = True
@@ -196,8 +206,10 @@ class DistributedModel(nn.Module):
 
     def state_dict(self, *args, gather_to_rank0=False, **kwargs):
         """Returns the state of the whole model, as one process has it. All ranks of a pipeline call it. gather_to_rank0: only
-        pp_rank 0 gets it, others an empty dict."""
-        if self.pp_size == 1 or not self.partitioned:
+        pp_rank 0 gets it, others an empty dict. With sharded_data_parallel_degree all ranks call it, and rank 0 gets it."""
+        if self.pp_size == 1:
+            return self._engine.state_dict(*args, **kwargs)
+        if not self.partitioned:
             return self.module.state_dict(*args, **kwargs)
         found = {name: value for part in _messages.allgather(_on_cpu(self.local_state_dict()), _messages.CommGroup.PP_GROUP)
                  for name, value in part.items()}
@@ -212,7 +224,9 @@ class DistributedModel(nn.Module):
         if given.pop(PARTIAL, False) and not same_partition_load and self.pp_size > 1:
             parts = _messages.allgather(_on_cpu(given), _messages.CommGroup.PP_GROUP)
             given = {name: value for part in parts for name, value in part.items()}
-        if self.pp_size == 1 or not self.partitioned:
+        if self.pp_size == 1:
+            return self._engine.load_state_dict(given, strict)
+        if not self.partitioned:
             return self.module.load_state_dict(given, strict)
         return self._load_own(given, strict and not same_partition_load)
 
