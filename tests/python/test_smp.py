@@ -394,7 +394,7 @@ def backward_takes_gradients(world):
 
 
 def arguments_have_names(world):
-    """Of the model, mixed with positional ones; other types of arguments pass whole."""
+    """Arguments of the model may have names, beside others without; arguments that are no tensors pass whole."""
     smp = started(world, world.size)
     one, model = seeded(Words), smp.DistributedModel(seeded(Words))
     inputs, targets = sentences(0)

@@ -43,7 +43,7 @@ class Whole:
 
     def __init__(self, module, factor, options):
         self.module, self._factor, self._options = module, factor, options
-        self._replicated, self._is_last, self._passes = None, True, 0
+        self._replicated, self._passes = None, 0
         every = [*module.parameters(), *module.buffers()]
         if any(each.is_meta for each in every):
             _own_part.keep(module, module, initializer(module))
@@ -71,14 +71,15 @@ class Whole:
 
     def run(self, call, count, is_training):
         """Returns what the function has returned, by microbatch."""
-        returned = []
         self._passes += torch.is_grad_enabled()
-        for number in range(count):
-            self._is_last = number == count - 1 and self._passes % self._options["backward_passes_per_step"] == 0
-            skips = self._replicated is not None and not self._is_last and torch.is_grad_enabled()
-            with self._replicated.no_sync() if skips else contextlib.nullcontext():
-                returned.append(call(number))
-        return returned
+        is_summed = self._passes % self._options["backward_passes_per_step"] == 0
+        with state.running_as(self):
+            return [self._call(call, number, is_summed and number == count - 1) for number in range(count)]
+
+    def _call(self, call, number, is_summed):
+        skips = self._replicated is not None and not is_summed and torch.is_grad_enabled()
+        with self._replicated.no_sync() if skips else contextlib.nullcontext():
+            return call(number)
 
     def forward(self, args, kwargs):
         is_replicated = self._replicated is not None and torch.is_grad_enabled() and state.running is not None
@@ -136,7 +137,8 @@ class Sharded:
     def run(self, call, count, is_training):
         self._losses = []
         try:
-            returned = [call(number) for number in range(count)]
+            with state.running_as(self):
+                returned = [call(number) for number in range(count)]
             if self._losses:
                 sum(self._losses).backward()
             return returned
@@ -233,23 +235,21 @@ class Staged:
             log(line)
 
     def _arguments(self, call):
-        state.is_tracing, state.running = True, self
+        state.is_tracing = True
         try:
-            call(0)
+            with state.running_as(self):
+                call(0)
         except Reached as reached:
             return reached.arguments
         finally:
-            state.is_tracing, state.running = False, None
+            state.is_tracing = False
         raise SMPError("smp.step: the step function has not called the model: call it once for each microbatch")
 
     def run(self, call, count, is_training):
         has_gradients = torch.is_grad_enabled() and state.cfg.pipeline != "_only_forward"
         done = FunctionPass(self._pipeline, call, is_training, has_gradients, self._factor)
-        state.running = done
-        try:
+        with state.running_as(done):
             self._pipeline._perform(done, has_gradients)
-        finally:
-            state.running = None
         returned = [done.returned.get(number) for number in range(count)]
         return self._pipeline.from_last(returned)
 

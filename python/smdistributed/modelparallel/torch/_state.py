@@ -1,6 +1,7 @@
 """The state of a job on this rank: its parameters, ranks and groups."""
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import weakref
@@ -61,6 +62,15 @@ class State:
         for note in notes:
             log(note)
 
+    @contextlib.contextmanager
+    def running_as(self, thing):
+        """A step function runs inside."""
+        self.running = thing
+        try:
+            yield
+        finally:
+            self.running = None
+
     def require(self):
         if not self.is_initialized:
             raise SMPError("call smp.init() first")
@@ -72,7 +82,7 @@ class State:
                                      and self.placement.sizes["D"] > 1)
 
     def is_sharded(self):
-        """Returns true if they divide the parameters, too."""
+        """Returns true if they divide parameters as well as states."""
         return self.cfg.sharded_data_parallel_degree > 1
 
     def group(self, kind):

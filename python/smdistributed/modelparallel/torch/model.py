@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import weakref
 
 import torch
@@ -23,29 +22,22 @@ class DistributedModel(nn.Module):
 
     With fp16 or bf16 the model runs in bfloat16, and parameters, gradients and results are of float32.
 
-    With several partitions the model is divided in the first step: until then each rank has all of it. average_grads_across_
-    microbatches: gradients are those of the mean of the microbatches' losses, else of their sum. bucket_cap_mb and broadcast_buffers
-    are for one partition. trace_device, trace_execution_times, trace_memory_usage, overlapping_allreduce and gradient_as_bucket_view
+    With several partitions the model is divided in the first step: until then each rank has all of it. `average_grads_across_microbatches`:
+    gradients are those of the mean of the microbatches' losses, else of their sum. bucket_cap_mb and broadcast_buffers are for one
+    partition. trace_device, trace_execution_times, trace_memory_usage, overlapping_allreduce and gradient_as_bucket_view
     have no effect: units are timed on the CPU, and sums begin as soon as gradients are complete."""
 
     def __init__(self, module, trace_device="gpu", trace_execution_times=False, trace_memory_usage=False, overlapping_allreduce=True,
                  backward_passes_per_step=1, average_grads_across_microbatches=True, bucket_cap_mb=25, broadcast_buffers=True,
                  gradient_as_bucket_view=False):
         state.require()
-        if not isinstance(module, nn.Module) or isinstance(module, DistributedModel):
-            raise SMPError(f"smp.DistributedModel: the model must be an nn.Module that is not wrapped yet, not {type(module).__name__}")
-        if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
-            raise SMPError(f"smp.DistributedModel: backward_passes_per_step must be a number from 1 on, not {backward_passes_per_step!r}")
+        _check(module, backward_passes_per_step)
         super().__init__()
         self._is_half = state.cfg.fp16 or state.cfg.bf16
         if self._is_half:
             module.float()  # the optimizer's values; operations are in 16 bits
-        self.module, self.pp_size = module, state.cfg.pipeline_parallel_degree
-        self.training = module.training
-        self._names = [name for name, _ in module.named_parameters()]
-        self._aliases = _names_of_tied(module)
-        self.names_by_id = {id(each): name for name, each in module.named_parameters()}
-        self._keys = list(module.state_dict())
+        self.module, self.pp_size, self.training = module, state.cfg.pipeline_parallel_degree, module.training
+        self._note_names()
         self._left = {}  # what no partition uses, on pp_rank 0
         self._hooks = {"partition": collections.OrderedDict(), "step": collections.OrderedDict()}
         factor = 1 / state.cfg.microbatches if average_grads_across_microbatches else 1.0
@@ -58,6 +50,12 @@ class DistributedModel(nn.Module):
         if state.cfg.shard_optimizer_state and self.pp_size > 1:
             log("shard_optimizer_state has no effect with several partitions: each rank has the states of its own partition")
         state.model = weakref.ref(self)
+
+    def _note_names(self):
+        """Notes what the whole model has, of which a rank keeps a part."""
+        self.names = [name for name, _ in self.module.named_parameters()]
+        self.names_by_id = {id(each): name for name, each in self.module.named_parameters()}  # until the model is partitioned
+        self._aliases, self._keys = _names_of_tied(self.module), list(self.module.state_dict())
 
     # ---- A step ----
 
@@ -76,13 +74,7 @@ class DistributedModel(nn.Module):
         """Runs a step function, call(microbatch), for each microbatch. Returns what it has returned, by microbatch, on all ranks
         of the pipeline."""
         self._prepare(call)
-        if self.pp_size > 1:
-            return self._engine.run(call, count, self.training)
-        state.running = self
-        try:
-            return self._engine.run(call, count, self.training)
-        finally:
-            state.running = None
+        return self._engine.run(call, count, self.training)
 
     def _prepare(self, call):
         if self._is_prepared:
@@ -92,7 +84,7 @@ class DistributedModel(nn.Module):
             self._engine.partition(call)
             self.partitioned = True
             self._keep_left(whole)
-            own = self._own_parameters()
+            own = self.own_parameters()
             for optimizer in state.optimizers:
                 optimizer.keep(own)
         else:
@@ -150,7 +142,7 @@ class DistributedModel(nn.Module):
                            "register_post_partition_hook()")
         return self._engine.parts()
 
-    def _own_parameters(self):
+    def own_parameters(self):
         """Returns this rank's parameters by the names that the whole model has for them; tied ones once."""
         return {self._aliases.get(name, name): each for name, each in self._engine.parts().named_parameters(remove_duplicate=False)}
 
@@ -263,6 +255,13 @@ class DistributedModel(nn.Module):
     def cpu(self):
         """Parts stay on their ranks, whose memory they are in already."""
         return self
+
+
+def _check(module, backward_passes_per_step):
+    if not isinstance(module, nn.Module) or isinstance(module, DistributedModel):
+        raise SMPError(f"smp.DistributedModel: the model must be an nn.Module that is not wrapped yet, not {type(module).__name__}")
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise SMPError(f"smp.DistributedModel: backward_passes_per_step must be a number from 1 on, not {backward_passes_per_step!r}")
 
 
 def _names_of_tied(module):

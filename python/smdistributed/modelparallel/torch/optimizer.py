@@ -30,13 +30,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._order = None  # for each group: the names of the whole model's parameters
         model = state.model and state.model()
         if model is not None and model.partitioned and model.pp_size > 1:
-            self._order = [self._merged(self._names_in(group, model), model._names) for group in optimizer.param_groups]
+            self._order = [self._merged(self._names_in(group, model), model.names) for group in optimizer.param_groups]
         state.optimizers.clear()  # a script has one
         state.optimizers.add(self)
 
     @staticmethod
     def _names_in(group, model):
-        own = {id(each): name for name, each in model._own_parameters().items()}
+        own = {id(each): name for name, each in model.own_parameters().items()}
         if any(id(each) not in own for each in group["params"]):
             raise SMPError("smp.DistributedOptimizer: the optimizer has parameters of other partitions: wrap it before the first step, or "
                            "make it of model.parameters()")
@@ -118,7 +118,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _numbers(self):
         """Returns for each of this rank's parameters, in the order of groups, its number in the whole model's optimizer."""
-        names, found = {id(each): name for name, each in state.model()._own_parameters().items()}, []
+        names, found = {id(each): name for name, each in state.model().own_parameters().items()}, []
         for group, order, numbers in zip(self.inner.param_groups, self._order, self._numbers_of_whole()):
             places = dict(zip(order, numbers))
             found += [places[names[id(each)]] for each in group["params"]]
