@@ -14,13 +14,12 @@ VARIABLE = "SM_HP_MP_PARAMETERS"
 PIPELINES = ("interleaved", "simple", "_only_forward")
 STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 OTHER_NAMES = {"partitions": "pipeline_parallel_degree"}
-# Keys that are served: their types and values without them. None: see Parameters.
+# Keys that are served, and their types.
 SERVED = {
-    "pipeline_parallel_degree": (int, None), "microbatches": (int, 1), "active_microbatches": (int, None), "pipeline": (str, "interleaved"),
-    "placement_strategy": (str, "cluster"), "auto_partition": (bool, True), "default_partition": (int, None), "memory_weight": (float, None),
-    "ddp": (bool, False), "shard_optimizer_state": (bool, False), "delayed_parameter_initialization": (bool, False),
-    "tensor_parallel_degree": (int, 1), "sharded_data_parallel_degree": (int, 1), "optimize": (str, "memory"),
-    "sdp_gradient_clipping": (float, 1.0), "prescaled_batch": (bool, False), "fp16": (bool, False), "bf16": (bool, False), "offload_activations": (bool, False),
+    "pipeline_parallel_degree": int, "microbatches": int, "active_microbatches": int, "pipeline": str, "placement_strategy": str,
+    "auto_partition": bool, "default_partition": int, "memory_weight": float, "ddp": bool, "shard_optimizer_state": bool,
+    "sharded_data_parallel_degree": int, "sdp_gradient_clipping": float, "delayed_parameter_initialization": bool, "fp16": bool,
+    "bf16": bool, "tensor_parallel_degree": int, "optimize": str, "prescaled_batch": bool, "offload_activations": bool,
 }
 # Keys that have no meaning here, and why.
 POINTLESS = {
@@ -43,9 +42,11 @@ POINTLESS = {
     "_fp32_grad_accumulation": "gradients have the type of their parameters",
     "_match_weights": "it is for the vendor's own tests",
 }
+# Values for which a key of POINTLESS asks for nothing, besides None and false.
+SILENT = {"optimize": "memory", "sdp_gradient_clipping": 1.0}
 # Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
 REFUSED = {
-    "tensor_parallel_degree": (1, "tensor parallelism is not served: use pipeline_parallel_degree, or DTensor over the back-end \"shoal\""),
+    "tensor_parallel_degree": (1, "tensor parallelism is not served: use pipeline_parallel_degree, or DTensor over \"shoal\""),
     "horovod": (False, "it is for TensorFlow; with PyTorch write \"ddp\": true"),
     "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
     "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
@@ -59,7 +60,7 @@ class Parameters:
     """The parameters of a job, checked."""
     pipeline_parallel_degree: int = 1
     microbatches: int = 1
-    active_microbatches: typing.Optional[int] = None  # at most so many are on their way; None: as many as the schedule wants
+    active_microbatches: typing.Optional[int] = None  # at most so many are on their way on a rank; None: partitions + 2
     pipeline: str = "interleaved"
     placement_strategy: str = "DPT"
     auto_partition: bool = True
@@ -119,9 +120,9 @@ def read(found):
             raise SMPConfigError(f"smp.init: partitions and pipeline_parallel_degree are the same parameter: leave {key} out")
         _refuse(name, value)
         if name in SERVED:
-            values[name] = _checked(key, value, SERVED[name][0])
+            values[name] = _checked(key, value, SERVED[name])
         is_of_shards = name == "sdp_gradient_clipping" and found.get("sharded_data_parallel_degree", 1) != 1
-        if name in POINTLESS and not is_of_shards and value not in (None, False, SERVED.get(name, (None, None))[1]):
+        if name in POINTLESS and not is_of_shards and value not in (None, False, SILENT.get(name)):
             notes.append(f"{key} has no effect: {POINTLESS[name]}")
     _check(values)
     if values.get("fp16"):
@@ -165,7 +166,8 @@ def _check(values):
     _check_choice(values, "optimize", ("memory", "speed"))
     strategy = values.get("placement_strategy", "cluster")
     if strategy not in STRATEGIES and sorted(strategy) != ["D", "P", "T"]:
-        raise SMPConfigError(f"smp.init: placement_strategy is {strategy!r}, but must be cluster, spread, or the letters D, P and T in any order")
+        raise SMPConfigError(f"smp.init: placement_strategy is {strategy!r}, but must be cluster, spread, or the letters D, P and T in any "
+                             "order")
     if values.get("memory_weight") is not None and not 0.0 <= values["memory_weight"] <= 1.0:
         raise SMPConfigError(f"smp.init: memory_weight must be between 0.0 and 1.0, not {values['memory_weight']}")
     degree, default = values["pipeline_parallel_degree"], values.get("default_partition")
