@@ -25,7 +25,7 @@ import sys
 import tempfile
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
-SHOAL = TOP / "build/shoal"
+SHOAL = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")).resolve()
 BYTES_PER_US = 1000  # 8 Gbit/s
 NETWORK = ("--rate", "8gbit", "--latency", "0")
 MICROBATCHES_PER_RANK = 4
@@ -196,7 +196,7 @@ def pipedream_stages(model, checkout, path, folder, seconds):
         match = re.match(r"(\w+) -- .*stage_id=(\d+)", line.strip())
         if match:
             stages[match.group(1)] = int(match.group(2))
-    for key in model.units:  # nodes that it removes run where they are read
+    for key in model.units:  # nodes that it removes run on the stage that reads them
         stages.setdefault(key, min((stages[other] for one, other in model.edges if one == key and other in stages),
                                    default=max(stages.values())))
     return stages

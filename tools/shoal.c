@@ -29,8 +29,8 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
     {"bench pipeline", "replay the steps of a pipeline: how much longer they take than the schedule needs"},
-    {"explain pipeline", "cut a model into stages, and predict its step and memory"},
     {"bench optimizer", "measure how fast one core steps parameters, compared with memory"},
+    {"explain pipeline", "cut a model into stages, and predict its step and memory"},
     {"sim step", "predict the time and the efficiency of training steps on many hosts"},
 };
 
@@ -38,11 +38,11 @@ static void help_print(FILE *out)
 {
     fputs("shoal: collective communication for data-parallel training.\n\nUsage:\n", out);
     for (size_t i = 0; i < COMMANDS; i++)
-        fprintf(out, "    shoal %-15s  %s\n", commands[i].name, commands[i].summary);
+        fprintf(out, "    shoal %-21s %s\n", commands[i].name, commands[i].summary);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
-        fprintf(out, "    shoal %-15s  %s\n", parts[i][0], parts[i][1]);
-    fputs("    shoal --version        print the version\n"
-          "    shoal COMMAND --help   print what a command does, its options and examples\n"
+        fprintf(out, "    shoal %-21s %s\n", parts[i][0], parts[i][1]);
+    fputs("    shoal --version             print the version\n"
+          "    shoal COMMAND --help        print what a command does, its options and examples\n"
           "\n"
           "To begin:\n"
           "    shoal run -n 2 ./train                          two workers on this machine\n"

@@ -168,9 +168,9 @@ SHOAL_CALL shoal_schedule_time_stages(const struct shoal_schedule *schedule, con
  * Times are microseconds, of one microbatch on a rank of speed 1. Sizes are bytes. Threads may read a profile that no thread
  * changes.
  *
- * Units are numbered from 0. Each sends its output to the next one. An output that goes to a unit behind that one also travels
- * through the stages in between. Units that share parameters are *tied*: each counts them among its own, and a rank that has
- * several of them keeps them once. */
+ * Units are numbered from 0. Each sends its output to the next one. An output that is read behind that one, a *skip*, counts
+ * at each cut between stages that it crosses, as if the stages in between handed it on. Units that share parameters are *tied*:
+ * each counts them among its own, and a rank that has several of them keeps them once. */
 struct shoal_profile;
 
 #define SHOAL_ANY_STAGE (-1)
@@ -301,7 +301,8 @@ struct shoal_partition_options {
 
 /* Divides a model among the stages of a schedule. Both are only used during the call. ERR_ARGUMENT: options that are
  * impossible; pins that contradict the order of stages, or tied units that must be on one rank and are pinned to two; units
- * that do not fit into the memory: text names the rank, what is short, by how much, and what would help. ERR_MEMORY. */
+ * that do not fit into the memory: text, best of 1,000 bytes, names the rank, what is short, by how much, and what would help.
+ * ERR_MEMORY. */
 SHOAL_CALL shoal_partition_create(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                   const struct shoal_partition_options *options, struct shoal_partition **partition_out,
                                   char *text, size_t text_bytes);
@@ -330,7 +331,7 @@ struct shoal_stage {
     uint32_t rank;
     uint32_t first_unit;
     uint32_t unit_count;
-    double forward; /* of one microbatch on this rank, as the next two */
+    double forward; /* microseconds of one microbatch on this rank, as the next three */
     double input_gradient;
     double weight_gradient;
     double transfer;          /* to the next stage; 0 if that is on the same rank, or there is none */

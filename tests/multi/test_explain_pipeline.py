@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 
 from tap import call, expect, run_cases
@@ -101,6 +102,13 @@ def a_heavy_head_gets_fewer_layers():
     expect(told["stages"][3]["units"] == ["head"], told)
 
 
+def automatic_stages_beat_equal_numbers():
+    """By at least 1.15 times, for models whose units are unequal, on networks that keep up."""
+    for words in (("gpt2", "-n", "4"), ("gpt2", "-n", "8"), ("bert-large", "-n", "8"), ("resnet50", "-n", "4", "--batch", "32")):
+        told = answer("--profile", *words, "--rate", "400gbit")
+        expect(told["equal_step_us"] >= 1.15 * told["step_us"] and told["step_us"] <= 1.03 * told["lower_bound_us"], words, told)
+
+
 def more_room_makes_no_step_longer():
     words = ("--profile", "gpt2", "--ranks", "4", "--schedule", "auto", "--rate", "400gbit")
     steps = [answer(*words, "--memory", memory)["step_us"] for memory in ("3G", "4G", "16G")]
@@ -171,6 +179,43 @@ def own_cuts_are_timed():
     refused(*words, "--cuts", "h.3,h.2,h.5", about="stage 1 begins with unit 4, behind 3")
 
 
+# An optimizer in the place of PipeDream's, which puts half of the nodes on each of two ranks, and a graph with a skip.
+GRAPH = """node2 -- Linear(3, 4) -- forward_compute_time=2.0, backward_compute_time=4.0, activation_size=[8.0; 8.0], parameter_size=48.0
+node1 -- Input0 -- forward_compute_time=9.0, backward_compute_time=9.0, activation_size=0.0, parameter_size=0.0
+node3 -- ReLU() -- forward_compute_time=1.0, backward_compute_time=1.0, activation_size=8.0, parameter_size=0.0
+node4 -- Linear(4, 4) -- forward_compute_time=5.0, backward_compute_time=9.0, activation_size=8.0, parameter_size=64.0
+\tnode1 -- node2
+\tnode2 -- node3
+\tnode3 -- node4
+\tnode2 -- node4
+"""
+OPTIMIZER = """import sys
+import graphviz
+graphviz.Digraph().render("a picture that nobody looks at")
+folder = sys.argv[sys.argv.index("-o") + 1]
+lines = open(sys.argv[sys.argv.index("-f") + 1]).read().splitlines()
+with open(folder + "/gpus=2.txt", "w") as out:
+    for line in lines[:4]:
+        print(line + ", stage_id=%d" % (line > "node3"), file=out)
+"""
+
+
+def other_partitions_are_compared():
+    """bench/bench_partition.py, with a profile and an optimizer of ours."""
+    checkout = ROOT / "pipedream"
+    (checkout / "profiler/none/profiles/tiny").mkdir(parents=True)
+    (checkout / "optimizer").mkdir()
+    (checkout / "profiler/none/profiles/tiny/graph.txt").write_text(GRAPH)
+    (checkout / "optimizer/optimizer_graph_hierarchical.py").write_text(OPTIMIZER)
+    bench = pathlib.Path(__file__).resolve().parents[2] / "bench/bench_partition.py"
+    code, out, err = call(sys.executable, bench, "--pipedream", checkout, "-n", "2")
+    expect(code == 0 and not err and len(out.splitlines()) == 1, code, out, err)
+    # stages of 8 and 14 ms, or of 6 and 16: one microbatch takes 22 ms, seven more 14 or 16 each; transfers take nanoseconds
+    expect(out.startswith("tiny ") and "4 units  2 ranks  step     120.0 ms" in out and "PipeDream 1.117" in out, out)
+    code, out, err = call(sys.executable, bench, "--pipedream", ROOT)
+    expect(code == 1 and "is this a checkout" in err, code, out, err)
+
+
 def options_are_checked():
     refused("--ranks", "0", about="a number from 1")
     refused("--schedule", "zb-h3", about="did you mean zb-h")
@@ -197,6 +242,6 @@ def help_teaches():
 
 
 run_cases([models_have_their_sizes, models_have_their_arithmetic, activations_are_those_of_the_shapes,
-           times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, more_room_makes_no_step_longer,
+           times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, automatic_stages_beat_equal_numbers, more_room_makes_no_step_longer,
            ranks_may_be_unequal, ties_may_stay_together, files_are_read, wrong_files_are_refused, lack_of_memory_is_explained,
-           own_cuts_are_timed, options_are_checked, help_teaches])
+           own_cuts_are_timed, other_partitions_are_compared, options_are_checked, help_teaches])

@@ -561,8 +561,10 @@ static struct shoal_profile *large_profile(uint32_t units, uint64_t random)
     for (uint32_t i = 0; i < units; i++) {
         char name[24];
         snprintf(name, sizeof name, "layer.%u", i);
-        add(profile, name, 10 + (double)reference_below(&random, 90), 1000 + reference_below(&random, 100000),
-            reference_below(&random, 1000), reference_below(&random, 1000));
+        const double forward = 10 + (double)reference_below(&random, 90);
+        const uint64_t parameters = 1000 + reference_below(&random, 100000);
+        const uint64_t kept = reference_below(&random, 1000);
+        add(profile, name, forward, parameters, kept, reference_below(&random, 1000));
     }
     return profile;
 }
@@ -613,6 +615,50 @@ static void searches_are_never_worse_than_other_methods(void **state)
         shoal_schedule_free(schedule);
         shoal_profile_free(profile);
     }
+}
+
+static void refuse(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                   const struct shoal_partition_options *options, const char *told)
+{
+    struct shoal_partition *partition = NULL;
+    char text[TEXT] = "";
+    assert_int_equal(shoal_partition_create(profile, schedule, options, &partition, text, sizeof text), SHOAL_ERR_ARGUMENT);
+    if (!strstr(text, told) || partition)
+        fail_msg("not \"%s\", but: %s", told, text);
+}
+
+/* Sizes and times at their limits: results are large, but finite. */
+static void limits_do_not_overflow(void **state)
+{
+    struct shoal_profile *profile = new_profile();
+    struct shoal_schedule *schedule = new_schedule(SHOAL_SCHEDULE_1F1B, 2, 64);
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    const uint64_t largest = UINT64_C(1) << 50;
+    (void)state;
+    for (int i = 0; i < 5; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "u%d", i);
+        add(profile, name, 1e15, largest, largest, largest);
+    }
+    options.bytes_per_us = 1e-3;
+    options.state_ratio = 1e6;
+    options.recomputes = 1;
+    struct shoal_partition *partition = create(profile, schedule, &options);
+    const struct shoal_partition_times times = times_of(partition);
+    assert_true(times.step > 64 * 5e15 && times.step < 1e20 && times.lower_bound <= times.step);
+    uint64_t parameters = 0;
+    for (uint32_t r = 0; r < 2; r++) {
+        parameters += memory_of(partition, r).parameter_bytes;
+        assert_true(memory_of(partition, r).state_bytes <= UINT64_C(1) << 63);
+    }
+    assert_true(parameters == 5 * largest);
+    shoal_partition_free(partition);
+    options.memory_bytes = 1;
+    refuse(profile, schedule, &options, "Neither recomputation nor shards");
+    options.memory_bytes = UINT64_MAX;
+    refuse(profile, schedule, &options, "are short");
+    shoal_schedule_free(schedule);
+    shoal_profile_free(profile);
 }
 
 /* ---- A schedule with it -------------------------------------------------------------------------------------------------- */
@@ -681,16 +727,6 @@ static void lack_of_memory_is_explained(void **state)
     refuse_memory(profile, 3800, "if activations are recomputed, with gradients and states in 8 shards", "");
     refuse_memory(profile, 100, "Neither recomputation nor shards", "parameter shards");
     shoal_profile_free(profile);
-}
-
-static void refuse(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                   const struct shoal_partition_options *options, const char *told)
-{
-    struct shoal_partition *partition = NULL;
-    char text[TEXT] = "";
-    assert_int_equal(shoal_partition_create(profile, schedule, options, &partition, text, sizeof text), SHOAL_ERR_ARGUMENT);
-    if (!strstr(text, told) || partition)
-        fail_msg("not \"%s\", but: %s", told, text);
 }
 
 static void pins_are_checked(void **state)
@@ -807,6 +843,7 @@ int main(void)
         cmocka_unit_test(trees_are_divided),
         cmocka_unit_test(large_cases_are_fast_and_near_the_bound),
         cmocka_unit_test(searches_are_never_worse_than_other_methods),
+        cmocka_unit_test(limits_do_not_overflow),
         cmocka_unit_test(the_best_kind_is_chosen),
         cmocka_unit_test(lack_of_memory_is_explained),
         cmocka_unit_test(pins_are_checked),

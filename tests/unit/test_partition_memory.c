@@ -11,7 +11,7 @@
 #include "alloc_limit.h"
 #include "shoal/pipeline.h"
 
-/* These allocate within the C library, where the limit does not see it. */
+/* These allocate within the C library, which the limit does not count. */
 char *__wrap_strdup(const char *text);
 void *__wrap_reallocarray(void *memory, size_t count, size_t bytes);
 

@@ -6,7 +6,7 @@
 
 #include "base/struct_bytes.h"
 
-#define CELLS_MAX (UINT64_C(1) << 27) /* stages * units, of which the search keeps a table */
+#define CELLS_MAX (UINT64_C(1) << 24) /* stages * units, of which the search keeps a table */
 #define EFFORT 8000000u
 
 struct shoal_partition {
@@ -114,6 +114,12 @@ static struct shoal_partition *partition_allocate(const struct problem *problem)
     return NULL;
 }
 
+/* Rounds to a whole number, at most 2^63. */
+static uint64_t whole_bytes(double bytes)
+{
+    return bytes >= 0x1p63 ? UINT64_C(1) << 63 : bytes > 0 ? (uint64_t)(bytes + 0.5) : 0;
+}
+
 static void set_stages(struct shoal_partition *partition, struct problem *problem, const uint32_t *division)
 {
     problem_costs(problem, division, problem->costs);
@@ -129,9 +135,9 @@ static void set_stages(struct shoal_partition *partition, struct problem *proble
         stage->input_gradient = costs->input_gradient;
         stage->weight_gradient = costs->weight_gradient;
         stage->transfer = costs->transfer;
-        stage->parameter_bytes = (uint64_t)problem_parameters(problem, from, to);
-        stage->kept_bytes = (uint64_t)(problem->kept[to] - problem->kept[from]);
-        stage->received_bytes = (uint64_t)(s > 0 ? problem->cut[from] : 0);
+        stage->parameter_bytes = whole_bytes(problem_parameters(problem, from, to));
+        stage->kept_bytes = whole_bytes(problem->kept[to] - problem->kept[from]);
+        stage->received_bytes = whole_bytes(s > 0 ? problem->cut[from] : 0);
     }
 }
 
@@ -141,13 +147,13 @@ static void set_memory(struct shoal_partition *partition, const struct problem *
         const struct memory_need need = problem_need(problem, division, r);
         struct shoal_rank_memory *memory = &partition->memory[r];
         *memory = (struct shoal_rank_memory)SHOAL_RANK_MEMORY_INIT;
-        memory->parameter_bytes = (uint64_t)(need.parameters + 0.5);
-        memory->gradient_bytes = (uint64_t)(need.gradients + 0.5);
-        memory->state_bytes = (uint64_t)(need.states + 0.5);
-        memory->activation_bytes = (uint64_t)(need.activations + 0.5);
-        memory->buffer_bytes = (uint64_t)(need.buffers + 0.5);
-        memory->total_bytes = (uint64_t)(problem_total(&need) + 0.5);
-        memory->limit_bytes = (uint64_t)problem->limits[r];
+        memory->parameter_bytes = whole_bytes(need.parameters);
+        memory->gradient_bytes = whole_bytes(need.gradients);
+        memory->state_bytes = whole_bytes(need.states);
+        memory->activation_bytes = whole_bytes(need.activations);
+        memory->buffer_bytes = whole_bytes(need.buffers);
+        memory->total_bytes = whole_bytes(problem_total(&need));
+        memory->limit_bytes = whole_bytes(problem->limits[r]);
     }
 }
 
