@@ -394,7 +394,7 @@ def backward_takes_gradients(world):
 
 
 def arguments_have_names(world):
-    """Arguments of the model may have names, beside others without; arguments that are no tensors pass whole."""
+    """Arguments of the model may be positional or named; those that hold no tensor pass whole."""
     smp = started(world, world.size)
     one, model = seeded(Words), smp.DistributedModel(seeded(Words))
     inputs, targets = sentences(0)

@@ -60,7 +60,7 @@ class Parameters:
     """The parameters of a job, checked."""
     pipeline_parallel_degree: int = 1
     microbatches: int = 1
-    active_microbatches: typing.Optional[int] = None  # at most so many are on their way on a rank; None: partitions + 2
+    active_microbatches: typing.Optional[int] = None  # the most that are on their way on a rank; None: partitions + 2
     pipeline: str = "interleaved"
     placement_strategy: str = "DPT"
     auto_partition: bool = True

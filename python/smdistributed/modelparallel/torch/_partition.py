@@ -95,7 +95,7 @@ def _mark_of(model, name):
 
 
 def _mixed(model):
-    """Returns the modules in which several partitions are, by their ids: they are no units."""
+    """Returns the modules that have parts in several partitions, by their ids: they cannot be units."""
     found = set()
 
     def visit(module, around):
