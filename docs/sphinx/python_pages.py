@@ -15,7 +15,7 @@ PAGES = {
     "horovod": ("shoal.horovod", ["shoal.horovod.torch", "shoal.horovod.torch.elastic", "shoal.horovod.tensorflow", "shoal.horovod.keras"]),
     "job": ("shoal.job", ["shoal.job"]),
     "smdistributed": ("smdistributed", ["smdistributed.dataparallel.torch.distributed", "smdistributed.dataparallel.torch.parallel.distributed",
-                                        "smdistributed.dataparallel.tensorflow"]),
+                                        "smdistributed.dataparallel.tensorflow", "smdistributed.modelparallel.torch"]),
     "shoal": ("shoal", ["shoal", "shoal.checkpoint"]),
 }
 

@@ -66,10 +66,16 @@ def options_of_mpirun_are_understood_or_named():
 
 
 def what_cannot_be_run_is_refused():
-    parameters = {"enabled": True, "parameters": {"partitions": 2}}
-    is_refused("distribution.smdistributed.modelparallel.parameters.partitions: 2 is not served, as nothing here splits "
-               "a model: leave it out, or write 1; for a model that is too large for one worker use torch_distributed with "
-               "PyTorch's own sharding", {"smdistributed": {"modelparallel": parameters}, "mpi": {"enabled": True}})
+    def modelparallel(**parameters):
+        return {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {"enabled": True}}
+    where = "distribution.smdistributed.modelparallel.parameters"
+    is_refused(f"{where}.tensor_parallel_degree: 2 is not served: leave it out, or write 1; pipeline_parallel_degree divides a model, "
+               "and so do PyTorch's own sharding and DTensor with torch_distributed", modelparallel(partitions=2, tensor_parallel_degree=2))
+    is_refused(f"{where}.horovod: true is not served: leave it out, or write false; pipeline_parallel_degree divides a model, and so do "
+               "PyTorch's own sharding and DTensor with torch_distributed", modelparallel(partitions=2, horovod=True))
+    is_refused(f'{where}.microbatchs: unknown parameter; did you mean "microbatches"?', modelparallel(partitions=2, microbatchs=4))
+    is_refused(f"{where}.partitions: 2 is not served with TensorFlow: write 1, or use PyTorch", modelparallel(partitions=2),
+               framework="tensorflow")
     is_refused("distribution.pytorchxla: pytorchxla is not served: it needs SageMaker's own training compiler; use "
                "torch_distributed",
                {"pytorchxla": {"enabled": True}})

@@ -159,19 +159,18 @@ def parameters_of_modelparallel_reach_the_script():
             jobs.run(script, distribution={**MODEL_PARALLEL, **beside}, framework="pytorch")
             told = """told {"microbatches":4,"partitions":1} ['--mp_parameters', 'microbatches=4,partitions=1'] """
             expect(jobs.out.count(f"{told}{variables} of 2") == 2, jobs.out, jobs.err)
-            expect("there is no package smdistributed.modelparallel here" in jobs.told(), jobs.told())
 
 
-def parameters_that_split_a_model_are_refused():
-    parameters = {"partitions": 2, "pipeline": "simple", "tensor_parallel_degree": 4, "shard_optimizer_state": True}
+def parameters_that_are_not_served_are_refused():
+    parameters = {"partitions": 2, "pipeline": "simple", "tensor_parallel_degree": 4, "horovod": True, "pipelines": 3}
     distribution = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {"enabled": True}}
     with Jobs() as jobs:
         code, out, err = jobs.call("run", jobs.document("print('never')", distribution=distribution))
-        for name, value, whole in (("partitions", "2", "1"), ("tensor_parallel_degree", "4", "1"),
-                                   ("shard_optimizer_state", "true", "false")):
-            expect(f"distribution.smdistributed.modelparallel.parameters.{name}: {value} is not served, as nothing here "
-                   f"splits a model: leave it out, or write {whole};" in err, name, err)
-        expect(code == 2 and not jobs.jobs.exists(), code, out, err)
+        for name, text in (("tensor_parallel_degree", "4 is not served: leave it out, or write 1;"),
+                           ("horovod", "true is not served: leave it out, or write false;"),
+                           ("pipelines", 'unknown parameter; did you mean "pipeline"?')):
+            expect(f"distribution.smdistributed.modelparallel.parameters.{name}: {text}" in err, name, err)
+        expect(code == 2 and not jobs.jobs.exists() and "partitions" not in err, code, out, err)
 
 
 def mpi4py_that_no_mpirun_starts_is_refused():
@@ -239,7 +238,7 @@ def strangers_are_refused():
 CASES = [workers_of_the_mirrored_strategy_reach_each_other, parameter_servers_serve_until_the_master_has_ended,
          machines_without_a_common_folder_find_each_other, parameter_server_on_one_host_is_one_script,
          script_of_a_strategy_that_fails_is_named, server_without_tensorflow_is_told,
-         parameters_of_modelparallel_reach_the_script, parameters_that_split_a_model_are_refused,
+         parameters_of_modelparallel_reach_the_script, parameters_that_are_not_served_are_refused,
          mpi4py_that_no_mpirun_starts_is_refused, held_port_is_given_to_no_other,
          strangers_are_refused]
 run_cases(CASES)

@@ -63,7 +63,8 @@ def pages_render_without_a_warning():
                  "torch.shoal.torch.sharded.ShardedDataParallel", "torch.shoal.torch.pipeline.Pipeline",
                  "tensorflow.shoal.tensorflow.allreduce", "tensorflow.shoal.tensorflow.keras.wrap", "horovod.shoal.horovod.torch.DistributedOptimizer",
                  "job.shoal.job.PyTorch", "job.shoal.job.TrainingInput",
-                 "smdistributed.smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel"):
+                 "smdistributed.smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel",
+                 "smdistributed.smdistributed.modelparallel.torch.save_checkpoint", "smdistributed.smdistributed.modelparallel.torch.step"):
         file, _, name = name.partition(".")
         expect(f'id="{name}"' in page(f"python/{file}.html"), name)
     expect('init_process_group("shoal")' in html.unescape(re.sub(r"<[^>]*>", "", page("python/torch.html"))), "the code of a docstring")

@@ -226,9 +226,9 @@ def libraries_that_look_for_it_find_it():
 
 def the_name_is_shared_with_other_packages():
     with tempfile.TemporaryDirectory() as folder:
-        (pathlib.Path(folder) / "smdistributed/modelparallel").mkdir(parents=True)
-        (pathlib.Path(folder) / "smdistributed/modelparallel/__init__.py").write_text("")
-        code, out, err = python("import smdistributed.modelparallel, smdistributed.dataparallel\n",
+        (pathlib.Path(folder) / "smdistributed/another").mkdir(parents=True)
+        (pathlib.Path(folder) / "smdistributed/another/__init__.py").write_text("")
+        code, out, err = python("import smdistributed.another, smdistributed.dataparallel, smdistributed.modelparallel\n",
                                 env={**ENVIRONMENT, "PYTHONPATH": f"{folder}:{ENVIRONMENT['PYTHONPATH']}"})
         expect(code == 0, out, err)
 

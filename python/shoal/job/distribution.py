@@ -104,8 +104,6 @@ def launch_of(job: Job, host_gpus: int = 0) -> Launch:
     if place == _MODELPARALLEL:
         place = next(beside for beside in _LAUNCHERS_OF_MODELPARALLEL if _is_enabled(_settings(job.distribution, beside)))
         launch.runner = STRATEGIES[place].runner
-        launch.notes.append("smdistributed.modelparallel: the script gets its parameters (SM_HP_MP_PARAMETERS, "
-                            "--mp_parameters); there is no package smdistributed.modelparallel here, which a script may import")
     _read_mpi_options(_settings(job.distribution, place).get("custom_mpi_options", ""), launch)
     return launch
 
@@ -134,29 +132,42 @@ def mistakes(job: Job) -> List[Mistake]:
     if place and STRATEGIES[place].refusal:
         found.append((place, STRATEGIES[place].refusal or ""))
     if place == _MODELPARALLEL:
-        found += _parameters_not_served(job.distribution)
+        found += _parameters_not_served(job.distribution, job.framework)
     return found
 
 
-# Parameters of smdistributed.modelparallel, versions 1 and 2, that split a model or its state over ranks, with the values for
-# which they do not.
-_WHOLE: Dict[str, Tuple[Any, ...]] = {
-    **dict.fromkeys(("partitions", "pipeline_parallel_degree", "tensor_parallel_degree", "expert_parallel_degree",
-                     "context_parallel_degree", "sharded_data_parallel_degree", "hybrid_shard_degree"), (1,)),
-    **dict.fromkeys(("shard_optimizer_state", "offload_activations", "sm_activation_offloading", "horovod"), (False,)),
+# Parameters of smdistributed.modelparallel, versions 1 and 2. The package of that name (python/smdistributed) serves those of
+# version 1 or names them in the log, except for the following; it also checks their values.
+_MP_KNOWN = (
+    "active_microbatches", "activation_loading_horizon", "auto_partition", "bf16", "checkpoint_attentions", "contiguous", "ddp",
+    "ddp_dist_backend", "ddp_port", "default_partition", "delayed_parameter_initialization", "deterministic_server", "fast_mode",
+    "fp16", "fp16_params", "horovod", "load_partition", "memory_weight", "microbatches", "offload_activations", "optimize", "partition_file", "partitions", "pipeline",
+    "pipeline_parallel_degree", "placement_strategy", "prescaled_batch", "shard_optimizer_state", "sharded_data_parallel_degree",
+    "sdp_gradient_clipping", "sdp_hierarchical_allgather", "sdp_max_live_parameters", "sdp_param_persistence_threshold",
+    "sdp_reduce_bucket_size", "skip_tracing", "static_mode", "tensor_parallel_degree", "_fp32_grad_accumulation", "_match_weights",
+    "allow_empty_shards", "context_parallel_degree", "expert_parallel_degree", "fsdp_cache_flush_warnings",
+    "hybrid_shard_degree", "random_seed", "sm_activation_offloading")
+# Those that are not served, with the values for which they mean nothing.
+_MP_REFUSED: Dict[str, Tuple[Any, ...]] = {
+    **dict.fromkeys(("tensor_parallel_degree", "expert_parallel_degree", "context_parallel_degree", "hybrid_shard_degree"), (1,)),
+    **dict.fromkeys(("horovod", "sm_activation_offloading"), (False,)),
 }
 
 
-def _parameters_not_served(distribution: Dict[str, Any]) -> Iterator[Mistake]:
+def _parameters_not_served(distribution: Dict[str, Any], framework: Optional[str]) -> Iterator[Mistake]:
     try:
         parameters = mp_parameters(distribution) or {}
     except ValueError:
         return  # already reported
     for name, value in parameters.items():
-        if name in _WHOLE and value not in _WHOLE[name]:
-            yield _MODELPARALLEL + ("parameters", name), (
-                f"{said(value)} is not served, as nothing here splits a model: leave it out, or write {said(_WHOLE[name][0])}; "
-                "for a model that is too large for one worker use torch_distributed with PyTorch's own sharding")
+        place = _MODELPARALLEL + ("parameters", name)
+        if name not in _MP_KNOWN:
+            yield place, f"unknown parameter{names_like(name, _MP_KNOWN)}"
+        elif name in _MP_REFUSED and value not in _MP_REFUSED[name]:
+            yield place, (f"{said(value)} is not served: leave it out, or write {said(_MP_REFUSED[name][0])}; "
+                          "pipeline_parallel_degree divides a model, and so do PyTorch's own sharding and DTensor with torch_distributed")
+        elif name in ("partitions", "pipeline_parallel_degree") and value != 1 and framework == "tensorflow":
+            yield place, f"{said(value)} is not served with TensorFlow: write 1, or use PyTorch"
 
 
 @dataclasses.dataclass

@@ -182,11 +182,7 @@ class Pipeline:
         ranks may pass None. Both are divided along the first dimension, as equally as possible, or are lists of microbatches."""
         if self._loss is None:
             raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
-        self._ties.begin()
-        self._sums.begin()
         done = self._run(inputs, targets, self._loss)
-        self._sums.finish()
-        self._ties.sum()
         loss = torch.tensor([done.loss], dtype=torch.float64)  # 0 on all ranks but the last stage's
         return self._reduced(loss, _native.SUM)[0].float()
 
@@ -202,14 +198,24 @@ class Pipeline:
     def _run(self, inputs, targets, loss):
         batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
         done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete)
+        self._perform(done, loss is not None)
+        return done
+
+    def _perform(self, done, has_gradients):
+        """Runs the schedule of a Pass. Gradients are then sums over ties and averages of replicas."""
         try:
-            self._executor.run(done.compute, forward_only=loss is None)
+            if has_gradients:
+                self._ties.begin()
+                self._sums.begin()
+            self._executor.run(done.compute, forward_only=not has_gradients)
         except BaseException as error:  # other ranks may have ended their pass, and wait
             self._ties.restore()
             self._executor.fail([self._communicator, *self._ties.communicators])
             self._sums.fail(str(error))
             raise
-        return done
+        if has_gradients:
+            self._sums.finish()
+            self._ties.sum()
 
     def times(self):
         """Returns the times of the last step on this rank: a dict of step_us, computed_us, waited_us, sending_us and bubble, and of

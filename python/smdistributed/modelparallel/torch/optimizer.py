@@ -1,0 +1,175 @@
+"""smp.DistributedOptimizer: an optimizer whose parameters are those of this rank's partition."""
+from __future__ import annotations
+
+import torch
+
+from smdistributed.modelparallel.exceptions import SMPError
+from smdistributed.modelparallel.torch import _messages
+from smdistributed.modelparallel.torch._state import log, state
+from smdistributed.modelparallel.torch.model import PARTIAL
+
+
+def _clip(max_norm, norm_type=2):
+    return state.model().clip_grad_norm_(max_norm, norm_type)
+
+
+_OF_16_BITS = {"clip_master_grads": _clip, "overflow": False, "loss_scale": 1.0, "update_master_grads": lambda: None}
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps an optimizer, made before or after the model is wrapped. When the model is partitioned, it drops the parameters of
+    other ranks. Attributes that it does not have are those of the optimizer. static_loss_scale, dynamic_loss_scale and
+    dynamic_loss_args have no effect: bfloat16 needs no loss scale. Scripts for fp16 call clip_master_grads(max_norm), which clips by
+    the norm of the whole model, and read overflow and loss_scale."""
+
+    def __init__(self, optimizer, static_loss_scale=1.0, dynamic_loss_scale=False, dynamic_loss_args=None, **more):
+        state.require()
+        if isinstance(optimizer, DistributedOptimizer) or not hasattr(optimizer, "step"):
+            raise SMPError(f"smp.DistributedOptimizer: pass an optimizer that is not wrapped yet, not {type(optimizer).__name__}")
+        self.inner = optimizer
+        self._order = None  # for each group: the names of the whole model's parameters
+        model = state.model and state.model()
+        if model is not None and model.partitioned and model.pp_size > 1:
+            self._order = [self._merged(self._names_in(group, model), model.names) for group in optimizer.param_groups]
+        state.optimizers.clear()  # a script has one
+        state.optimizers.add(self)
+
+    @staticmethod
+    def _names_in(group, model):
+        own = {id(each): name for name, each in model.own_parameters().items()}
+        if any(id(each) not in own for each in group["params"]):
+            raise SMPError("smp.DistributedOptimizer: the optimizer has parameters of other partitions: wrap it before the first step, or "
+                           "make it of model.parameters()")
+        return [own[id(each)] for each in group["params"]]
+
+    @staticmethod
+    def _merged(names, order):
+        every = set().union(*_messages.allgather(names, _messages.CommGroup.PP_GROUP))
+        return [name for name in order if name in every]
+
+    def __getattr__(self, name):
+        if name == "inner":
+            raise AttributeError(name)
+        if name in _OF_16_BITS and not hasattr(self.inner, name):
+            return _OF_16_BITS[name]
+        return getattr(self.inner, name)
+
+    def __repr__(self):
+        return f"DistributedOptimizer({self.inner!r})"
+
+    # torch's class has these as attributes of its own; schedulers change the dicts in param_groups.
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups):
+        self.inner.param_groups = groups
+
+    @property
+    def state(self):
+        return self.inner.state
+
+    @state.setter
+    def state(self, values):
+        self.inner.state = values
+
+    @property
+    def defaults(self):
+        return self.inner.defaults
+
+    def step(self, *args, **kwargs):
+        return self.inner.step(*args, **kwargs)
+
+    def zero_grad(self, *args, **kwargs):
+        return self.inner.zero_grad(*args, **kwargs)
+
+    def add_param_group(self, param_group):
+        if self._order is not None:
+            raise SMPError("smp: parameters cannot be added to an optimizer of a partitioned model: add them before the first step")
+        self.inner.add_param_group(param_group)
+
+    # ---- Partitions ----
+
+    def keep(self, own):
+        """Drops the parameters of other partitions. own: this rank's parameters, by their names in the whole model."""
+        if self._order is not None or not hasattr(self.inner, "param_groups"):
+            return
+        names = state.model().names_by_id
+        self._order, moved = [], {}
+        for group in self.inner.param_groups:
+            known = [names[id(each)] for each in group["params"] if id(each) in names]
+            if len(known) < len(group["params"]):
+                log("the optimizer has parameters that are not the model's; these stay on every rank")
+            others = [each for each in group["params"] if id(each) not in names]
+            moved.update({id(each): own[names[id(each)]] for each in group["params"] if names.get(id(each)) in own})
+            self._order.append(known)
+            group["params"] = [own[name] for name in known if name in own] + others
+        kept = {moved.get(id(each), each): values for each, values in self.inner.state.items()
+                if id(each) in moved or id(each) not in names}
+        self.inner.state.clear()
+        self.inner.state.update(kept)
+
+    def _numbers_of_whole(self):
+        """Returns for each group the numbers of its parameters in the whole model's optimizer."""
+        sizes = [len(order) for order in self._order or (group["params"] for group in self.inner.param_groups)]
+        return [list(range(sum(sizes[:place]), sum(sizes[:place + 1]))) for place in range(len(sizes))]
+
+    def _numbers(self):
+        """Returns for each of this rank's parameters, in the order of groups, its number in the whole model's optimizer."""
+        names, found = {id(each): name for name, each in state.model().own_parameters().items()}, []
+        for group, order, numbers in zip(self.inner.param_groups, self._order, self._numbers_of_whole()):
+            places = dict(zip(order, numbers))
+            found += [places[names[id(each)]] for each in group["params"]]
+        return found
+
+    def local_state_dict(self, gather_if_shard=True):
+        """Returns the state of this rank's parameters. Numbers of parameters are those of the whole model's optimizer. gather_if_shard
+        has no effect."""
+        found = self.inner.state_dict()
+        if self._order is not None:
+            numbers = self._numbers()
+            found = {**found, "state": {numbers[key]: values for key, values in found["state"].items()},
+                     "param_groups": [{**group, "params": [numbers[key] for key in group["params"]]} for group in found["param_groups"]]}
+        return {**found, PARTIAL: True}
+
+    def save_optimizer_backcompat(self, gather_if_shard=True):
+        """Another name for local_state_dict(), which scripts use since version 1.10."""
+        return self.local_state_dict(gather_if_shard)
+
+    def load_optimizer_backcompat(self, state_dict, gather_if_shard=True):
+        """Another name for load_state_dict()."""
+        return self.load_state_dict(state_dict)
+
+    def state_dict(self):
+        """Returns the state of the whole model's optimizer, as one process has it. All ranks of a pipeline call it."""
+        if self._order is None:
+            return self.inner.state_dict()
+        return self._gathered(self.local_state_dict())
+
+    def _gathered(self, own):
+        parts = _messages.allgather(own, _messages.CommGroup.PP_GROUP)
+        groups = [{**group, "params": numbers} for group, numbers in zip(parts[0]["param_groups"], self._numbers_of_whole())]
+        values = {number: each for part in parts for number, each in part["state"].items()}
+        return {**{key: value for key, value in parts[0].items() if key != PARTIAL},
+                "state": {number: values[number] for number in sorted(values)}, "param_groups": groups}
+
+    def load_state_dict(self, state_dict):
+        """Loads the state of the whole model's optimizer, or of partitions: then all ranks of a pipeline call it, each with one
+        partition's."""
+        given = dict(state_dict)
+        if given.pop(PARTIAL, False) and state.cfg.pipeline_parallel_degree > 1:
+            given = self._gathered(given)
+        if self._order is None:
+            return self.inner.load_state_dict(given)
+        numbers = self._numbers()
+        for place, (group, own) in enumerate(zip(given["param_groups"], self._numbers_of_whole())):
+            if list(group["params"]) != own:
+                raise SMPError(f"smp: the state is of another optimizer: group {place} has {len(group['params'])} parameters there, and "
+                               f"{len(own)} here")
+        places = {number: place for place, number in enumerate(numbers)}
+        values = {places[number]: each for number, each in given["state"].items() if number in places}
+        groups = [{**group, "params": [places[number] for number in group["params"] if number in places]}
+                  for group in given["param_groups"]]
+        return self.inner.load_state_dict({**given, "state": values, "param_groups": groups})
