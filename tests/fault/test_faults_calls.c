@@ -39,7 +39,7 @@ static struct fault_scene compose(size_t call, size_t fault)
                                 .is_apart = !mode->is_in_place,
                                 .large = LARGE,
                                 .within_ms = 15,
-                                .deadline_ms = 1000};
+                                .deadline_ms = 1500};
 }
 
 int main(int argc, char **argv)
