@@ -65,6 +65,7 @@ static const char help_text[] =
     "number of float32 elements, and the share of the backward pass after which it is ready:\n"
     "    [{\"name\":\"fc.bias\",\"elements\":1000,\"ready\":0.0005},\n"
     "     {\"name\":\"fc.weight\",\"elements\":2048000,\"ready\":0.0005}]\n"
+    "shoal.torch.profile writes such a file. Its first object, which begins with \"profile\", is for shoal advise.\n"
     "\n"
     "Columns:\n"
     "    step       milliseconds from the beginning of the backward pass until the last average is in place; with an\n"

@@ -139,7 +139,7 @@ def join(store, rank, size, timeout, name, ranks):
 
 
 _LATER = {"DistributedDataParallel": "ddp", "ShardedDataParallel": "sharded", "LocalSGD": "outer", "DiLoCo": "outer", "DistributedSampler": "sampler",
-          "SyncBatchNorm": "norm", "convert_sync_batchnorm": "norm", "divide_batch": "sampler", "hooks": "hooks", "profile": "_profile", "Profile": "_profile"}
+          "SyncBatchNorm": "norm", "convert_sync_batchnorm": "norm", "divide_batch": "sampler", "hooks": "hooks", "profile": "profiles", "Profile": "profiles"}
 
 
 def __getattr__(name):
