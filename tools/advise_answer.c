@@ -84,12 +84,20 @@ static int finish_find(const struct advise_question *question, struct sim_step_a
 
 /* ---- All ----------------------------------------------------------------------------------------------------------------- */
 
+static bool fits(const struct advise_point *point)
+{
+    return !point->fault && point->way < ADVISE_WAYS;
+}
+
 int advise_shown(const struct advise_answer *answer)
 {
     int shown = answer->count - 1;
-    while (shown > 0 && (answer->points[shown].fault || answer->points[shown].way == ADVISE_WAYS))
-        shown--;
-    return answer->points[shown].fault || answer->points[shown].way == ADVISE_WAYS ? answer->count - 1 : shown;
+    for (int i = answer->count - 1; i >= 0; i--) {
+        const struct advise_point *point = &answer->points[i], *best = &answer->points[shown];
+        if (fits(point) && (!fits(best) || (point->has_step && point->seconds < best->seconds)))
+            shown = i;
+    }
+    return shown;
 }
 
 static int points_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer)
