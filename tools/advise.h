@@ -88,8 +88,8 @@ int advise_point_find(const struct advise_question *question, const struct advis
 /* Answers the whole question. Returns 0, or an exit code after printing one line. */
 int advise_answer_find(const struct advise_question *question, struct advise_answer *answer_out);
 
-/* Returns the index of the point whose details are shown: the fastest one that fits; without times the last one that fits; or the
- * last one. */
+/* Returns the index of the point whose details are shown: the fastest one that fits; without times the last one that fits; or
+ * the last one. */
 int advise_shown(const struct advise_answer *answer);
 
 /* Print the answer. Texts that the pages share are below. */
