@@ -73,22 +73,23 @@ struct advise_answer {
     int rate_count;
 };
 
-/* Reads the arguments. Returns false after printing one line; *code_out is then the exit code. Free question_out->profile in any
- * case. */
+/* Reads the arguments. Returns false after printing one line; *code_out is then the exit code. Free question_out->profile in
+ * any case. */
 bool advise_options_parse(int argc, char **argv, struct advise_question *question_out, int *code_out);
 
 /* Returns the memory of a worker that may be used: a part stays free for fragments. */
 double advise_usable_bytes(double memory_bytes);
 
-/* Describes a number of machines of a shape: counts, ladder, predicted step, time, cost. Returns 0, or an exit code after printing
- * one line. */
+/* Describes a number of machines of a shape: counts, ladder, predicted step, time, cost. Returns 0, or an exit code after
+ * printing one line. */
 int advise_point_find(const struct advise_question *question, const struct advise_shape *shape, size_t machines,
                       struct sim_step_answers *answers, struct advise_point *point_out);
 
 /* Answers the whole question. Returns 0, or an exit code after printing one line. */
 int advise_answer_find(const struct advise_question *question, struct advise_answer *answer_out);
 
-/* Returns the index of the point whose details are shown: the last one that fits, or the last one. */
+/* Returns the index of the point whose details are shown: the fastest one that fits; without times the last one that fits; or
+ * the last one. */
 int advise_shown(const struct advise_answer *answer);
 
 /* Print the answer. Texts that the pages share are below. */

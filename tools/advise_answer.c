@@ -41,47 +41,63 @@ static void finish_keep(const struct advise_question *question, const struct adv
     answer->finishes = is_met;
 }
 
-/* Doubles the machines until the limit is met or workers have no samples, then halves the gap. Between two numbers of machines
- * the time may rise a little, when samples no longer divide. */
-static int finish_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer)
+/* Doubles the machines until the limit is met, workers have no samples, or two doublings brought nothing: beyond a few hundred
+ * machines the network decides, and a simulation takes minutes. *low_out and *high_out are numbers of machines that do not meet
+ * the limit and do; *high_out is 0 if none was found. */
+static int finish_double(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer,
+                         size_t *low_out, size_t *high_out)
 {
     struct advise_point point;
-    size_t low = 0, high = 0;
+    double best_s = INFINITY;
+    int useless = 0;
     const size_t most = SHOAL_RANKS_MAX / question->per_machine;
-    for (size_t machines = 1; machines <= most && !high; machines *= 2) {
+    for (size_t machines = 1; machines <= most && !*high_out && useless < 2; machines *= 2) {
         const int code = advise_point_find(question, &question->shape, machines, answers, &point);
         if (code)
             return code;
         finish_keep(question, &point, answer);
         if (point.fault)
             break;
-        if (is_in_time(question, &point))
-            high = machines;
-        else
-            low = machines;
-    }
-    while (high > low + 1) {
-        const size_t middle = low + (high - low) / 2;
-        const int code = advise_point_find(question, &question->shape, middle, answers, &point);
-        if (code)
-            return code;
-        finish_keep(question, &point, answer);
-        if (is_in_time(question, &point))
-            high = middle;
-        else
-            low = middle;
+        *(is_in_time(question, &point) ? high_out : low_out) = machines;
+        useless = point.has_step && point.seconds > 0.99 * best_s ? useless + 1 : 0;
+        best_s = point.has_step ? fmin(best_s, point.seconds) : best_s;
     }
     return 0;
 }
 
+/* Halves the gap. Between two numbers of machines the time may rise a little, when samples no longer divide. */
+static int finish_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer)
+{
+    struct advise_point point;
+    size_t low = 0, high = 0;
+    int code = finish_double(question, answers, answer, &low, &high);
+    while (!code && high > low + 1) {
+        const size_t middle = low + (high - low) / 2;
+        code = advise_point_find(question, &question->shape, middle, answers, &point);
+        if (code)
+            break;
+        finish_keep(question, &point, answer);
+        *(is_in_time(question, &point) ? &high : &low) = middle;
+    }
+    return code;
+}
+
 /* ---- All ----------------------------------------------------------------------------------------------------------------- */
+
+static bool fits(const struct advise_point *point)
+{
+    return !point->fault && point->way < ADVISE_WAYS;
+}
 
 int advise_shown(const struct advise_answer *answer)
 {
     int shown = answer->count - 1;
-    while (shown > 0 && (answer->points[shown].fault || answer->points[shown].way == ADVISE_WAYS))
-        shown--;
-    return answer->points[shown].fault || answer->points[shown].way == ADVISE_WAYS ? answer->count - 1 : shown;
+    for (int i = answer->count - 1; i >= 0; i--) {
+        const struct advise_point *point = &answer->points[i], *best = &answer->points[shown];
+        if (fits(point) && (!fits(best) || (point->has_step && point->seconds < best->seconds)))
+            shown = i;
+    }
+    return shown;
 }
 
 static int points_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer)

@@ -217,6 +217,7 @@ void advise_json_print(const struct advise_question *question, const struct advi
             point_write(&json, NULL, &answer->larger[i]);
     }
     close_as(&json, ']');
+    number(&json, "shown", (double)answer->points[advise_shown(answer)].machines);
     truth(&json, "finishes", answer->finishes);
     if (answer->has_finish)
         point_write(&json, "finish", &answer->finish);

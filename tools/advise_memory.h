@@ -1,8 +1,9 @@
 /* The memory of a worker while it trains, part by part, and the first way of training that fits, for `shoal advise`. Pure
  * functions; reentrant. Bytes are doubles, because models may exceed any machine.
  *
- * A worker holds weights, gradients, states of the optimizer and, with 16 bits, a master of each weight (Rajbhandari et al. 2020,
- * arXiv 1910.02054), and what the forward pass keeps for the backward pass (Korthikanti et al. 2022, arXiv 2205.05198). */
+ * A worker holds weights, gradients, states of the optimizer and, with 16 bits, a master of each weight (Rajbhandari et al.
+ * 2020, arXiv 1910.02054), and what the forward pass keeps for the backward pass (Korthikanti et al. 2022, arXiv
+ * 2205.05198). */
 #ifndef SHOAL_TOOLS_ADVISE_MEMORY_H
 #define SHOAL_TOOLS_ADVISE_MEMORY_H
 
@@ -99,9 +100,9 @@ struct advise_limits {
     double usable_bytes;         /* of a worker */
 };
 
-/* Tries all ways. wanted has precision, states, recomputation and constant of the program as it is; its microbatch and degrees
- * are ignored. Pipelines run 1F1B, whose first stage keeps as many microbatches as there are stages, or all. Returns the index of
- * the first rung that fits, or ADVISE_WAYS if none does. */
+/* Tries all ways. wanted has precision, states, recomputation and constant of the program as it is; its microbatch and
+ * degrees are ignored. Pipelines run 1F1B, whose first stage keeps as many microbatches as there are stages, or all. Returns
+ * the index of the first rung that fits, or ADVISE_WAYS if none does. */
 int advise_ladder(const struct advise_model *model, const struct advise_setup *wanted, const struct advise_limits *limits,
                   struct advise_rung rungs_out[ADVISE_WAYS]);
 

@@ -9,12 +9,12 @@
 /* Backward passes cost twice as much as forward passes: two products instead of one. */
 static const double forward_share = 1.0 / 3;
 
-/* Each of ResNet-50's 53 convolutions is followed by a batch norm. Its output is kept for the norm and, after the activation in
- * place, for the next convolution. The four that make a block's input fit its output are only added, and kept once. Values at
- * 224 x 224: 11,113,984 in all outputs, 1,505,280 of them in these four; an image has 150,528, and the pooling keeps 200,704 with
- * indices of 8 bytes. With recomputation of blocks: the inputs of all 16 blocks (5,619,712), what comes before them, and the
- * largest block (layer1.0: outputs of 1,204,224 twice, 802,816 once). A forward pass costs 4.09e9 multiplications and as many
- * additions. */
+/* Each of ResNet-50's 53 convolutions is followed by a batch norm. Its output is kept for the norm and, after the activation
+ * in place, for the next convolution. The four that make a block's input fit its output are only added, and kept once.
+ * Values at 224 x 224: 11,113,984 in all outputs, 1,505,280 of them in these four; an image has 150,528, and the pooling
+ * keeps 200,704 with indices of 8 bytes. With recomputation of blocks: the inputs of all 16 blocks (5,619,712), what comes
+ * before them, and the largest block (layer1.0: outputs of 1,204,224 twice, 802,816 once). A forward pass costs 4.09e9
+ * multiplications and as many additions. */
 static struct advise_facts resnet50_facts(void)
 {
     const double pooled = 12 * 200704.0, image = 4 * 150528.0;

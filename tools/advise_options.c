@@ -250,19 +250,20 @@ static bool times_finish(struct advise_question *question, const struct given *g
     const double peak = question->is_16 ? question->shape.tflop_s_16 : question->shape.tflop_s_32;
     const double use = question->is_16 ? facts->use_16 : facts->use_32;
     const struct step_facts *measured = &question->profile.facts;
-    if (!given->backward_ms && !given->forward_ms && !given->measured && measured->is_there) {
+    const bool is_timed = given->backward_ms > 0 || given->forward_ms > 0 || given->measured;
+    if (!is_timed && measured->is_there) {
         question->sample_us = 1e3 * (measured->forward_ms + measured->backward_ms) / (double)measured->batch;
         question->forward_share = measured->forward_ms / (measured->forward_ms + measured->backward_ms);
         question->sample_sure = ADVISE_MEASURED;
         return true;
     }
-    if (!given->backward_ms && !given->forward_ms && !given->measured) {
+    if (!is_timed) {
         question->forward_share = facts->forward_share;
         question->sample_us = peak > 0 ? facts->sample_flop / (peak * use) / 1e6 : 0;
         question->sample_sure = ADVISE_ASSUMED;
         return true;
     }
-    if (!given->backward_ms || !given->measured)
+    if (given->backward_ms <= 0 || !given->measured)
         return !tool_usage_fail("advise",
                                 "--backward and --measured-batch belong together: its time, and for how many samples");
     const double forward_ms = given->forward_ms > 0 ? given->forward_ms : given->backward_ms / 2;

@@ -111,7 +111,8 @@ static int whole_step(struct scene *scene, struct sim_step_answers *answers)
 
 enum { SCHEDULE_ACTIONS_MAX = 1 << 20 };
 
-/* Returns the length of a pipeline's step by its schedule; of very long ones by the formula of 1F1B. Returns below 0 on failure. */
+/* Returns the length of a pipeline's step by its schedule; of very long ones by the formula of 1F1B. Returns below 0 on
+ * failure. */
 static double pipeline_us(const struct scene *scene)
 {
     const struct advise_model *model = &scene->question->facts.model;

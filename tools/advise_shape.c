@@ -36,6 +36,7 @@ static const struct advise_shape shapes[] = {
     {"p5e.48xlarge", "p5e", "H200", 8, 141, 3200, GEN5, 320, H100_PEAKS, 192, 2048, false},
     {"p5en.48xlarge", "p5en", "H200", 8, 141, 3200, GEN5, 320, H100_PEAKS, 192, 2048, false},
     {"p6-b200.48xlarge", "p6-b200", "B200", 8, 179, 3200, GEN5, 640, B200_PEAKS, 192, 2048, false},
+    {"p6-b300.48xlarge", "p6-b300", "B300", 8, 269, 6400, GEN5, 640, B200_PEAKS, 192, 4096, false},
     {"g4dn.xlarge", "g4dn", "T4", 1, 16, 5, GEN3, 0, T4_PEAKS, 4, 16, true},
     {"g4dn.12xlarge", "g4dn", "T4", 4, 16, 50, GEN3, 0, T4_PEAKS, 48, 192, false},
     {"g4dn.metal", "g4dn", "T4", 8, 16, 100, GEN3, 0, T4_PEAKS, 96, 384, false},

@@ -428,6 +428,35 @@ static void sure_print(const struct advise_page *page, const struct advise_quest
                      question->critical > 0 ? " for --from-batch" : ", whatever the batch (--critical-batch changes that)");
 }
 
+static double machine_hours(const struct advise_point *point)
+{
+    return (double)point->machines * point->seconds / 3600;
+}
+
+/* Names the fastest number of machines, and the one of fewest machine hours. */
+static void summary_print(const struct advise_page *page, const struct advise_answer *answer)
+{
+    const struct advise_point *fastest = &answer->points[advise_shown(answer)], *least = fastest, *larger = NULL;
+    char time[TIME_BYTES], other[TIME_BYTES];
+    if (!fastest->has_step)
+        return;
+    for (int i = 0; i < answer->count; i++) {
+        if (answer->points[i].has_step && machine_hours(&answer->points[i]) < machine_hours(least))
+            least = &answer->points[i];
+        if (answer->has_larger[i] && answer->larger[i].seconds < (larger ? larger : fastest)->seconds)
+            larger = &answer->larger[i];
+    }
+    advise_page_text(page, "In short: %zu machine%s, %s, %s %s and %.4g machine hours.", fastest->machines,
+                     fastest->machines == 1 ? "" : "s", advise_way_names[fastest->way],
+                     fastest->machines == 1 ? "needs" : "need", time_name(fastest->seconds, time), machine_hours(fastest));
+    if (least != fastest)
+        advise_page_text(page, "Fewest machine hours: %zu machine%s, %.4g in %s.", least->machines,
+                         least->machines == 1 ? "" : "s", machine_hours(least), time_name(least->seconds, other));
+    if (larger)
+        advise_page_text(page, "Faster than all of these: %zu x %s, %s.", larger->machines, larger->shape->name,
+                         time_name(larger->seconds, other));
+}
+
 static void page_write(const struct advise_page *page, const struct advise_question *question,
                        const struct advise_answer *answer)
 {
@@ -441,6 +470,7 @@ static void page_write(const struct advise_page *page, const struct advise_quest
                                           : "workers",
              question->is_16 ? "16 bit" : "float32", step_rules[question->optimizer]);
     advise_page_begin(page, title);
+    summary_print(page, answer);
     counts_print(page, question, answer);
     memory_print(page, question, shown);
     steps_print(page, question, answer);

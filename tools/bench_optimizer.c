@@ -24,7 +24,8 @@ static const char help_text[] =
     "    GB/s       bytes that the pass reads and writes, in a second\n"
     "    of bare    its share of what the bare loop reaches: 1 is the speed of memory\n"
     "\n"
-    "Example:\n"
+    "Examples:\n"
+    "    shoal bench optimizer\n"
     "    shoal bench optimizer --type bfloat16\n"
     "\n"
     "Exit codes: 0 success, 1 no memory, 2 the arguments make no sense.\n";

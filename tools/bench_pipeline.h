@@ -54,8 +54,8 @@ struct pipeline_result {
     struct shoal_schedule_times ideal;     /* what the schedule needs if only its actions and --transfer take time */
 };
 
-/* Writes the last step in the format of chrome://tracing and Perfetto, with a process for each rank. Returns false after printing
- * one line about the file. */
+/* Writes the last step in the format of chrome://tracing and Perfetto, with a process for each rank. Returns false after
+ * printing one line about the file. */
 bool bench_pipeline_trace_write(const struct pipeline_result *result, const char *name);
 
 void bench_pipeline_print(const struct pipeline_result *result);

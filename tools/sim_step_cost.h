@@ -41,8 +41,8 @@ struct sim_step_price {
 int sim_step_price_ask(struct sim_step_answers *answers, const struct sim_step_options *options, const char *name,
                        const struct sim_step_operation *operation, size_t bytes, struct sim_step_price *price_out);
 
-/* Predicts the step of one row, whose profile and hosts are set; its other fields are results, and 0 before. Returns 0, or an exit
- * code after printing one line. (In sim_step.c.) */
+/* Predicts the step of one row, whose profile and hosts are set; its other fields are results, and 0 before. Returns 0, or
+ * an exit code after printing one line. (In sim_step.c.) */
 int sim_step_row_ask(const struct sim_step_options *options, struct sim_step_answers *answers, struct sim_step_row *row);
 
 /* Print one line, and return the exit code. */

@@ -187,17 +187,33 @@ static bool profiles_read(const struct tool_args *args, struct sim_step_options 
     return true;
 }
 
+/* Without --backward, the passes are those that were measured with the profiles. */
+static bool passes_read(const struct lists *lists, struct sim_step_options *options)
+{
+    for (int p = 0; !lists->backward.value && p < options->profile_count; p++) {
+        const struct step_facts *facts = &options->profiles[p].facts;
+        if (!facts->is_there)
+            return !tool_usage_fail("sim step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
+        options->backward_us[p] = 1e3 * facts->backward_ms;
+        options->forward_us[p] = 1e3 * facts->forward_ms;
+    }
+    if (!lists->backward.value)
+        return true;
+    if (!times_read(&lists->backward, 1e-3, options->profile_count, options->backward_us))
+        return false;
+    for (int p = 0; p < options->profile_count; p++)
+        options->forward_us[p] = options->backward_us[p] / 2;
+    return true;
+}
+
 /* The defaults of the engine. */
 enum { BUFFER_BYTES = 25 << 20, FLIGHT_BUFFERS = 4 };
 
 static bool options_finish(struct sim_step_options *options, const struct lists *lists, int *code_out)
 {
-    const int most = SIM_STEP_PROFILES_MAX;
     struct tool_args all_hosts = {.command = "sim step", .name = "--hosts", .value = "1-256"};
     if (!lists->profile.value)
         return !tool_usage_fail("sim step", "which model? Such as: --profile resnet50");
-    if (!lists->backward.value && !options->prints_profiles)
-        return !tool_usage_fail("sim step", "how long is the backward pass? Such as: --backward 120, in milliseconds");
     if (!step_optimizing_check(&options->optimizing, "sim step"))
         return false;
     if (options->optimizing.rule && options->question.pcie_gb_s > 0)
@@ -206,10 +222,8 @@ static bool options_finish(struct sim_step_options *options, const struct lists 
         return false;
     if (options->prints_profiles)
         return true;
-    if (!times_read(&lists->backward, 1e-3, options->profile_count, options->backward_us))
+    if (!passes_read(lists, options))
         return false;
-    for (int p = 0; p < most; p++)
-        options->forward_us[p] = options->backward_us[p] / 2;
     if (lists->forward.value && !times_read(&lists->forward, 0, options->profile_count, options->forward_us))
         return false;
     options->question.shared = options->question.pcie_gb_s <= 0; /* the buffers are in host memory */

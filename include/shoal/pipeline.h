@@ -396,10 +396,9 @@ SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method me
 /* A pipeline runs a schedule on a communicator: rank r of the schedule is rank r of the communicator. It calls the program for
  * each action of this rank, in the schedule's order, and hands messages from stage to stage:
  *
- *     stage 0 on rank 0        stage 1 on rank 1               compute(FORWARD, stage 0, microbatch 3) writes an output
- *       F0 F1 F2 F3 ..           F0 F1 F2 ..                   the pipeline sends it; meanwhile rank 0 computes microbatch 4
- *            \  output  --->  input /                          compute(FORWARD, stage 1, microbatch 3) reads it as its input
- *            /  input   <---  output \                         the gradients take the same way back
+ *     rank 0, stage 0    F0 F1 F2 ...          computes F3, microbatch 3; the pipeline sends the output meanwhile
+ *     rank 1, stage 1       F0 F1 F2 ...       reads the output of F3 as the input of its own F3
+ *                                              gradients travel the same way back
  *
  * An *edge* leads from a stage to a later one. On each edge one message per microbatch goes forward, and one, its gradient,
  * comes back. A message is any number of bytes, also none, and a short note, in which a front-end may put shapes and types.
@@ -411,10 +410,10 @@ SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method me
  *
  *     static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
  *     {
- *         ...                                                          computes the action
- *         if (work->is_last_gradient)                                  all gradients of the stage's weights are complete
- *             return shoal_reducer_ready(reducer_of(work->action.stage), ...);
- *         return SHOAL_OK;
+ *         enum shoal_status status = compute_stage(work);
+ *         if (status == SHOAL_OK && work->is_last_gradient)
+ *             status = shoal_reducer_ready(reducer_of(work->action.stage), 0, gradients, count);
+ *         return status;
  *     }
  *
  * How fast. On one host a message is written once by its producer and read once by its receiver, if it is in memory from
@@ -480,11 +479,9 @@ struct shoal_parcel {
  * be written: another stage may share them.
  *
  * Outputs begin without bytes and note; their data are in host memory. If compute returns an error they stay the program's.
- * Otherwise their memory must stay unchanged until it is released. It may be
- *     - from shoal_pipeline_alloc: the pipeline takes it back;
- *     - an input of this stage and microbatch, or a part of one: the pipeline keeps it as long as needed;
- *     - any other memory: the pipeline calls `released` with the owner.
- * Several outputs may share memory; each is released by itself. */
+ * Otherwise their memory must stay unchanged until it is released. Memory from shoal_pipeline_alloc is taken back by the
+ * pipeline. An input of this stage and microbatch, or a part of one, is kept as long as needed. For any other memory the
+ * pipeline calls released with the owner. Several outputs may share memory; each is released by itself. */
 struct shoal_work {
     struct shoal_action action;
     uint32_t input_count;

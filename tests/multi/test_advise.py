@@ -184,6 +184,16 @@ def a_batch_that_grows_has_rates():
     expect(more == -(-kept * 1512 // 1128), kept, more)
 
 
+def the_fastest_number_is_described():
+    words, code = QUESTIONS["sizes_of_a_machine"]
+    answer, page = asked(*words, code=code), " ".join(advise(*words, code=code).split())
+    own = {point["machines"]: point["job_s"] for point in answer["points"] if point["machine"] == "p3.2xlarge"}
+    expect(answer["shown"] == 2 == min(own, key=own.get) and "instance_count = 2" in answer["job"], answer)
+    expect("In short: 2 machines" in page and "Fewest machine hours: 1 machine, " in page and "Faster than all of these: 2 x p3.8xlarge" in page, page)
+    grown = asked(*RESNET, "--count", "1,2", "--worker-memory", "1M", code=3)
+    expect(grown["shown"] == 2 and grown["job"] == "", grown)
+
+
 def every_number_says_how_sure_it_is():
     sure = asked(*RESNET)["sure"]
     expect(sure["counts"] == sure["states"] == "computed" and sure["activations"] == "modeled" and sure["sample_us"] == "assumed", sure)
@@ -207,11 +217,16 @@ def large_models_are_cut():
 
 
 def the_job_is_a_document():
-    import tomllib
-    job = asked(*RESNET, "--count", "4")["job"]
-    document = tomllib.loads(job.partition("# train.py")[0])
-    expect(document["instance_count"] == 4 and document["instance_type"] == "ml.p3.2xlarge" and document["workers_per_host"] == 1
-           and document["distribution"] == {"smdistributed": {"dataparallel": {"enabled": True}}}, document)
+    if sys.version_info < (3, 11):
+        raise Skip("shoal job needs tomli to read TOML before Python 3.11")
+    (ROOT / "train.py").write_text("")
+    for machine, line in (("ml.p4d.24xlarge", 'instance_type = "ml.p4d.24xlarge"'), ("dgx-a100", "workers_per_host = 8"),
+                          ("this", "instance_count = 4")):
+        job = asked(*RESNET[:-1], machine, "--worker-memory", "16G", "--count", "4")["job"]
+        expect(line in job.splitlines() and "instance_count = 4" in job and "DistributedDataParallel" in job, job)
+        (ROOT / "job.toml").write_text('entry_point = "train.py"\n' + job.partition("# train.py")[0])
+        code, out, err = call(SHOAL, "job", "check", ROOT / "job.toml")
+        expect(code == 0 and "no mistakes" in out and "on 4 hosts" in out, job, out, err)
 
 
 # ---- Bad input ------------------------------------------------------------------------------------------------------------------
@@ -296,6 +311,6 @@ elif __name__ == "__main__":
     run_cases([six_questions_have_their_pages, the_web_page_has_the_same_words_and_a_curve, names_are_escaped_in_the_web_page,
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
                memory_follows_type_and_optimizer, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
-               a_batch_that_grows_has_rates, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
+               a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
                wrong_questions_are_refused, wrong_prices_and_limits_are_refused, wrong_profiles_are_refused,
                a_batch_below_the_workers_is_an_answer, what_is_not_known_is_said, help_has_all_options_and_shapes])

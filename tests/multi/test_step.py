@@ -56,6 +56,16 @@ def predicted(*words):
     return [json.loads(line) for line in sim(*words, "--format", "json").splitlines()]
 
 
+def measured_passes_are_those_of_the_profile():
+    file = ROOT / "measured.json"
+    facts = {"profile": "net", "batch": 3, "forward_ms": 1.5, "backward_ms": 20, "activation_bytes": 8, "batch_norms": 0}
+    file.write_text(json.dumps([facts, {"name": "w", "elements": 1000, "ready": 1}]))
+    for words, passes in (((), (1500, 20000)), (("--forward", "7"), (7000, 20000)), (("--backward", "10"), (5000, 10000))):
+        (row,) = predicted("--profile", file, "--hosts", "2", *words)
+        expect((row["forward_us"], row["backward_us"], row["profile"]) == (*passes, "net"), words, row)
+    refused("sim", "step", "--profile", f"{file},gpt2", about="how long is the backward pass?")
+
+
 def efficiency_is_of_as_many_single_workers():
     rows = predicted("--profile", "resnet50", "--backward", "120", "--hosts", "1-8", "--rate", "10gbit")
     expect([(row["hosts"], row["ranks"]) for row in rows] == [(1, 8), (2, 16), (4, 32), (8, 64)], rows)
@@ -543,7 +553,7 @@ def help_teaches():
 
 
 if __name__ == "__main__":
-    run_cases([efficiency_is_of_as_many_single_workers, many_hosts_lose_little, gradients_on_gpus_pass_pcie, a_single_buffer_takes_what_its_all_reduce_takes,
+    run_cases([measured_passes_are_those_of_the_profile, efficiency_is_of_as_many_single_workers, many_hosts_lose_little, gradients_on_gpus_pass_pcie, a_single_buffer_takes_what_its_all_reduce_takes,
                late_tensors_bound_the_step_and_are_named, forms_of_prediction_agree, longer_backward_passes_hide_more,
                names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
                optimizers_are_predicted, a_sharded_buffer_takes_what_its_operations_take, types_of_16_bits_halve_the_bytes,

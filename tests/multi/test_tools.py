@@ -594,7 +594,7 @@ def info_shows_a_setting_from_the_environment_and_hides_the_secret():
 
 
 def help_teaches():
-    for words in ([], ["run"], ["bench"], ["explain"], ["info"], ["doctor"], ["trace"], ["top"]):
+    for words in ([], ["run"], ["bench"], ["explain"], ["info"], ["doctor"], ["trace"], ["top"], ["advise"]):
         code, out, err = call(SHOAL, *words, "--help")
         expect(code == 0 and len(out.splitlines()) > 5, words, out, err)
         expect(re.search(r"^Usage:", out, re.M) and re.search(r"^Exit codes:", out, re.M), words, out)
@@ -620,7 +620,7 @@ def on_terminal(columns, *words):
 
 def narrow_terminals_break_no_words():
     for words in (["info", "--algorithms"], ["info", "--settings"], ["explain", "allreduce"], ["sim", "allreduce"], ["--help"],
-                  *([command, "--help"] for command in ("run", "bench", "sim", "explain", "info", "doctor"))):
+                  *([command, "--help"] for command in ("run", "bench", "sim", "explain", "info", "doctor", "advise"))):
         code, out, err = call(SHOAL, *words)
         for columns in (80, 60):
             lines = on_terminal(columns, *words)
