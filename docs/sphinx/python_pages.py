@@ -59,7 +59,7 @@ class Sources:
     def _source(self, module, node):
         """Returns the module of the same package from which names are imported."""
         is_package = self.tree(module)[1]
-        if not node.module or not is_package:  # imports a module, not a name from one
+        if not node.module or not is_package or node.module == module:  # imports a module, not a name from one
             return None
         base = module.split(".")
         if node.level:
