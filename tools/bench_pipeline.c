@@ -105,7 +105,7 @@ static const struct tool_option options_known[] = {
     {NULL, 0, NULL},
 };
 
-enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400, COUNT_MAX = 65536 };
+enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400, COUNT_MAX = 65536, AHEAD_MAX = 256 };
 #define FORWARD_USUAL_US 5e3
 
 static bool time_read(const struct tool_args *args, double *us_out)
@@ -173,7 +173,7 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_pipe
     case OPTION_MEMORY:
         return plain_read(args, &options->is_plain);
     case OPTION_AHEAD:
-        return tool_number_read(args, 1, COUNT_MAX, &options->ahead);
+        return tool_number_read(args, 1, AHEAD_MAX, &options->ahead);
     case OPTION_STEPS:
         return tool_number_read(args, 1, STEPS_MAX, &options->steps);
     case OPTION_FORMAT:

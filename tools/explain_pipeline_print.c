@@ -162,6 +162,8 @@ void explain_pipeline_print_text(const struct explain_pipeline *explain)
     printf(", bubble %.1f %%", 100 * times.bubble);
     if (times.is_optimal)
         puts("\noptimal: all partitions were compared");
+    else if (times.step < times.lower_bound)
+        printf("\nit does not fit into memory; of those that fit, none is below %s\n", time_of(times.lower_bound).at);
     else
         printf("\nno partition is below %s: this one is within %.1f %% of the optimum\n", time_of(times.lower_bound).at,
                times.lower_bound > 0 ? 100 * (times.step / times.lower_bound - 1) : 0);

@@ -256,9 +256,11 @@ bool pipeline_draw(const struct pipeline_drawing *drawing, const char *title, co
     enum shoal_status status = begins_allocate(&timed) ? SHOAL_OK : SHOAL_ERR_MEMORY;
     if (status == SHOAL_OK)
         status = shoal_schedule_time_stages(schedule, costs, 1, &timed.times, timed.begins);
-    if (status != SHOAL_OK)
-        fprintf(stderr, "shoal %s: the schedule cannot be drawn: %s\n", drawing->command, shoal_status_text(status));
-    const bool is_written = status == SHOAL_OK && file_write(drawing, drawing->csv, &timed, csv_write) &&
+    const bool is_empty = status == SHOAL_OK && !(timed.times.step > 0);
+    if (status != SHOAL_OK || is_empty)
+        fprintf(stderr, "shoal %s: the schedule cannot be drawn: %s\n", drawing->command,
+                is_empty ? "its step takes no time" : shoal_status_text(status));
+    const bool is_written = status == SHOAL_OK && !is_empty && file_write(drawing, drawing->csv, &timed, csv_write) &&
                             file_write(drawing, drawing->plot, &timed, picture_write) &&
                             file_write(drawing, drawing->trace, &timed, trace_write);
     begins_free(&timed);

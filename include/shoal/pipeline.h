@@ -198,7 +198,8 @@ struct shoal_unit {
         sizeof(struct shoal_unit), 0, 0, 0, 0, 0, SHOAL_ANY_STAGE, 0, 0, 0 \
     }
 
-/* Makes a profile without units. The name is copied; NULL is "model". ERR_ARGUMENT: profile_out is NULL. ERR_MEMORY. */
+/* Makes a profile without units. The name is copied; NULL is "model". ERR_ARGUMENT: profile_out is NULL, or the name is empty,
+ * longer than 255 bytes or has a control character. ERR_MEMORY. */
 SHOAL_CALL shoal_profile_create(const char *name, struct shoal_profile **profile_out);
 
 /* NULL is allowed. */
@@ -434,7 +435,8 @@ struct shoal_pipeline_options {
     const char *name;               /* in messages; NULL: "pipeline". At most 23 bytes are kept */
     const struct shoal_edge *edges; /* each at most once; NULL: from each stage to the next one */
     size_t edge_count;
-    uint32_t ahead;      /* a rank receives for this many of its next actions before their turn; 0: 4. Their messages are in
+    uint32_t
+        ahead; /* a rank receives for this many of its next actions before their turn, at most 256; 0: 4. Their messages are in
                                memory while an earlier action is computed */
     uint32_t timeout_ms; /* deadline of each message, from the time at which this rank is ready to send or receive it. It must
                                be longer than a step; 0: SHOAL_TIMEOUT_MS */

@@ -187,6 +187,10 @@ def schedules_are_drawn():
     expect(len(events) == 3 * 4 * 2 and plot.read_text().count("<title>") == len(events), len(events))
     expect(abs(max(event["ts"] + event["dur"] for event in events) - told["step_us"]) < 1, told)
     expect(table.read_text().startswith("0F0,0F1,0F2,0B0"), table.read_text())
+    empty = ROOT / "empty.json"
+    empty.write_text(json.dumps({"units": [{"name": name, "forward_us": 0, "backward_us": 0} for name in "ab"]}))
+    code, out, err = call(SHOAL, "explain", "pipeline", "--profile", empty, "-n", "1", "--plot", plot)
+    expect(code == 1 and "nan" not in out and "its step takes no time" in err, code, out, err)
     code, out, err = call(SHOAL, "explain", "pipeline", "--plot", ROOT / "none/x.svg")
     expect(code == 1 and "cannot write" in err and len(err.splitlines()) == 1, code, err)
 

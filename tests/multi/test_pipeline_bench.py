@@ -141,6 +141,7 @@ def measurements_that_make_no_sense_are_refused():
     refused("--steps", "0", about="--steps")
     refused("--ahead", "0", about="--ahead")
     refused("--activations", "0", about="a number above 0")
+    refused("--ahead", "257", about="--ahead takes a number from 1 to 256")
     refused("--forward", "0us", about="a microbatch takes no time")
     refused("--memory", "gpu", about="one of shared, plain")
     refused("everything", about="'everything' is not an option")

@@ -586,8 +586,43 @@ static void large_cases_are_fast_and_near_the_bound(void **state)
         print_message("step %.0f, bound %.0f, %.2f s\n", times.step, times.lower_bound,
                       (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec));
         assert_true(times.step <= 1.05 * times.lower_bound && times.step >= times.lower_bound);
+        assert_true(end.tv_sec - begin.tv_sec < 60); /* a second without sanitizers and emulators */
         for (uint32_t r = 0; r < 64; r++)
             assert_true(!is_limited || memory_of(partition, r).total_bytes <= options.memory_bytes);
+        shoal_partition_free(partition);
+    }
+    shoal_schedule_free(schedule);
+    shoal_profile_free(profile);
+}
+
+/* A rank without a stage beside one with two: a tie of both stages of one rank costs nothing, and may stay together. */
+static void ties_on_one_of_idle_ranks_cost_nothing(void **state)
+{
+    const char *order = "0F0,0F1,2F0,2B0,0B0,2F1,2B1,0B1\n\n1F0,1F1,1B0,1B1";
+    struct shoal_profile *profile = NULL;
+    struct shoal_schedule *schedule = NULL;
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    const uint32_t tied[] = {0, 5};
+    char why[400] = "";
+    (void)state;
+    assert_int_equal(shoal_profile_create("tied", &profile), SHOAL_OK);
+    for (uint32_t i = 0; i < 6; i++) {
+        char name[8];
+        struct shoal_unit unit = SHOAL_UNIT_INIT;
+        snprintf(name, sizeof name, "u%u", i);
+        unit.name = name;
+        unit.forward = unit.input_gradient = unit.weight_gradient = 1;
+        unit.parameter_bytes = 1000000;
+        unit.stage = i == 0 ? 0 : i == 5 ? 2 : SHOAL_ANY_STAGE;
+        assert_int_equal(shoal_profile_add_unit(profile, &unit, why, sizeof why), SHOAL_OK);
+    }
+    assert_int_equal(shoal_profile_add_tie(profile, tied, 2, 1000000, why, sizeof why), SHOAL_OK);
+    assert_int_equal(shoal_schedule_read(order, strlen(order), &schedule, why, sizeof why), SHOAL_OK);
+    options.bytes_per_us = 1;
+    for (options.keeps_ties_together = 0; options.keeps_ties_together < 2; options.keeps_ties_together++) {
+        struct shoal_partition *partition = create(profile, schedule, &options);
+        const struct shoal_partition_times times = times_of(partition);
+        assert_true(times.tied == 0 && times.lower_bound <= times.step && times.step < 100);
         shoal_partition_free(partition);
     }
     shoal_schedule_free(schedule);
@@ -843,6 +878,7 @@ int main(void)
         cmocka_unit_test(trees_are_divided),
         cmocka_unit_test(large_cases_are_fast_and_near_the_bound),
         cmocka_unit_test(searches_are_never_worse_than_other_methods),
+        cmocka_unit_test(ties_on_one_of_idle_ranks_cost_nothing),
         cmocka_unit_test(limits_do_not_overflow),
         cmocka_unit_test(the_best_kind_is_chosen),
         cmocka_unit_test(lack_of_memory_is_explained),

@@ -271,6 +271,7 @@ static void faults_are_named(void **state)
         {"0F0,0B0,2F0,2B0", "stage 1 has no action, but there is a stage 2"},
         {"0F0,0X0", "line 1, cell 2: \"0X0\" is no action"},
         {"0F0,0B0\n1F0,F1", "line 2, cell 2: \"F1\" is no action"},
+        {"0F0,0SEND_Fx,0B0", "line 1, cell 2: \"0SEND_Fx\" is no action"},
         {"0F0,0B99999999999", "line 1, cell 2"},
         {"0F0,(0F1;0X0)OVERLAP_F_B,0B1", "line 1, cell 3: \"0X0\" is no action"},
         {"0F0,0B0,0F60000", "actions are missing"},
@@ -321,15 +322,16 @@ static void options_are_checked(void **state)
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_INTERLEAVED, 4, 6, 2, {1, 1, 1, 0}, 0, 1, 0},
          "6 is no multiple"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0},
-         "negative or not finite"},
+         "negative, not finite"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4, 8, 0, {1, 1, 1, 0}, 2, 1, 0}, "1f1b cannot do with 2"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_ZB_H1, 4, 8, 0, {1, 1, 1, 0}, 0.5, 1, 0}, "cannot do with 0.5"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 2, 0}, "kept_share"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1e308, 1, 1, 0}, 0, 1, 0}, "above 1e30"},
         {{0, SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 1, 0}, "SHOAL_SCHEDULE_OPTIONS_INIT"},
     };
     (void)state;
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
-        struct shoal_schedule *schedule = NULL;
+        struct shoal_schedule *schedule = NULL; /* stays as it is */
         char why[TEXT] = "";
         assert_int_equal(shoal_schedule_create(&wrong[i].options, &schedule, why, sizeof why), SHOAL_ERR_ARGUMENT);
         if (!strstr(why, wrong[i].told) || schedule)

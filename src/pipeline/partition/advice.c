@@ -28,12 +28,14 @@ static size_t write_lack(const struct problem *problem, const uint32_t *division
     const uint32_t rank = problem_neediest(problem, division, &lack);
     const struct memory_need need = problem_need(problem, division, rank);
     const double total = problem_total(&need), limit = problem->limits[rank];
+    const bool is_best = problem->options.method == SHOAL_PARTITION_SHORTEST;
     const int used = snprintf(line, room,
-                              "no partition was found that fits: in the best one, rank %u needs %s and has %s, so %s are short "
+                              "%s: in %s, rank %u needs %s and has %s, so %s are short "
                               "(parameters %s, gradients %s, optimizer states %s, activations %s, buffers %s)",
-                              rank, size_text(total).at, size_text(limit).at, size_text(lack).at, size_text(need.parameters).at,
-                              size_text(need.gradients).at, size_text(need.states).at, size_text(need.activations).at,
-                              size_text(need.buffers).at);
+                              is_best ? "no partition was found that fits" : "the partition of this method does not fit",
+                              is_best ? "the best one" : "it", rank, size_text(total).at, size_text(limit).at,
+                              size_text(lack).at, size_text(need.parameters).at, size_text(need.gradients).at,
+                              size_text(need.states).at, size_text(need.activations).at, size_text(need.buffers).at);
     return used > 0 && (size_t)used < room ? (size_t)used : room - 1;
 }
 
@@ -75,8 +77,14 @@ static enum shoal_status find_shards(const struct problem *problem, bool recompu
 static enum shoal_status write_help(const struct problem *problem, char *line, size_t room)
 {
     struct shoal_partition_options options = problem->options;
-    bool recomputed = false;
+    bool recomputed = false, fits = false;
     uint32_t shards, both = 0;
+    if (options.method != SHOAL_PARTITION_SHORTEST)
+        PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &fits));
+    if (fits) {
+        snprintf(line, room, ". The method \"shortest\" has one that fits");
+        return SHOAL_OK;
+    }
     if (!options.recomputes) {
         options.recomputes = 1;
         PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &recomputed));

@@ -246,8 +246,7 @@ static enum shoal_status find_bound(struct problem *problem, struct bound *bound
         status = transfer_bound(problem, bound, trial, &transfers);
     *bound_out = is_found ? largest(*bound_out, transfers) : least;
     double tied = *bound_out;
-    if (status == SHOAL_OK && is_found && has_ties && problem->stages == problem->ranks &&
-        !problem->options.keeps_ties_together)
+    if (status == SHOAL_OK && is_found && has_ties && problem->is_one_each && !problem->options.keeps_ties_together)
         status = tie_bound(problem, bound, trial, &tied);
     *bound_out = largest(largest(*bound_out, tied), least);
     free(trial);

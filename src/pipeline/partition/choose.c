@@ -67,6 +67,7 @@ static enum shoal_status try_kind(struct choice *choice, enum shoal_schedule_kin
 static enum shoal_status try_all(struct choice *choice, bool *lacks_out, struct partition_text text)
 {
     const uint32_t stages_per_rank = choice->schedule_options.stages_per_rank;
+    choice->schedule_options.stages_per_rank = 0;
     enum shoal_status status = try_kind(choice, SHOAL_SCHEDULE_1F1B, lacks_out, text);
     for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO && status != SHOAL_ERR_MEMORY; kind++) {
         const bool has_turns = kind == SHOAL_SCHEDULE_INTERLEAVED || kind == SHOAL_SCHEDULE_BREADTH_FIRST;
@@ -76,7 +77,8 @@ static enum shoal_status try_all(struct choice *choice, bool *lacks_out, struct 
             try_kind(choice, (enum shoal_schedule_kind)kind, &lacks, (struct partition_text){NULL, 0}) == SHOAL_ERR_MEMORY)
             status = SHOAL_ERR_MEMORY;
     }
-    return choice->partition && status != SHOAL_ERR_MEMORY ? SHOAL_OK : status;
+    const bool is_found = choice->partition && status != SHOAL_ERR_MEMORY;
+    return is_found ? partition_refuse(text, SHOAL_OK, "%s", "") : status; /* no reason of another kind is left */
 }
 
 static enum shoal_status try_wanted(struct choice *choice, enum shoal_schedule_kind kind, bool *lacks_out,

@@ -66,7 +66,10 @@ static bool compare(const struct table *table, const struct growing *growing, ui
 static void table_fill_stage(struct table *table, uint32_t stage)
 {
     const uint32_t units = table->problem->units;
-    for (uint32_t to = 0; to <= units; to++) {
+    const uint32_t first = stage + 1 == table->problem->stages ? units : 0; /* the last stage has all units that are left */
+    for (uint32_t to = 0; to < first; to++)
+        table->now[to] = PARTITION_NEVER;
+    for (uint32_t to = first; to <= units; to++) {
         struct growing growing = {stage, to, to, 0};
         uint32_t *begin = &table->begins[(size_t)stage * (units + 1) + to];
         table->now[to] = PARTITION_NEVER;

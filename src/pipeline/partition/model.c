@@ -35,6 +35,8 @@ static void sum_cuts(struct problem *problem)
     }
     for (uint32_t i = 0; i < problem->units; i++)
         problem->cut[i + 1] += problem->cut[i];
+    for (uint32_t i = 0; i <= problem->units; i++) /* rounding of large sums */
+        problem->cut[i] = problem->cut[i] > 0 ? problem->cut[i] : 0;
 }
 
 static int by_first(const void *a, const void *b)
@@ -70,7 +72,7 @@ static void list_pairs(struct problem *problem)
 static void glue_ties(struct problem *problem)
 {
     const struct shoal_profile *profile = problem->profile;
-    if (!problem->options.keeps_ties_together || problem->stages != problem->ranks)
+    if (!problem->options.keeps_ties_together || !problem->is_one_each)
         return;
     for (size_t t = 0; t < profile->tie_count; t++)
         for (uint32_t u = profile->ties[t].units[0] + 1; u <= profile->ties[t].units[profile->ties[t].count - 1]; u++)
@@ -109,9 +111,10 @@ static bool use_stages(struct problem *problem)
             use_count(&problem->uses[actions[i].stage], &actions[i], problem->options.kept_share, now[actions[i].stage]);
     }
     free(now);
+    problem->is_one_each = true;
     for (uint32_t s = 0; s < problem->stages; s++) {
         problem->uses[s].rank = shoal_schedule_rank_of(schedule, s);
-        problem->rank_stages[problem->uses[s].rank]++;
+        problem->is_one_each &= ++problem->rank_stages[problem->uses[s].rank] == 1;
         const bool is_far = s > 0 && problem->uses[s].rank != problem->uses[s - 1].rank;
         problem->uses[s].is_far_ahead = is_far;
         if (s > 0)
@@ -415,13 +418,14 @@ double problem_excess(const struct problem *problem, const uint32_t *division)
 /* Ranks that have units of a tie. */
 static uint32_t ranks_of_tie(const struct problem *problem, const uint32_t *division, const struct profile_tie *tie)
 {
-    uint32_t ranks = 0;
+    uint32_t ranks = 0, last = UINT32_MAX;
     for (uint32_t i = 0; i < tie->count; i++) {
-        const uint32_t rank = problem->uses[division_stage(problem, division, tie->units[i])].rank;
-        bool is_new = true;
+        const uint32_t stage = division_stage(problem, division, tie->units[i]), rank = problem->uses[stage].rank;
+        bool is_new = stage != last; /* units rise, and so do their stages */
         for (uint32_t j = 0; j < i && is_new; j++)
             is_new = problem->uses[division_stage(problem, division, tie->units[j])].rank != rank;
         ranks += is_new;
+        last = stage;
     }
     return ranks;
 }

@@ -64,8 +64,8 @@ static enum shoal_status check_partition(const struct shoal_profile *profile, co
         return partition_refuse(text, SHOAL_ERR_ARGUMENT, "%u units times %u stages are more than %llu", profile->count,
                                 shoal_schedule_stages(schedule), (unsigned long long)CELLS_MAX);
     for (uint32_t r = 0; r < shoal_schedule_ranks(schedule); r++) {
-        if (options->rank_speeds && !(options->rank_speeds[r] > 0 && options->rank_speeds[r] <= 1e9))
-            return partition_refuse(text, SHOAL_ERR_ARGUMENT, "the speed of rank %u is %g: it must be above 0", r,
+        if (options->rank_speeds && !(options->rank_speeds[r] >= 1e-9 && options->rank_speeds[r] <= 1e9))
+            return partition_refuse(text, SHOAL_ERR_ARGUMENT, "the speed of rank %u is %g: it must be from 1e-9 to 1e9", r,
                                     options->rank_speeds[r]);
         if (options->rank_memory_bytes && options->rank_memory_bytes[r] == 0)
             return partition_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u has no memory", r);

@@ -133,6 +133,7 @@ struct problem {
     struct stage_use *uses;                               /* [stages] */
     double *limits, *speeds;                              /* [ranks] */
     uint32_t *rank_stages;                                /* [ranks]: how many */
+    bool is_one_each;                                     /* no rank has two stages */
     struct shared_pair *pairs;                            /* by their first unit */
     uint32_t *pair_at;                                    /* [units + 2]: the first pair of a unit */
     double memory_ratio;                                  /* bytes on a rank for each byte of parameters */

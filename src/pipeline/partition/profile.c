@@ -25,7 +25,7 @@ static enum shoal_status profile_full(struct partition_text text)
 
 enum shoal_status shoal_profile_create(const char *name, struct shoal_profile **profile_out)
 {
-    if (!profile_out)
+    if (!profile_out || (name && !profile_is_name(name)))
         return SHOAL_ERR_ARGUMENT;
     struct shoal_profile *profile = calloc(1, sizeof *profile);
     char *copy = strdup(name ? name : "model");
@@ -138,11 +138,14 @@ static enum shoal_status check_unit(const struct shoal_profile *profile, const s
         if (!(times[i] >= 0 && times[i] <= 1e15))
             return partition_refuse(text, SHOAL_ERR_ARGUMENT, "unit %s: a time of %g us is not in the range 0 to 1e15",
                                     unit->name, times[i]);
+    if (unit->backward_is_halved && unit->input_gradient != unit->weight_gradient)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "unit %s: its backward pass is halved, but into %g and %g us",
+                                unit->name, unit->input_gradient, unit->weight_gradient);
     for (size_t i = 0; i < 3; i++)
         if (sizes[i] > PROFILE_BYTES_MAX)
             return partition_refuse(text, SHOAL_ERR_ARGUMENT, "unit %s: a size of %llu bytes is above 2^50", unit->name,
                                     (unsigned long long)sizes[i]);
-    if (unit->stage < SHOAL_ANY_STAGE)
+    if (unit->stage < SHOAL_ANY_STAGE || unit->stage > 65535)
         return partition_refuse(text, SHOAL_ERR_ARGUMENT, "unit %s is pinned to stage %d, which does not exist", unit->name,
                                 unit->stage);
     return SHOAL_OK;

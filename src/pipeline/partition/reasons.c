@@ -47,8 +47,10 @@ static enum shoal_status write_other(const struct reasons *reasons, uint32_t sta
         snprintf(to, room, "%s %.60s, rank %u would lack %.1f MiB", how, unit_name(reasons, unit), rank, lack / (1 << 20));
         return SHOAL_OK;
     }
-    const double percent = 100 * (other.step / reasons->verdict->step - 1);
-    if (fabs(percent) < 0.05)
+    const double step = reasons->verdict->step, percent = step > 0 ? 100 * (other.step / step - 1) : 0;
+    if (step <= 0 && other.step > 0)
+        snprintf(to, room, "%s %.60s, the step would take %.3g us", how, unit_name(reasons, unit), other.step);
+    else if (fabs(percent) < 0.05)
         snprintf(to, room, "%s %.60s, the step would be as long", how, unit_name(reasons, unit));
     else
         snprintf(to, room, "%s %.60s, the step would be %.1f %% %s", how, unit_name(reasons, unit), fabs(percent),

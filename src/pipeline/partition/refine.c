@@ -210,7 +210,7 @@ static enum shoal_status offer_starts(struct search *search, const uint32_t *bou
     PARTITION_TRY(refine_offer(search));
     PARTITION_TRY(tree_divide(problem, search->trial));
     PARTITION_TRY(refine_offer(search));
-    if (problem->options.keeps_ties_together && problem->profile->tie_count && problem->stages != problem->ranks)
+    if (problem->options.keeps_ties_together && problem->profile->tie_count && !problem->is_one_each)
         PARTITION_TRY(offer_tied(search));
     if (search->best[0].is_set && search->best[0].verdict.excess == 0)
         return SHOAL_OK;

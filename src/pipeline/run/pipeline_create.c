@@ -9,6 +9,7 @@
 
 #define CALL "shoal_pipeline_create"
 #define AHEAD_USUAL 4
+#define AHEAD_MOST 256 /* credits for them arrive before their receives, of which a communicator keeps 4,096 */
 
 /* ---- What this rank runs ------------------------------------------------------------------------------------------------- */
 
@@ -157,6 +158,8 @@ static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const
                                           const struct shoal_pipeline_options *options, struct edges *edges,
                                           char text[RUN_TEXT_MAX])
 {
+    if (pipeline->ahead > AHEAD_MOST)
+        return refuse(text, "ahead is %u: a rank receives for at most %d actions ahead", pipeline->ahead, AHEAD_MOST);
     const int size = shoal_comm_size(pipeline->comm);
     if (!schedule)
         return refuse(text, "schedule is NULL");

@@ -105,8 +105,8 @@ static enum shoal_status check_costs(const struct shoal_stage_costs *costs, stru
 {
     const double all[] = {costs->forward, costs->input_gradient, costs->weight_gradient, costs->transfer};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (!is_number(all[i]) || all[i] < 0)
-            return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "a cost is negative or not finite: %g", all[i]);
+        if (!(all[i] >= 0 && all[i] <= SCHEDULE_COST_MOST))
+            return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "a cost is negative, not finite or above 1e30: %g", all[i]);
     return SHOAL_OK;
 }
 
@@ -227,25 +227,27 @@ enum shoal_status shoal_schedule_create(const struct shoal_schedule_options *opt
 {
     const struct schedule_text why = {text, text_bytes};
     struct shoal_schedule_options own = SHOAL_SCHEDULE_OPTIONS_INIT;
-    if (!options || !schedule_out || options->struct_bytes < sizeof own)
+    struct shoal_schedule *made = NULL;
+    if (!shoal_struct_bytes(options) || !schedule_out)
         return schedule_refuse(why, SHOAL_ERR_ARGUMENT,
                                "schedule_out is NULL, or options is not set: use "
                                "SHOAL_SCHEDULE_OPTIONS_INIT");
-    own = *options;
+    shoal_struct_copy_in(&own, options, sizeof own);
     SCHEDULE_TRY(check_schedule_options(&own, why));
     if (is_free(&own.costs))
         own.costs = (struct shoal_stage_costs){1, 1, 1, own.costs.transfer};
     own.stages_per_rank = !has_turns(own.kind) || own.stages_per_rank ? own.stages_per_rank : 2;
-    const enum shoal_status status =
-        own.kind == SHOAL_SCHEDULE_AUTO ? make_best(&own, schedule_out) : make_kind(&own, schedule_out);
+    const enum shoal_status status = own.kind == SHOAL_SCHEDULE_AUTO ? make_best(&own, &made) : make_kind(&own, &made);
     if (status != SHOAL_OK)
         return schedule_refuse(why, status, "no memory for a schedule of %u ranks and %u microbatches", own.ranks,
                                own.microbatches);
-    if (*schedule_out)
-        return SHOAL_OK;
-    return schedule_refuse(why, SHOAL_ERR_ARGUMENT,
-                           "%s cannot do with %g activations per rank: give more, or none for what it keeps by its definition",
-                           shoal_schedule_name(own.kind), own.activations);
+    if (!made)
+        return schedule_refuse(why, SHOAL_ERR_ARGUMENT,
+                               "%s cannot do with %g activations per rank: give more, or none for what it keeps by its "
+                               "definition",
+                               shoal_schedule_name(own.kind), own.activations);
+    *schedule_out = made;
+    return SHOAL_OK;
 }
 
 /* ---- Queries ------------------------------------------------------------------------------------------------------------- */

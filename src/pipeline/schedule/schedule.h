@@ -19,6 +19,7 @@
             return try_status_;                             \
     } while (0)
 
+#define SCHEDULE_COST_MOST 1e30   /* so that sums stay finite */
 #define SCHEDULE_MOST 65536u      /* ranks, stages and microbatches, each */
 #define SCHEDULE_CELLS (1u << 24) /* stages times microbatches: what a program can hold and search */
 

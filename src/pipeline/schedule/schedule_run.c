@@ -221,19 +221,29 @@ static void sum_times(const struct run *run, double *const *begins, struct shoal
     times->span_bubble = times->span > 0 ? 1 - busy / times->span : 0;
 }
 
-/* The fewest slots with which the ranks come to their ends. */
+static enum shoal_status try_slots(const struct shoal_schedule *schedule, uint32_t slots, bool *suffice_out)
+{
+    struct run run = {.schedule = schedule, .costs = {1, 1, 1, 0}, .slots = slots};
+    const bool is_open = run_open(&run);
+    *suffice_out = is_open && run_to_ends(&run);
+    run_close(&run);
+    return is_open ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
+/* The fewest slots with which the ranks come to their ends: more of them never make a rank wait. */
 static enum shoal_status find_slots(const struct shoal_schedule *schedule, uint32_t *slots_out)
 {
-    for (uint32_t slots = 1; slots <= schedule->microbatches; slots++) {
-        struct run run = {.schedule = schedule, .costs = {1, 1, 1, 0}, .slots = slots};
-        const bool is_open = run_open(&run), is_done = is_open && run_to_ends(&run);
-        run_close(&run);
-        if (!is_open)
-            return SHOAL_ERR_MEMORY;
-        *slots_out = slots;
-        if (is_done)
-            break;
+    uint32_t too_few = 0, enough = schedule->microbatches;
+    while (enough - too_few > 1) {
+        const uint32_t middle = too_few + (enough - too_few) / 2;
+        bool suffice;
+        SCHEDULE_TRY(try_slots(schedule, middle, &suffice));
+        if (suffice)
+            enough = middle;
+        else
+            too_few = middle;
     }
+    *slots_out = enough;
     return SHOAL_OK;
 }
 
@@ -257,12 +267,17 @@ static double **allocate_begins(const struct shoal_schedule *schedule)
     return begins;
 }
 
+static bool is_share(double value)
+{
+    return value >= 0 && value <= 1;
+}
+
 static bool are_costs(const struct shoal_stage_costs *costs)
 {
     const double all[] = {costs->forward, costs->input_gradient, costs->weight_gradient, costs->transfer};
     bool is_good = true;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        is_good &= all[i] >= 0 && all[i] - all[i] == 0;
+        is_good &= all[i] >= 0 && all[i] <= SCHEDULE_COST_MOST;
     return is_good;
 }
 
@@ -288,7 +303,7 @@ static enum shoal_status time_run(struct run *run, double kept_share, struct sho
 enum shoal_status shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
                                       double kept_share, struct shoal_schedule_times *times_out, double *const *begins_out)
 {
-    if (!schedule || !costs || !times_out || times_out->struct_bytes == 0 || !are_costs(costs))
+    if (!schedule || !costs || !times_out || !shoal_struct_bytes(times_out) || !are_costs(costs) || !is_share(kept_share))
         return SHOAL_ERR_ARGUMENT;
     struct run run = {.schedule = schedule, .costs = costs_of_stage(schedule, costs)};
     return time_run(&run, kept_share, times_out, begins_out);
@@ -298,7 +313,7 @@ enum shoal_status shoal_schedule_time_stages(const struct shoal_schedule *schedu
                                              double kept_share, struct shoal_schedule_times *times_out,
                                              double *const *begins_out)
 {
-    if (!schedule || !costs || !times_out || times_out->struct_bytes == 0)
+    if (!schedule || !costs || !times_out || !shoal_struct_bytes(times_out) || !is_share(kept_share))
         return SHOAL_ERR_ARGUMENT;
     for (uint32_t s = 0; s < schedule->stages; s++)
         if (!are_costs(&costs[s]))

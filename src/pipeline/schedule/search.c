@@ -18,7 +18,7 @@
 #define PERIOD 6 /* actions of a microbatch on a rank with two stages */
 #define NEVER -1.0
 #define ROUNDING 1e-9
-#define IMPROVING_ACTIONS 1e8
+#define TRIED_ACTIONS 2e8
 
 enum which { AHEAD, BACK, WEIGHTS };
 
@@ -444,6 +444,7 @@ struct search {
     const struct shoal_schedule_options *options;
     double limit;
     bool is_v;
+    double left; /* actions that may still be simulated */
     struct shoal_schedule *best;
     double best_time, best_activations;
     struct rule tried, kept; /* the last one, and that of `best`; each has room of its own */
@@ -488,6 +489,7 @@ static void copy_rule(const struct search *search, struct rule *to, const struct
 static enum shoal_status try_rule(struct search *search, bool *is_better_out)
 {
     struct shoal_schedule *made;
+    search->left -= 3.0 * (search->is_v ? 2 : 1) * search->options->ranks * search->options->microbatches;
     const double known = search->best ? search->best_time * (1 + 2 * ROUNDING) : INFINITY;
     SCHEDULE_TRY(make_greedy(search->options, search->limit, known, search->is_v, search->tried, &made));
     SCHEDULE_TRY(search_offer(search, made, is_better_out));
@@ -496,12 +498,18 @@ static enum shoal_status try_rule(struct search *search, bool *is_better_out)
     return SHOAL_OK;
 }
 
+/* Tries end after a number of actions that takes a few seconds, if there is a schedule by then. */
+static bool may_go_on(const struct search *search)
+{
+    return search->left > 0 || !search->best;
+}
+
 static enum shoal_status try_slopes(struct search *search, double wait)
 {
     const uint32_t ranks = search->options->ranks;
     bool has_helped;
     for (size_t s = 0; s < COUNT_OF(slopes); s++)
-        for (size_t e = 0; e < COUNT_OF(extras); e++) {
+        for (size_t e = 0; e < COUNT_OF(extras) && may_go_on(search); e++) {
             for (uint32_t r = 0; r < ranks; r++)
                 search->tried.habits[r] = (struct habit){slopes[s] * (ranks - 1 - r) + 1 + extras[e], wait, 1};
             SCHEDULE_TRY(try_rule(search, &has_helped));
@@ -521,19 +529,16 @@ static enum shoal_status try_rules(struct search *search)
     return SHOAL_OK;
 }
 
-/* Changes the best rule on one rank after the other, as long as this helps, and within a number of actions that takes a few
- * seconds. */
+/* Changes the best rule on one rank after the other, as long as this helps. */
 static enum shoal_status improve_rule(struct search *search)
 {
-    const double actions = 3.0 * (search->is_v ? 2 : 1) * search->options->ranks * search->options->microbatches;
     static const struct habit changes[] = {{-1, 0, 0},   {1, 0, 0}, {-2, 0, 0}, {2, 0, 0}, {0, -0.25, 0},
                                            {0, 0.25, 0}, {0, 0, 1}, {0, 0, -1}, {0, 0, 4}};
-    double left = IMPROVING_ACTIONS;
     bool goes_on = search->best != NULL;
     while (goes_on) {
         goes_on = false;
-        for (uint32_t r = 0; r < search->options->ranks && left > 0; r++)
-            for (size_t c = 0; c < COUNT_OF(changes) && left > 0; c++, left -= actions) {
+        for (uint32_t r = 0; r < search->options->ranks && search->left > 0; r++)
+            for (size_t c = 0; c < COUNT_OF(changes) && search->left > 0; c++) {
                 bool has_helped;
                 copy_rule(search, &search->tried, &search->kept);
                 search->tried.habits[r].ahead += changes[c].ahead;
@@ -599,7 +604,8 @@ static enum shoal_status try_patterns(struct search *search)
 enum shoal_status schedule_search(const struct shoal_schedule_options *options, double activations,
                                   struct shoal_schedule **schedule_out)
 {
-    struct search search = {.options = options, .limit = activations, .is_v = options->kind >= SHOAL_SCHEDULE_V_MIN};
+    struct search search = {
+        .options = options, .limit = activations, .is_v = options->kind >= SHOAL_SCHEDULE_V_MIN, .left = TRIED_ACTIONS};
     search.tried.habits = calloc(options->ranks, sizeof *search.tried.habits);
     search.kept.habits = calloc(options->ranks, sizeof *search.kept.habits);
     enum shoal_status status = search.tried.habits && search.kept.habits ? SHOAL_OK : SHOAL_ERR_MEMORY;

@@ -38,10 +38,11 @@ static size_t number_read(const char *at, size_t bytes, uint32_t *number_out)
 /* torch's other actions, which follow from those of computation. */
 static bool is_known_word(const char *at, size_t bytes)
 {
+    uint32_t number;
     static const char *const words[] = {"SEND_F", "RECV_F", "SEND_B", "RECV_B", "UNSHARD", "RESHARD", "REDUCE_GRAD"};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (bytes >= strlen(words[i]) && memcmp(at, words[i], strlen(words[i])) == 0)
-            return true;
+            return number_read(at + strlen(words[i]), bytes - strlen(words[i]), &number) == bytes - strlen(words[i]);
     return false;
 }
 
@@ -164,17 +165,17 @@ enum shoal_status shoal_schedule_read(const char *bytes, size_t byte_count, stru
     struct extent extent = {0, 0, 0};
     if (!schedule_out || (!bytes && byte_count))
         return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "bytes or schedule_out is NULL");
-    *schedule_out = NULL;
     SCHEDULE_TRY(text_walk(bytes, byte_count, take_extent, &extent, why));
     if (extent.ranks == 0)
         return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "the text has no action");
     if ((uint64_t)extent.stages * extent.microbatches > byte_count)
         return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "actions are missing: the text names stage %u and microbatch %u",
                                extent.stages - 1, extent.microbatches - 1);
-    const enum shoal_status status = read_lines(bytes, byte_count, &extent, schedule_out, why);
-    if (status != SHOAL_OK) {
-        shoal_schedule_free(*schedule_out);
-        *schedule_out = NULL;
-    }
+    struct shoal_schedule *read = NULL;
+    const enum shoal_status status = read_lines(bytes, byte_count, &extent, &read, why);
+    if (status == SHOAL_OK)
+        *schedule_out = read;
+    else
+        shoal_schedule_free(read);
     return status;
 }
