@@ -56,8 +56,17 @@ static int finish_double(const struct advise_question *question, struct sim_step
         if (code)
             return code;
         finish_keep(question, &point, answer);
-        if (point.fault)
-            break;
+        if (point.fault) { /* more workers than samples: the most that have some, once */
+            const size_t last = question->batch / question->per_machine;
+            if (machines <= last || last <= *low_out)
+                break;
+            machines = last;
+            useless = 2;
+            const int again = advise_point_find(question, &question->shape, machines, answers, &point);
+            if (again || point.fault)
+                return again;
+            finish_keep(question, &point, answer);
+        }
         *(is_in_time(question, &point) ? high_out : low_out) = machines;
         useless = point.has_step && point.seconds > 0.99 * best_s ? useless + 1 : 0;
         best_s = point.has_step ? fmin(best_s, point.seconds) : best_s;

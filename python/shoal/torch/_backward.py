@@ -53,8 +53,13 @@ class _Deferred:
     def __call__(self):
         for members, parameters in self._groups:
             if len(members) == 1 and members[0] in self._kept:
-                arrived = [(GradientEdge(members[0], number), gradient) for number, gradient in enumerate(self._kept[members[0]])]
-                _backward(arrived, inputs=parameters)
+                kept = self._kept[members[0]]
+                arrived = [(GradientEdge(members[0], number), gradient) for number, gradient in enumerate(kept)]
+                handle = members[0].register_prehook(lambda _, kept=kept: kept)  # hooks have changed these gradients already
+                try:
+                    _backward(arrived, inputs=parameters)
+                finally:
+                    handle.remove()
             else:
                 _backward([pair for member in members for pair in self._edges_of(member)])
         self._groups = self._kept = self._leading = None
@@ -64,7 +69,7 @@ class _Deferred:
         if member not in self._kept:
             return [member]
         with torch.no_grad():
-            found = member(*self._kept[member])
+            found = (member if callable(member) else member.apply)(*self._kept[member])
         found = found if isinstance(found, tuple) else (found,)
         return [(GradientEdge(following, number), _fitted(gradient, following._input_metadata[number]))
                 for (following, number), gradient in zip(member.next_functions, found)

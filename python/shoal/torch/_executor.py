@@ -75,7 +75,7 @@ class Executor:
         memory = ctypes.c_void_p()
         status = self._library.pipeline_alloc(self._address, size, ctypes.byref(memory))
         if status != OK:
-            raise _native.error_of(status, self._context)
+            raise BackendError(f"shoal: {_native.error_of(status, self._context)}")
         return memory.value
 
     def times(self):

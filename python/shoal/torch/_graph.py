@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 
 UNKNOWN = object()  # the example of a value that depends on data
 # Functions that make tensors. fx records calls with a recorded argument only, and torch's parser refuses some of these.
-MAKERS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros")
+MAKERS = ("arange", "bernoulli", "complex", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn",
+          "randperm", "tensor", "tril_indices", "triu_indices", "zeros")
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 DATA = tuple(getattr(fake_tensor, name) for name in
              ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException") if hasattr(fake_tensor, name))
@@ -152,6 +153,8 @@ class _Tracer(Tracer):
         return self.create_node("call_function", type(a), (), fields)  # such as the results of transformers
 
     def create_node(self, *words, **options):
+        if not self._is_running and _modes() != self._ambient:
+            raise _Refused(f"{_place()} runs under torch.no_grad(), autocast or the like, which a record does not keep")
         node = super().create_node(*words, **options)
         node.meta["example"] = UNKNOWN
         return node
@@ -173,7 +176,7 @@ class _Tracer(Tracer):
 
     def record(self, example):
         """Returns the graph of model(*args, **kwargs), with (args, kwargs) as the example."""
-        self._example = example
+        self._example, self._ambient = example, _modes()
         with self._recorded_makers():
             return self.trace(self._model)
 
@@ -209,6 +212,7 @@ class _Tracer(Tracer):
             return UNKNOWN
         args, kwargs = map_arg((node.args, node.kwargs), lambda each: each.meta["example"])
         was_running, self._is_running = self._is_running, True
+        before = {each: _state(each.meta["example"]) for each in node.all_input_nodes}
         try:
             with self._mode, torch.no_grad(), torch.random.fork_rng(devices=[]):
                 return self._call(node, args, kwargs)
@@ -216,6 +220,7 @@ class _Tracer(Tracer):
             return UNKNOWN
         finally:
             self._is_running = was_running
+            node.meta["has_changed"] = any(_state(each.meta["example"]) != state for each, state in before.items())
 
     def _call(self, node, args, kwargs):
         if node.op == "call_function":
@@ -248,6 +253,17 @@ class _Tracer(Tracer):
         compared.meta["example"] = None
         asked.meta["example"] = value
         return value
+
+
+def _modes():
+    """What a program may switch around a part of its code."""
+    return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+
+
+def _state(example):
+    """Changes if the value, a tensor or a structure of tensors, is changed in place."""
+    leaves, form = pytree.tree_flatten(example)
+    return form, [(id(each), each._version) if isinstance(each, torch.Tensor) else id(each) for each in leaves]
 
 
 def _place():
@@ -316,6 +332,8 @@ def writes(node: Node):
     """Returns true if a node changes its first argument."""
     if node.op not in ("call_method", "call_function"):
         return False
+    if node.meta.get("has_changed"):
+        return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     is_inplace = name.endswith("_") and not name.endswith("__")
     return is_inplace or name in ("setitem", "iadd", "isub", "imul", "itruediv") or node.kwargs.get("inplace") is True

@@ -83,8 +83,8 @@ class Received:
     message's memory, which nobody may change. Of activations, those that need a gradient are leaves of a graph, which autograd
     protects from changes; the others are copies. address: of the memory."""
 
-    def __init__(self, note, address, size, is_gradient=False):
-        self.address, self._memory, self._used, self.tensors = address, bytes_at(address, size), 0, []
+    def __init__(self, note, address, size, is_gradient=False, owner=None):
+        self.address, self._memory, self._used, self.tensors = address, bytes_at(address, size, owner), 0, []
         self._is_gradient = is_gradient
         self.is_absent = note == ABSENT
         if note.startswith(b"#"):
@@ -119,16 +119,19 @@ class Received:
         return tensor
 
 
-def bytes_at(address, count):
+def bytes_at(address, count, owner=None):
+    """A tensor of bytes. A program may keep one longer than the pipeline: it holds the owner of the memory."""
     if not count:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)
+    block = (ctypes.c_uint8 * count).from_address(address)
+    block.owner = owner
+    return torch.frombuffer(block, dtype=torch.uint8)
 
 
-def read(parcel, is_gradient):
-    """Returns the message in a struct shoal_parcel."""
+def read(parcel, is_gradient, owner):
+    """Returns the message in a struct shoal_parcel, whose memory lasts as long as its owner."""
     note = ctypes.string_at(ctypes.addressof(parcel) + NOTE.offset, parcel.note_bytes)
-    return Received(note, parcel.data, parcel.bytes, is_gradient)
+    return Received(note, parcel.data, parcel.bytes, is_gradient, owner)
 
 
 def write_note(parcel, note):

@@ -91,15 +91,19 @@ class Pass:
         stage, place = self._stages[work.action.stage], (work.action.stage, work.action.microbatch)
         if work.action.kind == _native.FORWARD:
             with torch.set_grad_enabled(self._loss is not None):
-                self._forward(stage, place, _received(work), work.outputs)
+                self._forward(stage, place, self._read_inputs(work), work.outputs)
             return
         with torch.autocast("cpu", enabled=False):  # a backward pass has the types of its forward pass
             if work.action.kind == _native.WEIGHT_GRADIENT:
                 self._rest.pop(place)()
             else:
-                self._backward(stage, place, work, _received(work))
+                self._backward(stage, place, work, self._read_inputs(work))
         if work.is_last_gradient:
             self._complete(stage.number)
+
+    def _read_inputs(self, work):
+        return [_parcels.read(work.inputs[number], work.action.kind != _native.FORWARD, self._executor)
+                for number in range(work.input_count)]
 
     # ---- Forward ----
 
@@ -111,6 +115,7 @@ class Pass:
             self._send_absent(outputs, len(stage.targets))
             return
         values, result = stage.forward(self._is_training, inputs, received)
+        result = _apart(result, received) if stage.is_last else result
         loss = self._loss_of(microbatch, result) if stage.is_last and self._loss is not None else None
         if stage.is_last and self._loss is None:
             self.results[microbatch] = result
@@ -161,8 +166,14 @@ class Pass:
             self._send(value, work.outputs[number])
 
 
-def _received(work):
-    return [_parcels.read(work.inputs[number], work.action.kind != _native.FORWARD) for number in range(work.input_count)]
+def _apart(value, received):
+    """Returns the value, with copies of tensors in the memory of messages, which later messages overwrite."""
+    memory = {each.untyped_storage().data_ptr() for message in received for each in message.tensors if each.numel()}
+
+    def apart(each):
+        return each.clone() if isinstance(each, torch.Tensor) and each.layout is torch.strided and \
+            each.untyped_storage().data_ptr() in memory else each
+    return pytree.tree_map(apart, value)
 
 
 # ---- A batch ---------------------------------------------------------------------------------------------------------------
@@ -217,6 +228,12 @@ class Batch:
             rows = [_rows(pytree.tree_leaves(each)) for each in divided]
             self._shares = [each / sum(rows) for each in rows]
         return self._shares[microbatch]
+
+    def rows(self):
+        """Returns the numbers of samples of inputs and targets; 0 where they are not known."""
+        return [0 if given is None or isinstance(given, list) else
+                next((leaf.shape[0] for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()), 0)
+                for given in self._given]
 
     def _divided(self, given, name):
         """Returns the microbatches of a batch. A list has them already."""

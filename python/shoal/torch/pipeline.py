@@ -150,6 +150,9 @@ class Pipeline:
         ties = _ties.ties_of(model, splits, self.schedule)
         _own_part.keep(model, _split.parts(splits, self._own, model), init)
         self.module = _split.parts(splits, self._own, model)
+        known = set(model.modules())
+        for each in self.module.modules():
+            each.training = each.training if each in known else model.training
         edges = sorted({edge for each in self._splits.values() for edge in each.edges})
         self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
         named = dict(self.module.named_parameters(remove_duplicate=False))
@@ -183,8 +186,13 @@ class Pipeline:
         if self._loss is None:
             raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
         done = self._run(inputs, targets, self._loss)
-        loss = torch.tensor([done.loss], dtype=torch.float64)  # 0 on all ranks but the last stage's
-        return self._reduced(loss, _native.SUM)[0].float()
+        rows, last = done.rows, self.schedule.stages - 1
+        told = [done.loss, rows[0] if 0 in self._own else 0, rows[1] if last in self._own else 0]  # the loss is 0 on other ranks
+        loss, inputs, targets = self._reduced(torch.tensor(told, dtype=torch.float64), _native.SUM).tolist()
+        if inputs and targets and inputs != targets:
+            raise ValueError(f"shoal: the batch has {inputs:.0f} samples in its inputs and {targets:.0f} in its targets: the gradients of "
+                             "this step are those of other samples")
+        return torch.tensor(loss, dtype=torch.float32)
 
     @torch.no_grad()
     def forward(self, inputs=None):
@@ -198,6 +206,7 @@ class Pipeline:
     def _run(self, inputs, targets, loss):
         batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
         done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete)
+        done.rows = batch.rows()
         self._perform(done, loss is not None)
         return done
 
@@ -250,8 +259,9 @@ class Pipeline:
         parameters count once. All ranks call it."""
         own = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         counted = [each.grad for each in self._ties.counted_once(self.module.parameters()) if each.grad is not None]
-        norms = torch.stack([torch.zeros(()), *(torch.linalg.vector_norm(each, norm_type, dtype=torch.float32) for each in counted)])
-        norm = torch.linalg.vector_norm(norms, norm_type).double().reshape(1)
+        norms = [torch.linalg.vector_norm(each.abs() if each.is_complex() else each, norm_type,
+                                          dtype=torch.promote_types(each.abs().dtype, torch.float32)).double() for each in counted]
+        norm = torch.linalg.vector_norm(torch.stack([torch.zeros((), dtype=torch.float64), *norms]), norm_type).reshape(1)
         if norm_type == math.inf:
             total = self._reduced(norm, _native.MAX)[0].float()
         else:
@@ -262,7 +272,8 @@ class Pipeline:
         return total
 
     def _reduced(self, number, op):
-        status = _native.load().allreduce(self._communicator.address, number.data_ptr(), number.data_ptr(), 1, _native.FLOAT64, op, None)
+        status = _native.load().allreduce(self._communicator.address, number.data_ptr(), number.data_ptr(), number.numel(), _native.FLOAT64, op,
+                                            None)
         self._check(status)
         return number
 
@@ -296,6 +307,8 @@ def _check(model, microbatches):
         raise TypeError(f"shoal: model must be an nn.Module, not {type(model).__name__}")
     if not (isinstance(microbatches, int) and microbatches >= 1):
         raise ValueError(f"shoal: microbatches is {microbatches!r}, but must be a number from 1 on")
+    if model._forward_hooks or model._forward_pre_hooks:
+        raise NotImplementedError("shoal: the model itself has forward hooks, and only its units run: put it into a module around it")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type not in ("cpu", "meta"):
             raise NotImplementedError(f"shoal: {name} is on {tensor.device}, and Pipeline trains on the CPU: use "

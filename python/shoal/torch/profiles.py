@@ -209,7 +209,7 @@ class _Kept:
         self._seen = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
 
     def pack(self, tensor):
-        if tensor.layout == torch.strided:
+        if tensor.layout == torch.strided and torch._C._current_graph_task_id() < 0:  # not in a repeated forward pass
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in self._seen:
                 self._seen.add(storage.data_ptr())

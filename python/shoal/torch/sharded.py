@@ -68,6 +68,7 @@ class _LiveUnit:
         self.users = 0  # modules whose forward pass runs
         self.is_repeated = False  # a forward pass within a backward pass has used it, whose graph may keep tensors in this memory
         self._uses = 0  # of the memory by our own tensors
+        self._versions = []  # of the parameters when it became live
         self.clear_gradients()
 
     def clear_gradients(self):
@@ -84,6 +85,7 @@ class _LiveUnit:
         for parameter, view in zip(self._parameters, views):
             parameter.__class__ = nn.Parameter
             parameter.data = view
+        self._versions = [parameter._version for parameter in self._parameters]
         self._uses = self._uses_now()
 
     def _uses_now(self):
@@ -107,6 +109,10 @@ class _LiveUnit:
 
     def hide(self):
         self.is_repeated = False
+        for parameter, version in zip(self._parameters, self._versions):
+            if parameter._version != version:
+                raise RuntimeError(f"shoal: parameter {parameter._shoal_name} was changed in place while its unit was live, and such a "
+                                   "change is lost: load_full_state_dict() changes values, and an embedding must have no max_norm")
         for parameter, placeholder in zip(self._parameters, self._placeholders):
             parameter.data = placeholder
             parameter.__class__ = Released
@@ -137,11 +143,15 @@ class _Saved:
     def __init__(self, unit, tensor, changes):
         self.unit, self.changes, self.offset = unit, changes, tensor.data_ptr() - unit.begin
         self.form = tensor.dtype, tensor.shape, tensor.stride()
+        self.bits = tensor.is_conj(), tensor.is_neg()
 
     def tensor(self):
         """The tensor, at the unit's present place."""
         dtype, shape, strides = self.form
-        return self.unit.bytes[self.offset:].view(dtype).as_strided(shape, strides)
+        found = self.unit.bytes[self.offset:].view(dtype).as_strided(shape, strides)
+        is_conj, is_neg = self.bits
+        found = torch._neg_view(found) if is_neg else found
+        return found.conj() if is_conj else found
 
 
 class _Flow:

@@ -131,11 +131,12 @@ static enum shoal_status gather_shards(const struct shoal_shards *shards, const 
                                        struct shards_slot *slot)
 {
     const struct shoal_options options = shards_options(shards);
+    const enum shoal_type type = SHOAL_TYPE_TAGGED(unit->type, 1 + (unit - shards->units) % 255); /* ranks compare units */
     if (unit->borders.counts)
-        return shoal_allgatherv_post(shards->gathers, unit->own, slot->memory, unit->borders.counts, NULL, unit->type, &options,
+        return shoal_allgatherv_post(shards->gathers, unit->own, slot->memory, unit->borders.counts, NULL, type, &options,
                                      &slot->request);
     return shoal_allgather_post(shards->gathers, unit->own, slot->memory, unit->shard_bytes / shoal_type_bytes(unit->type),
-                                unit->type, &options, &slot->request);
+                                type, &options, &slot->request);
 }
 
 /* Begins to gather a unit that is in no slot. */
