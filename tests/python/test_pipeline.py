@@ -821,6 +821,100 @@ def printed(rows):
     return "\n".join(",".join("" if action is None else str(action) for action in row) for row in rows) + "\n"
 
 
+# ---- What a record must not lose ----------------------------------------------------------------------------------------
+
+
+class Around(nn.Module):
+    """Three units, and code around them."""
+
+    def __init__(self, code):
+        super().__init__()
+        self.one, self.two, self.three = (nn.Linear(12, 12) for _ in range(3))
+        self._code = code
+
+    def forward(self, x):
+        return self.three(self._code(self.two, self.one(x)))
+
+
+def out_of_an_addition(two, x):
+    y = torch.zeros(x.shape)
+    torch.add(x.detach(), 1.0, out=y)
+    return two(x * y)
+
+
+def masked(two, x):
+    mask = x > 0
+    mask &= x > 0.5
+    return two(x * mask)
+
+
+def frozen(two, x):
+    with torch.no_grad():
+        return two(x)
+
+
+def scaled_by_a_hook(two, x):
+    y = two(x)
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 0.5)
+    return y
+
+
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+
+    def forward(self, x):
+        return scaled_by_a_hook(self.inner, x)
+
+
+def around_equals_one_process(world):
+    for code in (out_of_an_addition, masked):
+        for cuts in (["two"], ["three"]):
+            pair = Pair(world, "mlp", make=lambda code=code: Around(code), cuts=cuts[:world.size - 1])
+            for number in range(2):
+                pair.step(number)
+    for kind in ("1f1b", "zb-h1"):
+        pair = Pair(world, "mlp", kind, make=lambda: nn.Sequential(nn.Linear(12, 12), Hooked(), nn.Linear(12, 12)),
+                    units=lambda module: isinstance(module, (nn.Linear, Hooked)), cuts=["1"][:world.size - 1])
+        for number in range(2):
+            pair.step(number)
+
+
+def what_a_record_would_lose_is_refused(world):
+    fails(lambda: Pair(world, "mlp", make=lambda: Around(frozen), cuts=["two"]), RuntimeError, "no_grad()", "module of its own")
+
+    def hooked():
+        model = plain()
+        model.register_forward_hook(lambda module, given, result: result * 2)
+        return model
+    fails(lambda: Pair(world, "mlp", make=hooked), NotImplementedError, "forward hooks", "module around it")
+
+
+def modes_and_samples_are_those_of_the_model(world):
+    pair = Pair(world, "mlp", make=lambda: plain().eval())
+    expect(not pair.pipeline.module.training)
+    pair.pipeline.train()
+    inputs, targets = pair.batch(0, 8)
+    fails(lambda: pair.pipeline.step(inputs, targets[:4]), ValueError, "8 samples in its inputs", "4 in its targets")
+
+
+def results_outlive_a_pipeline(world):
+    """A metric of the loss keeps results that are views of what the last stage received."""
+    kept = []
+
+    def loss(result, target):
+        kept.append((result, result.detach().clone()))
+        return squares(result, target.flatten(1))
+    pipeline = pipelined(world, nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Flatten()), plain_batch, loss, cuts=["2"])
+    for number in range(3):
+        pipeline.step(*plain_batch(number, 16))
+    del pipeline
+    gc.collect()
+    expect(len(kept) == (12 if world.rank == 1 else 0) and all(torch.equal(*each) for each in kept))
+
+
 # ---- Errors ----------------------------------------------------------------------------------------------------------------
 
 
@@ -1094,6 +1188,10 @@ CASES = [
     Case("memory limits are kept", memory_limits_are_kept, (2,)),
     Case("measuring changes nothing", measuring_changes_nothing, (1, 2)),
     Case("models that cannot be divided are refused", models_that_cannot_be_divided_are_refused, (2,)),
+    Case("around equals one process", around_equals_one_process, (1, 2)),
+    Case("what a record would lose is refused", what_a_record_would_lose_is_refused, (2,)),
+    Case("modes and samples are those of the model", modes_and_samples_are_those_of_the_model, (1, 2)),
+    Case("results outlive a pipeline", results_outlive_a_pipeline, (2,)),
     Case("checkpoints load with other stages", checkpoints_load_with_other_stages, (1, 2, 3)),
     Case("a state of the whole model is loaded", a_state_of_the_whole_model_is_loaded, (1, 2)),
     Case("torch runs the stages and the schedule", torch_runs_the_stages_and_the_schedule, (1, 2, 4)),

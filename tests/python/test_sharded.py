@@ -765,6 +765,60 @@ def differing(world):
                "live_units is 2 on rank 0, 3 on rank 1")
 
 
+# ---- What a unit must not lose -------------------------------------------------------------------------------------------
+
+
+class Conjugates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 6, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (x.to(torch.complex64) @ self.weight.conj() @ self.weight.mH).abs() + (x @ self.weight.conj().imag)
+
+
+def conjugates(world):
+    import shoal.torch
+    torch.manual_seed(3)
+    theirs = nn.Sequential(nn.Linear(6, 6), Conjugates())
+    mine = copy.deepcopy(theirs)
+    own, other = (torch.optim.SGD(each.parameters(), lr=0.01) for each in (mine, theirs))
+    model = shoal.torch.ShardedDataParallel(mine, own, whole_bytes=0)
+    for step in range(2):
+        torch.manual_seed(step)
+        x = torch.randn(4, 6)
+        for each, optimizer in ((model, own), (theirs, other)):
+            optimizer.zero_grad()
+            each(x).square().mean().backward()
+            optimizer.step()
+    found = [model.full_state_dict(to=rank) for rank in range(world.size)][world.rank]
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(found[name], value)
+
+
+def changes_in_place(world):
+    import shoal.torch
+    module = nn.Sequential(nn.Embedding(8, 4, max_norm=0.1), nn.Linear(4, 2))
+    model = shoal.torch.ShardedDataParallel(module, torch.optim.SGD(module.parameters(), lr=0.1), whole_bytes=0)
+    message_of(RuntimeError, lambda: model(torch.arange(8)), "0.weight was changed in place", "max_norm")
+
+
+def other_units(world):
+    """Units of equal lengths on ranks that gather them in different orders: told, instead of mixed values."""
+    import shoal.torch
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, x):
+            return self.layers[world.rank % 2](x)
+    module = Chosen()
+    model = shoal.torch.ShardedDataParallel(module, torch.optim.SGD(module.parameters(), lr=0.1), whole_bytes=0)
+    message_of(Exception, lambda: model(torch.ones(2, 4)), "MISMATCH")
+
+
 CASES = [optimizer_case(*row) for row in OPTIMIZERS.items()]
 CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
     odd_models, units, repeats, half_precision, schedules_and_groups, late_rates, clips, closures_and_hooks, passes_without_steps,
@@ -772,7 +826,8 @@ CASES += [Case(body.__name__, body, sizes=(1, 2, 3)) for body in (
     starts_on_meta)]
 CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (scales, in_place, released, refuses, releases_memory)]
 CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (repeats_nested, keeps_its_share)]
-CASES += [Case("differing", differing, sizes=(2,))]
+CASES += [Case("differing", differing, sizes=(2,)), Case("other_units", other_units, sizes=(2,), fresh=True)]
+CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (conjugates, changes_in_place)]
 
 if __name__ == "__main__":
     ranks.run(CASES)
