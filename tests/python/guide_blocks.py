@@ -79,7 +79,8 @@ def shoal_options(text):
     for command in re.split(r"\n|\||;|&&", text.replace("\\\n", " ")):
         words = [word for word in command.partition("#")[0].split() if not re.match(r"[A-Z_]+=|<|\d?>", word)]
         if words and words[0].rpartition("/")[2] == "shoal" and len(words) > 1:
-            count = 2 if words[1] in ("job", "sim", "bench") and len(words) > 2 and re.match(r"[a-z]+$", words[2]) else 1
+            has_parts = words[1] in ("job", "sim", "bench") or words[1:3] == ["explain", "pipeline"]
+            count = 2 if has_parts and len(words) > 2 and re.match(r"[a-z]+$", words[2]) else 1
             options = []
             for word in words[1 + count:]:
                 if re.match(r"(\./|python3|bash|sh$|build/)", word) or word == "--":
