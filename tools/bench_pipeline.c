@@ -108,12 +108,6 @@ static const struct tool_option options_known[] = {
 enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400, COUNT_MAX = 65536, AHEAD_MAX = 256 };
 #define FORWARD_USUAL_US 5e3
 
-static bool time_read(const struct tool_args *args, double *us_out)
-{
-    static const struct tool_unit units[] = {{"us", 1}, {"ms", 1e3}, {"s", 1e6}, {NULL, 0}};
-    return tool_quantity_read(args, units, "a time such as 18.5ms or 300us", us_out);
-}
-
 static bool activations_read(const struct tool_args *args, double *activations_out)
 {
     char *end;
@@ -151,13 +145,13 @@ static bool schedule_apply(int id, const struct tool_args *args, struct bench_pi
     case OPTION_PER_RANK:
         return tool_number_read(args, 2, COUNT_MAX, &options->stages_per_rank);
     case OPTION_FORWARD:
-        return time_read(args, &options->costs.forward);
+        return tool_time_read(args, &options->costs.forward);
     case OPTION_INPUT:
-        return time_read(args, &options->costs.input_gradient);
+        return tool_time_read(args, &options->costs.input_gradient);
     case OPTION_WEIGHT:
-        return time_read(args, &options->costs.weight_gradient);
+        return tool_time_read(args, &options->costs.weight_gradient);
     case OPTION_TRANSFER:
-        return time_read(args, &options->costs.transfer);
+        return tool_time_read(args, &options->costs.transfer);
     default:
         return activations_read(args, &options->activations);
     }

@@ -123,12 +123,6 @@ static bool count_read(const struct tool_args *args, int least, uint32_t *count_
     return is_good;
 }
 
-static bool time_read(const struct tool_args *args, double *us_out)
-{
-    static const struct tool_unit units[] = {{"us", 1}, {"ms", 1e3}, {"s", 1e6}, {NULL, 0}};
-    return tool_quantity_read(args, units, "a time such as 18.5ms or 300us", us_out);
-}
-
 static bool amount_read(const struct tool_args *args, double least, double most, const char *takes, double *amount_out)
 {
     char *end;
@@ -174,13 +168,13 @@ static bool question_apply(int id, const struct tool_args *args, struct pipeline
     case OPTION_MICROBATCHES:
         return count_read(args, 1, &question->microbatches);
     case OPTION_FORWARD:
-        return time_read(args, &question->costs.forward);
+        return tool_time_read(args, &question->costs.forward);
     case OPTION_INPUT:
-        return time_read(args, &question->costs.input_gradient);
+        return tool_time_read(args, &question->costs.input_gradient);
     case OPTION_WEIGHT:
-        return time_read(args, &question->costs.weight_gradient);
+        return tool_time_read(args, &question->costs.weight_gradient);
     case OPTION_TRANSFER:
-        return time_read(args, &question->costs.transfer);
+        return tool_time_read(args, &question->costs.transfer);
     case OPTION_PER_RANK:
         return count_read(args, 2, &question->stages_per_rank);
     case OPTION_ACTIVATIONS:

@@ -273,6 +273,12 @@ bool tool_quantity_read(const struct tool_args *args, const struct tool_unit *un
     return tool_value_fail(args, takes);
 }
 
+bool tool_time_read(const struct tool_args *args, double *us_out)
+{
+    static const struct tool_unit units[] = {{"us", 1}, {"ms", 1e3}, {"s", 1e6}, {NULL, 0}};
+    return tool_quantity_read(args, units, "a time such as 18.5ms or 300us", us_out);
+}
+
 bool tool_rate_read(const struct tool_args *args, double *gbit_s_out)
 {
     static const struct tool_unit units[] = {{"kbit", 1e-6}, {"mbit", 1e-3}, {"gbit", 1}, {"kbit/s", 1e-6}, {"mbit/s", 1e-3},

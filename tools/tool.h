@@ -69,6 +69,7 @@ struct tool_unit {
     double factor;
 };
 bool tool_quantity_read(const struct tool_args *args, const struct tool_unit *units, const char *takes, double *value_out);
+bool tool_time_read(const struct tool_args *args, double *us_out); /* "18.5ms" or "300us", in microseconds */
 bool tool_rate_read(const struct tool_args *args, double *gbit_s_out);
 
 /* Reads the value as one word of a NULL-terminated list and returns its index. */
