@@ -22,7 +22,7 @@ struct explain_pipeline {
     struct pipeline_drawing drawing;
 
     struct shoal_profile *profile;
-    const char *schedule_word; /* of the kind that was taken */
+    const char *schedule_word; /* names the kind that was taken */
     struct shoal_schedule *schedule;
     struct shoal_partition *partition;
     double other_steps[2]; /* of other methods: tree and equal; 0: none that fits */

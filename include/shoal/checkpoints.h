@@ -136,7 +136,7 @@ struct shoal_checkpoint_about {
     int rule;          /* enum shoal_optimizer_rule; -1: values only */
     uint32_t shards;   /* files with values */
     size_t parameters;
-    uint64_t file_bytes; /* of all files with values */
+    uint64_t file_bytes; /* all files with values together */
     size_t extra_bytes;
 };
 #define SHOAL_CHECKPOINT_ABOUT_INIT                                 \

@@ -340,7 +340,7 @@ struct shoal_stage {
     double input_gradient;
     double weight_gradient;
     double transfer;          /* to the next stage; 0 if that is on the same rank, or there is none */
-    uint64_t parameter_bytes; /* of its units, tied ones once */
+    uint64_t parameter_bytes; /* tied units count once */
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
 };

@@ -1053,7 +1053,7 @@ int main(int argc, char **argv)
     run_pairs(top, SHOAL_LAMB, "LAMB", expected, 4, 4);
     run_on_hosts(top, expected);
     struct plan plan = plan_of(&kinds[0], SHOAL_ADAMW, expected, new_folder(top, "first"));
-    run_plan("checkpoint_expected", &plan, saves_body); /* the hashes for what follows */
+    run_plan("checkpoint_expected", &plan, saves_body); /* saves the hashes that the next runs expect */
     run_damages(top, expected);
     plan = plan_of(&kinds[0], SHOAL_ADAMW, expected, new_folder(top, "full"));
     run_plan("checkpoint_on_a_full_disk", &plan, full_disk_body);

@@ -151,7 +151,7 @@ class Reducer:
                                                  ctypes.byref(chosen), ctypes.byref(address)))
         self._address = self.address = address.value
         self._handle = _Handle(self._library, self._address, self._memory)
-        self.is_offloaded = device.type != "cpu" and "optimizer" in options  # gradients are read where they are
+        self.is_offloaded = device.type != "cpu" and "optimizer" in options  # gradients stay in the program's own memory
         self._parameters, self._kept = parameters, []  # tensors that the device still has to read
         self.views = [None if self.is_offloaded else self.view_at(self._library.reducer_view(self._address, i), parameter)
                       for i, parameter in enumerate(parameters)] if results_in_views else []

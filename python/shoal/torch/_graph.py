@@ -98,7 +98,7 @@ class _Tracer(Tracer):
         self._tensors = dict((*model.named_buffers(), *model.named_parameters()))
         self._names = {id(tensor): name for name, tensor in self._tensors.items()}
         self._mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
-        self._fakes = {}  # of parameters and buffers, by id
+        self._fakes = {}  # stand-ins for parameters and buffers, by id
         self._is_running = False  # a unit or an operation runs on examples: nothing is recorded
 
     # ---- What fx calls ----
@@ -282,7 +282,7 @@ class Recorded(typing.NamedTuple):
     with reasons."""
     graph: Graph
     units: list
-    form: typing.Any  # of the arguments, as a tree
+    form: typing.Any  # the tree that the arguments make
     constants: list  # arguments that are not tensors: (number, value)
     whole: dict
 

@@ -323,7 +323,7 @@ class Reduction(Translation):
         super().__init__(*words)
         self._modes = {**{name: int(value) for name, value in modes.items()}, "weights": weights}
         self._known, self._versions = list(self._parameters), None
-        self._homes = [None] * len(self._parameters)  # where the reducer expects each parameter
+        self._homes = [None] * len(self._parameters)  # the memory in which the reducer expects each parameter
         self._is_offloaded = self._parameters[0].device.type != "cpu"
 
     def options(self):

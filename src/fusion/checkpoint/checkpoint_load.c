@@ -20,7 +20,7 @@ struct loading {
     struct shoal_checkpoint *checkpoint;
     struct sight *sights; /* [ranks] */
     uint32_t *numbers;    /* [parameters]: in the checkpoint */
-    bool *is_taken;       /* [parameters]: of the checkpoint */
+    bool *is_taken;       /* [parameters in the checkpoint] */
     char *values;         /* of all pieces */
     size_t value_bytes;
     struct checkpoint_text text; /* what this rank has found wrong */

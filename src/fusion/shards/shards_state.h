@@ -33,11 +33,11 @@ struct shards_unit {
     bool is_whole;                 /* every rank has all of it */
     char *own;                     /* this rank's shard of the parameters */
     char *gradient;                /* this rank's shard of the summed gradients */
-    char *states[SHARDS_STATES];   /* of the shard; NULL if there is no such state. A master only if the type has 16 bits */
-    uint32_t slot;                 /* where it is live or being gathered, or was last; SHARDS_NO_SLOT: nowhere */
-    uint32_t gradient_slot;        /* where it waits for gradients */
+    char *states[SHARDS_STATES];   /* NULL: the rule does not use this one. Only 16-bit types have a master */
+    uint32_t slot;                 /* the last slot in which it was gathered; SHARDS_NO_SLOT: none */
+    uint32_t gradient_slot;        /* has the gradients that have come so far */
     uint32_t missing;              /* parameters without a gradient in this step */
-    struct shoal_request *sum;     /* of its gradients; NULL if not under way */
+    struct shoal_request *sum;     /* the sum under way; NULL: none */
     bool is_summed;                /* or being summed, in this step */
 };
 
