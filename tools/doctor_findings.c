@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "doctor.h"
-#include "trace.h"
+#include "json.h"
 
 enum { COLUMN = 24, WIDTH = 120, HOSTS_NAMED = 4 };
 
@@ -198,7 +198,7 @@ void doctor_findings_print(const struct doctor_findings *findings, const struct 
 static void member_print(FILE *out, const char *key, const char *text)
 {
     fprintf(out, "%s\"%s\":", strcmp(key, "level") ? "," : "", key);
-    trace_json_print_text(out, text);
+    json_print_text(out, text);
 }
 
 static void hosts_print_json(FILE *out, const struct doctor_finding *finding, const struct ask_hosts *hosts)
@@ -209,7 +209,7 @@ static void hosts_print_json(FILE *out, const struct doctor_finding *finding, co
         if (!host_has(finding, i))
             continue;
         fputs(named++ ? "," : "", out);
-        trace_json_print_text(out, hosts->at[i].name);
+        json_print_text(out, hosts->at[i].name);
     }
     fputc(']', out);
 }
@@ -249,9 +249,9 @@ static void make_printable(char *text)
 }
 
 /* Reads a member. Ignores members that a newer version adds. Returns false for an unknown level. */
-static bool member_take(const struct trace_json *json, struct doctor_finding *finding, bool *has_level)
+static bool member_take(const struct json_reader *json, struct doctor_finding *finding, bool *has_level)
 {
-    if (json->kind != TRACE_TEXT)
+    if (json->kind != JSON_TEXT)
         return true;
     make_printable(json->text);
     if (!strcmp(json->key, "subject"))
@@ -268,14 +268,14 @@ static bool member_take(const struct trace_json *json, struct doctor_finding *fi
 bool doctor_finding_parse(char *line, struct doctor_finding *finding_out)
 {
     struct doctor_finding finding = {.subject = NULL};
-    struct trace_json json;
-    enum trace_step step;
+    struct json_reader json;
+    enum json_step step;
     bool has_level = false;
-    trace_json_open(&json, line);
-    while ((step = trace_json_next(&json)) == TRACE_MEMBER)
+    json_open(&json, line);
+    while ((step = json_next(&json)) == JSON_MEMBER)
         if (!member_take(&json, &finding, &has_level))
             return false;
-    if (step == TRACE_BAD || !has_level || !finding.subject || !finding.found || !finding.advice)
+    if (step == JSON_BAD || !has_level || !finding.subject || !finding.found || !finding.advice)
         return false;
     *finding_out = finding;
     return true;

@@ -2,7 +2,7 @@
 #include "sim.h"
 
 #include "tool.h"
-#include "trace.h"
+#include "json.h"
 
 #include <string.h>
 
@@ -118,7 +118,7 @@ void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json
         if (is_json)
             printf("\"%s\":", fields[i].name);
         if (fields[i].text && is_json)
-            trace_json_print_text(stdout, fields[i].text);
+            json_print_text(stdout, fields[i].text);
         else if (fields[i].text)
             csv_text_print(fields[i].text);
         else

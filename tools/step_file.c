@@ -22,7 +22,7 @@
 #include <sys/stat.h>
 
 #include "tool.h"
-#include "trace.h"
+#include "json.h"
 
 enum { FILE_BYTES_MAX = 64 << 20, MEMBERS = 4, MEMBER_INDEX = 3, FACTS = 6 };
 
@@ -61,9 +61,9 @@ static void space_skip(struct reader *reader)
 
 /* ---- One tensor ---------------------------------------------------------------------------------------------------------- */
 
-static bool name_take(struct reader *reader, size_t at, const struct trace_json *json, struct step_tensor *tensor)
+static bool name_take(struct reader *reader, size_t at, const struct json_reader *json, struct step_tensor *tensor)
 {
-    if (json->kind != TRACE_TEXT || !*json->text || strlen(json->text) >= sizeof tensor->name)
+    if (json->kind != JSON_TEXT || !*json->text || strlen(json->text) >= sizeof tensor->name)
         return wrong(reader, at, "\"name\" is not a text of 1 to %zu bytes", sizeof tensor->name - 1);
     for (const char *c = json->text; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f)
@@ -72,24 +72,24 @@ static bool name_take(struct reader *reader, size_t at, const struct trace_json 
     return true;
 }
 
-static bool whole_take(struct reader *reader, size_t at, const struct trace_json *json, size_t least, size_t *to)
+static bool whole_take(struct reader *reader, size_t at, const struct json_reader *json, size_t least, size_t *to)
 {
     char *end;
     errno = 0;
-    const unsigned long long number = json->kind == TRACE_NUMBER ? strtoull(json->text, &end, 10) : 0;
-    if (json->kind != TRACE_NUMBER || *json->text == '-' || *end || errno || number < least || number > SIZE_MAX >> 16)
+    const unsigned long long number = json->kind == JSON_NUMBER ? strtoull(json->text, &end, 10) : 0;
+    if (json->kind != JSON_NUMBER || *json->text == '-' || *end || errno || number < least || number > SIZE_MAX >> 16)
         return wrong(reader, at, "\"%s\" is not a whole number from %zu on", json->key, least);
     *to = (size_t)number;
     return true;
 }
 
-static bool ready_take(struct reader *reader, size_t at, const struct trace_json *json, struct step_tensor *tensor)
+static bool ready_take(struct reader *reader, size_t at, const struct json_reader *json, struct step_tensor *tensor)
 {
-    tensor->ready = json->kind == TRACE_NUMBER ? strtod(json->text, NULL) : -1;
+    tensor->ready = json->kind == JSON_NUMBER ? strtod(json->text, NULL) : -1;
     return (tensor->ready >= 0 && tensor->ready <= 1) || wrong(reader, at, "\"ready\" is not a number from 0 to 1");
 }
 
-static bool member_take(struct reader *reader, size_t at, const struct trace_json *json, struct step_tensor *tensor,
+static bool member_take(struct reader *reader, size_t at, const struct json_reader *json, struct step_tensor *tensor,
                         bool given[MEMBERS])
 {
     static const char *const names[] = {"name", "elements", "ready", "index", NULL};
@@ -153,17 +153,17 @@ static bool tensor_read(struct reader *reader)
     const size_t begin = reader->at;
     struct step_tensor tensor;
     bool given[MEMBERS] = {false};
-    struct trace_json json;
-    enum trace_step step;
+    struct json_reader json;
+    enum json_step step;
     memset(&tensor, 0, sizeof tensor);
-    trace_json_open(&json, reader->text + begin);
+    json_open(&json, reader->text + begin);
     json.is_part = true;
-    while ((step = trace_json_next(&json)) == TRACE_MEMBER) {
+    while ((step = json_next(&json)) == JSON_MEMBER) {
         if (!member_take(reader, begin + (size_t)(json.at - json.begin), &json, &tensor, given))
             return false;
     }
     reader->at = begin + (size_t)(json.at - json.begin);
-    if (step == TRACE_BAD)
+    if (step == JSON_BAD)
         return wrong(reader, reader->at, "%s", json.error);
     return tensor_check(reader, begin, &tensor, given) && tensor_keep(reader, &tensor);
 }
@@ -178,13 +178,13 @@ static bool is_facts(const struct reader *reader)
     return !strncmp(text + strspn(text, " \t\r\n"), key, sizeof key - 1);
 }
 
-static bool amount_take(struct reader *reader, size_t at, const struct trace_json *json, double *to)
+static bool amount_take(struct reader *reader, size_t at, const struct json_reader *json, double *to)
 {
-    *to = json->kind == TRACE_NUMBER ? strtod(json->text, NULL) : 0;
+    *to = json->kind == JSON_NUMBER ? strtod(json->text, NULL) : 0;
     return (*to > 0 && *to <= 1e18) || wrong(reader, at, "\"%s\" is not a number above 0", json->key);
 }
 
-static bool fact_take(struct reader *reader, size_t at, const struct trace_json *json, bool given[FACTS])
+static bool fact_take(struct reader *reader, size_t at, const struct json_reader *json, bool given[FACTS])
 {
     static const char *const names[] = {"profile",          "batch",       "forward_ms", "backward_ms",
                                         "activation_bytes", "batch_norms", NULL};
@@ -214,18 +214,18 @@ static bool facts_read(struct reader *reader)
 {
     const size_t begin = reader->at;
     bool given[FACTS] = {false};
-    struct trace_json json;
-    enum trace_step step;
+    struct json_reader json;
+    enum json_step step;
     if (reader->profile->facts.is_there || reader->profile->count)
         return wrong(reader, begin, "an object of facts, which begins with \"profile\", comes first and only once");
-    trace_json_open(&json, reader->text + begin);
+    json_open(&json, reader->text + begin);
     json.is_part = true;
-    while ((step = trace_json_next(&json)) == TRACE_MEMBER) {
+    while ((step = json_next(&json)) == JSON_MEMBER) {
         if (!fact_take(reader, begin + (size_t)(json.at - json.begin), &json, given))
             return false;
     }
     reader->at = begin + (size_t)(json.at - json.begin);
-    if (step == TRACE_BAD)
+    if (step == JSON_BAD)
         return wrong(reader, reader->at, "%s", json.error);
     for (int i = 0; i < FACTS; i++)
         if (!given[i])

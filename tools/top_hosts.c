@@ -9,7 +9,7 @@
 
 #include "ask.h"
 #include "tool.h"
-#include "trace.h"
+#include "json.h"
 
 /* ---- Lines --------------------------------------------------------------------------------------------------------------- */
 
@@ -84,7 +84,7 @@ static void field_print(const struct field *field, const char *at, FILE *out)
     else if (field->type == REAL)
         fprintf(out, "%.3f", *(const double *)(const void *)at);
     else
-        trace_json_print_text(out, field->type == TEXT ? at : letter);
+        json_print_text(out, field->type == TEXT ? at : letter);
 }
 
 /* Reads "BOOT pid:[4026531836]". */
@@ -117,7 +117,7 @@ void top_print_lines(const struct top_look *look, FILE *out)
     }
 }
 
-static void field_take(const struct field *field, char *at, const struct trace_json *json)
+static void field_take(const struct field *field, char *at, const struct json_reader *json)
 {
     if (field->type == INT)
         *(int *)(void *)at = atoi(json->text);
@@ -130,19 +130,19 @@ static void field_take(const struct field *field, char *at, const struct trace_j
 }
 
 /* Returns true if the JSON value has the field's kind. Other kinds are ignored, like unknown members. */
-static bool is_fit(const struct field *field, const struct trace_json *json)
+static bool is_fit(const struct field *field, const struct json_reader *json)
 {
-    return json->kind == (field->type == LETTER || field->type == TEXT ? TRACE_TEXT : TRACE_NUMBER);
+    return json->kind == (field->type == LETTER || field->type == TEXT ? JSON_TEXT : JSON_NUMBER);
 }
 
 /* Returns true if all fields are there and valid. */
 static bool line_parse(char *line, struct top_process *process, struct top_comm *comm)
 {
-    struct trace_json json;
-    enum trace_step step;
+    struct json_reader json;
+    enum json_step step;
     size_t found = 0;
-    trace_json_open(&json, line);
-    while ((step = trace_json_next(&json)) == TRACE_MEMBER) {
+    json_open(&json, line);
+    while ((step = json_next(&json)) == JSON_MEMBER) {
         for (size_t k = 0; k < FIELDS; k++) {
             if (strcmp(fields[k].name, json.key) != 0 || !is_fit(&fields[k], &json))
                 continue;
@@ -150,7 +150,7 @@ static bool line_parse(char *line, struct top_process *process, struct top_comm 
             found++;
         }
     }
-    return step == TRACE_END && found == FIELDS && (unsigned)comm->at.type < SHOAL_TYPE_END &&
+    return step == JSON_END && found == FIELDS && (unsigned)comm->at.type < SHOAL_TYPE_END &&
            (unsigned)comm->at.op < SHOAL_OP_END && comm->at.size > 0 && comm->at.size <= TOP_SIZE_MAX;
 }
 

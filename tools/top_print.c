@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tool.h"
+#include "json.h"
 #include "trace.h"
 
 /* A rank that delays others for this long gets its own line. */
@@ -280,7 +281,7 @@ void top_print_table(const struct top_look *look, int columns, FILE *out)
 static void text_print(FILE *out, const char *name, const char *text)
 {
     fputs(name, out);
-    trace_json_print_text(out, text);
+    json_print_text(out, text);
 }
 
 static void us_print(FILE *out, const char *name, double us)

@@ -1,4 +1,4 @@
-/* Shared by the files of `shoal trace`. A line is read (trace_read.c, with trace_json.c), merged with those of the other ranks
+/* Shared by the files of `shoal trace`. A line is read (trace_read.c, with json.h), merged with those of the other ranks
  * (trace_merge.c, with trace_clock.c), then drawn (trace_chrome.c) and summarized (trace_summary.c); the summary is printed for
  * people or as JSON (trace_print.c). Everything runs on the main thread. */
 #ifndef SHOAL_TOOLS_TRACE_H
@@ -177,30 +177,5 @@ int trace_summarize(const struct trace *trace, struct trace_summary *summary_out
 void trace_summary_fini(struct trace_summary *summary);
 void trace_summary_print(const struct trace_summary *summary, const char *output, FILE *out);
 void trace_summary_print_json(const struct trace_summary *summary, const char *output, FILE *out);
-
-/* ---- JSON ---------------------------------------------------------------------------------------------------------------- */
-
-enum trace_value { TRACE_TEXT, TRACE_NUMBER, TRACE_NULL, TRACE_BOOLEAN };
-
-/* A walk over one flat object. It modifies the text, which then contains the members' decoded texts. */
-struct trace_json {
-    char *begin, *at;
-    const char *error;
-    const char *key;
-    enum trace_value kind;
-    char *text; /* of a text, decoded; of a number, as written */
-    char number[64];
-    bool is_begun;
-    bool is_part; /* set after opening if text may follow the object's end; `at` then points there */
-};
-
-enum trace_step { TRACE_MEMBER, TRACE_END, TRACE_BAD };
-
-/* Returns the next member, or TRACE_BAD with `error` set and `at` at the fault. text ends with a zero byte. */
-void trace_json_open(struct trace_json *json, char *text);
-enum trace_step trace_json_next(struct trace_json *json);
-
-/* Prints "text" with its quotes, escaped. */
-void trace_json_print_text(FILE *out, const char *text);
 
 #endif

@@ -1,4 +1,5 @@
 /* Reads files of flight recorders into records. */
+#include "json.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -158,7 +159,7 @@ __attribute__((format(printf, 2, 3))) static bool wrong(struct reader *reader, c
     return false;
 }
 
-static bool unsigned_read(struct reader *reader, const struct trace_json *json, int base, uint64_t most, uint64_t *to)
+static bool unsigned_read(struct reader *reader, const struct json_reader *json, int base, uint64_t most, uint64_t *to)
 {
     char *end;
     errno = 0;
@@ -171,7 +172,7 @@ static bool unsigned_read(struct reader *reader, const struct trace_json *json, 
     return true;
 }
 
-static bool whole_read(struct reader *reader, const struct trace_json *json, const struct field *field, int64_t *to)
+static bool whole_read(struct reader *reader, const struct json_reader *json, const struct field *field, int64_t *to)
 {
     char *end;
     errno = 0;
@@ -183,7 +184,7 @@ static bool whole_read(struct reader *reader, const struct trace_json *json, con
     return true;
 }
 
-static bool real_read(struct reader *reader, const struct trace_json *json, const struct field *field, double *to)
+static bool real_read(struct reader *reader, const struct json_reader *json, const struct field *field, double *to)
 {
     const double number = strtod(json->text, NULL);
     if (number < (double)field->least || number > (double)field->most)
@@ -193,7 +194,7 @@ static bool real_read(struct reader *reader, const struct trace_json *json, cons
     return true;
 }
 
-static bool choice_read(struct reader *reader, const struct trace_json *json, const char *const *words, size_t count,
+static bool choice_read(struct reader *reader, const struct json_reader *json, const char *const *words, size_t count,
                         int64_t *to)
 {
     for (size_t i = 0; i < count; i++) {
@@ -205,7 +206,7 @@ static bool choice_read(struct reader *reader, const struct trace_json *json, co
     return wrong(reader, "\"%s\" is \"%.40s\", which this version does not know", json->key, json->text);
 }
 
-static bool word_read(struct reader *reader, const struct trace_json *json, const struct field *field, const char **to)
+static bool word_read(struct reader *reader, const struct json_reader *json, const struct field *field, const char **to)
 {
     if (field->most && strlen(json->text) > (size_t)field->most)
         return wrong(reader, "\"%s\" is longer than %lld bytes", json->key, (long long)field->most);
@@ -216,14 +217,14 @@ static bool word_read(struct reader *reader, const struct trace_json *json, cons
     return *to != NULL;
 }
 
-static bool field_read(struct reader *reader, const struct trace_json *json, const struct field *field,
+static bool field_read(struct reader *reader, const struct json_reader *json, const struct field *field,
                        struct trace_record *record)
 {
     void *to = (char *)record + field->offset;
     const bool is_text = field->kind == WORD || field->kind == HEX || field->kind == TYPE || field->kind == OP;
-    if (field->kind == TICKS && json->kind == TRACE_NULL)
+    if (field->kind == TICKS && json->kind == JSON_NULL)
         return true; /* not yet: it stays 0 */
-    if (json->kind != (is_text ? TRACE_TEXT : TRACE_NUMBER))
+    if (json->kind != (is_text ? JSON_TEXT : JSON_NUMBER))
         return wrong(reader, "\"%s\" is not a %s", json->key, is_text ? "text" : "number");
     switch (field->kind) {
     case WORD:
@@ -251,14 +252,14 @@ static bool field_read(struct reader *reader, const struct trace_json *json, con
  * the recorder's own. */
 static bool members_read(struct reader *reader, char *text, struct trace_record *record, uint64_t *given)
 {
-    struct trace_json json;
-    enum trace_step step;
-    trace_json_open(&json, text);
-    while ((step = trace_json_next(&json)) == TRACE_MEMBER) {
+    struct json_reader json;
+    enum json_step step;
+    json_open(&json, text);
+    while ((step = json_next(&json)) == JSON_MEMBER) {
         size_t i = 0;
         while (i < FIELDS && strcmp(fields[i].name, json.key) != 0)
             i++;
-        if (i == FIELDS && !strcmp(json.key, "error") && json.kind == TRACE_TEXT)
+        if (i == FIELDS && !strcmp(json.key, "error") && json.kind == JSON_TEXT)
             return wrong(reader, "the recorder itself failed: %.120s", json.text);
         if (i == FIELDS)
             continue;
@@ -268,7 +269,7 @@ static bool members_read(struct reader *reader, char *text, struct trace_record 
         if (!field_read(reader, &json, &fields[i], record))
             return false;
     }
-    return step == TRACE_END || wrong(reader, "column %zu: %s", (size_t)(json.at - json.begin) + 1, json.error);
+    return step == JSON_END || wrong(reader, "column %zu: %s", (size_t)(json.at - json.begin) + 1, json.error);
 }
 
 static bool record_check(struct reader *reader, const struct trace_record *record, uint64_t given)

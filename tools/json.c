@@ -1,15 +1,15 @@
 /* Reads JSON as the flight recorder writes it: one flat object per line. Rejects any other text, including nested values. */
-#include "trace.h"
+#include "json.h"
 
 #include <string.h>
 
-static enum trace_step bad(struct trace_json *json, const char *error)
+static enum json_step bad(struct json_reader *json, const char *error)
 {
     json->error = error;
-    return TRACE_BAD;
+    return JSON_BAD;
 }
 
-static void space_skip(struct trace_json *json)
+static void space_skip(struct json_reader *json)
 {
     json->at += strspn(json->at, " \t\r\n");
 }
@@ -58,7 +58,7 @@ static int unit_read(const char *at)
 }
 
 /* Called at the u of an escape. Returns the bytes written, or 0 if the escape is invalid. */
-static size_t unicode_read(struct trace_json *json, char *to)
+static size_t unicode_read(struct json_reader *json, char *to)
 {
     const int high = unit_read(json->at + 1);
     json->at += 5;
@@ -75,7 +75,7 @@ static size_t unicode_read(struct trace_json *json, char *to)
 
 /* Called at a backslash. Returns the bytes written, or 0 if the escape is invalid. The output is never longer than the
  * input. */
-static size_t escape_read(struct trace_json *json, char *to)
+static size_t escape_read(struct json_reader *json, char *to)
 {
     static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
     json->at++;
@@ -90,7 +90,7 @@ static size_t escape_read(struct trace_json *json, char *to)
 }
 
 /* Reads one character, which may be an escape. Returns the bytes written, or 0 with `error` set. */
-static size_t character_read(struct trace_json *json, char *to)
+static size_t character_read(struct json_reader *json, char *to)
 {
     const unsigned char first = (unsigned char)*json->at;
     const size_t bytes = first == '\\' ? escape_read(json, to) : character_bytes((const unsigned char *)json->at);
@@ -110,7 +110,7 @@ static size_t character_read(struct trace_json *json, char *to)
 }
 
 /* Called at a quote. Decodes in place. Returns NULL with `error` set if the text is invalid. */
-static char *text_read(struct trace_json *json)
+static char *text_read(struct json_reader *json)
 {
     char *const text = ++json->at, *to = text;
     while (*json->at != '"') {
@@ -151,7 +151,7 @@ static size_t number_bytes(const char *text)
     return (size_t)(at - text);
 }
 
-static enum trace_step number_read(struct trace_json *json)
+static enum json_step number_read(struct json_reader *json)
 {
     const size_t bytes = number_bytes(json->at);
     if (!bytes)
@@ -161,61 +161,61 @@ static enum trace_step number_read(struct trace_json *json)
     memcpy(json->number, json->at, bytes);
     json->number[bytes] = 0;
     json->text = json->number;
-    json->kind = TRACE_NUMBER;
+    json->kind = JSON_NUMBER;
     json->at += bytes;
-    return TRACE_MEMBER;
+    return JSON_MEMBER;
 }
 
-static enum trace_step word_read(struct trace_json *json)
+static enum json_step word_read(struct json_reader *json)
 {
     static const struct {
         const char *word;
-        enum trace_value kind;
-    } words[] = {{"null", TRACE_NULL}, {"true", TRACE_BOOLEAN}, {"false", TRACE_BOOLEAN}};
+        enum json_value kind;
+    } words[] = {{"null", JSON_NULL}, {"true", JSON_BOOLEAN}, {"false", JSON_BOOLEAN}};
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         const size_t bytes = strlen(words[i].word);
         if (strncmp(json->at, words[i].word, bytes) != 0)
             continue;
         json->kind = words[i].kind;
         json->at += bytes;
-        return TRACE_MEMBER;
+        return JSON_MEMBER;
     }
     return number_read(json);
 }
 
-static enum trace_step value_read(struct trace_json *json)
+static enum json_step value_read(struct json_reader *json)
 {
     if (*json->at == '{' || *json->at == '[')
         return bad(json, "a value holds other values, but objects are flat here");
     if (*json->at != '"')
         return word_read(json);
-    json->kind = TRACE_TEXT;
+    json->kind = JSON_TEXT;
     json->text = text_read(json);
-    return json->text ? TRACE_MEMBER : TRACE_BAD;
+    return json->text ? JSON_MEMBER : JSON_BAD;
 }
 
 /* ---- The object ---------------------------------------------------------------------------------------------------------- */
 
-void trace_json_open(struct trace_json *json, char *text)
+void json_open(struct json_reader *json, char *text)
 {
     memset(json, 0, sizeof *json);
     json->begin = json->at = text;
 }
 
-static enum trace_step end_read(struct trace_json *json)
+static enum json_step end_read(struct json_reader *json)
 {
     json->at++;
     space_skip(json);
-    return *json->at && !json->is_part ? bad(json, "more follows after the object's end") : TRACE_END;
+    return *json->at && !json->is_part ? bad(json, "more follows after the object's end") : JSON_END;
 }
 
-static enum trace_step member_read(struct trace_json *json)
+static enum json_step member_read(struct json_reader *json)
 {
     if (*json->at != '"')
         return bad(json, "a name in quotes is missing");
     json->key = text_read(json);
     if (!json->key)
-        return TRACE_BAD;
+        return JSON_BAD;
     space_skip(json);
     if (*json->at != ':')
         return bad(json, "a ':' is missing after a name");
@@ -224,7 +224,7 @@ static enum trace_step member_read(struct trace_json *json)
     return value_read(json);
 }
 
-enum trace_step trace_json_next(struct trace_json *json)
+enum json_step json_next(struct json_reader *json)
 {
     space_skip(json);
     if (!json->is_begun && *json->at != '{')
@@ -241,7 +241,7 @@ enum trace_step trace_json_next(struct trace_json *json)
     return member_read(json);
 }
 
-void trace_json_print_text(FILE *out, const char *text)
+void json_print_text(FILE *out, const char *text)
 {
     fputc('"', out);
     for (; *text; text++) {
