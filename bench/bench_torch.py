@@ -226,7 +226,7 @@ class Scene:
         self.folder = tempfile.TemporaryDirectory(prefix="shoal-bench-")
         self.probe = Path(self.folder.name) / "bench_probe.so"
         subprocess.run(["cc", "-std=gnu11", "-D_GNU_SOURCE", "-O2", "-shared", "-fPIC", f"-I{ROOT / 'include'}",
-                        "-o", self.probe, ROOT / "tools/bench_probe.c"], check=True)
+                        "-o", self.probe, ROOT / "tools/bench/bench_probe.c"], check=True)
         self.areas = 0
 
     def __enter__(self):

@@ -31,7 +31,7 @@ import torch.distributed as dist
 WARMUPS, ITERATIONS_MIN, ITERATIONS_MAX = 3, 5, 20000
 EXCHANGE_LIMIT_S = 60.0
 AREA_BYTES = 8192
-MEETING_AT, LINE_BYTES = 4096, 128  # in the area, after struct bench_area of tools/bench_probe.c
+MEETING_AT, LINE_BYTES = 4096, 128  # in the area, after struct bench_area of tools/bench/bench_probe.c
 
 
 # ---- Meeting of ranks ------------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def arguments():
     parser.add_argument("--busy", action="store_true", help="with a second thread of Python that computes all the time")
     parser.add_argument("--pin", action="store_true", help="each rank on one core; ranks share cores if there are too few")
     parser.add_argument("--area", metavar="FILE", help="file in which the ranks of one host meet")
-    parser.add_argument("--probe", metavar="LIBRARY", help="tools/bench_probe.c as a library; with --area")
+    parser.add_argument("--probe", metavar="LIBRARY", help="tools/bench/bench_probe.c as a library; with --area")
     parser.add_argument("--model", help="what to train; see bench/torch_training.py")
     parser.add_argument("--steps", type=int, default=10, help="steps of a training, each with and without communication (10)")
     return parser.parse_args()

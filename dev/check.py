@@ -11,6 +11,7 @@
   settings  src/comm/settings.c collects the settings that modules declare
   logs      SHOAL_LOG accepts the names that log lines begin with
   public    tools and examples see only the public header; tools also see the headers of ALSO_FOR_TOOLS
+  commands  a command of tools/ sees what all commands share, and the folders that COMMANDS lists
   symbols   src/shoal.map lists exactly what the headers in include/shoal declare, and what a built library exports
   headers   each header compiles alone, as C11 and (the public ones) as C++17
   python    code that users install or run as an example is Python 3.9
@@ -83,6 +84,21 @@ ALSO = {"fusion": {"base/struct_bytes.h"},
         "pipeline/schedule": {"base/struct_bytes.h"},
         "pipeline/run": {"base/assert.h", "base/struct_bytes.h"},
         "pipeline/partition": {"base/struct_bytes.h"}}
+# The folders of tools/ and the other folders that each one includes.
+COMMANDS = {
+    "advise": {"sim", "step"},
+    "bench": {"step"},
+    "doctor": set(),
+    "explain": {"pipeline"},
+    "info": {"top"},
+    "job": set(),
+    "pipeline": {"step"},
+    "run": set(),
+    "sim": {"pipeline", "step"},
+    "step": set(),
+    "top": {"trace"},
+    "trace": set(),
+}
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
     "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
@@ -316,10 +332,26 @@ def check_public():
         for path in sources(folder):
             for number, line in lines_of(path):
                 match = re.match(r'#include "([^"]+)"', line)
-                if folder == "tools" and match and match.group(1) in ALSO_FOR_TOOLS:
+                if folder == "tools" and match and (match.group(1) in ALSO_FOR_TOOLS or (TOP / "tools" / match.group(1)).exists()):
                     continue
                 if match and not (path.parent / match.group(1)).exists():
                     say(path, number, "public", "include <shoal/shoal.h> and files of the same folder only")
+
+
+def check_commands():
+    used = set()
+    for path in sources("tools"):
+        *command, _ = path.relative_to(TOP / "tools").parts
+        for number, line in lines_of(path):
+            match = re.match(r'#include "([a-z_]+)/', line)
+            if not match or match.group(1) not in COMMANDS or [match.group(1)] == command:
+                continue
+            used.update((one, match.group(1)) for one in command)
+            if not command or match.group(1) not in COMMANDS.get(command[0], ()):
+                say(path, number, "commands", f"move what both need to tools/, or list \"{match.group(1)}\" in COMMANDS")
+    for command, others in COMMANDS.items():
+        for other in sorted(others - {b for a, b in used if a == command}):
+            say(pathlib.Path(__file__), 1, "commands", f"{command} no longer includes {other}: remove it from COMMANDS")
 
 
 def check_symbols():
@@ -344,8 +376,8 @@ def check_symbols():
 
 
 def compiles(path, language, standard, compiler):
-    command = [compiler, "-fsyntax-only", "-Wall", "-Wextra", f"-std={standard}", "-D_GNU_SOURCE", f"-I{TOP}/include", f"-I{TOP}/src",
-               "-x", language, str(path)]
+    command = [compiler, "-fsyntax-only", "-Wall", "-Wextra", f"-std={standard}", "-D_GNU_SOURCE",
+               *(f"-I{TOP}/{folder}" for folder in ("include", "src", "tools")), "-x", language, str(path)]
     return subprocess.run(command, capture_output=True, text=True)
 
 
@@ -457,7 +489,7 @@ def check_figures():
         say(TOP / page, line, "versions", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_words, check_prose)
+CHECKS = (check_dependencies, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_commands, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_words, check_prose)
 
 
 def main():

@@ -1,10 +1,11 @@
 /* The command `shoal`: finds the subcommand and runs it. */
 #include "fold.h"
-#include "tool.h"
 
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "tool.h"
 
 struct command {
     const char *name;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../tools/run_wire.h"
+#include "../../tools/run/run_wire.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 

@@ -297,7 +297,7 @@ def what_is_not_known_is_said():
 
 def help_has_all_options_and_shapes():
     code, out, err = call(SHOAL, "advise", "--help")
-    source = pathlib.Path(__file__).parents[2] / "tools"
+    source = pathlib.Path(__file__).parents[2] / "tools/advise"
     options = re.findall(r'\{"(--[\w-]+)",', (source / "advise_options.c").read_text())
     shapes = re.findall(r'^\s*\{"([\w.-]+)", "', (source / "advise_shape.c").read_text(), re.M)
     expect(code == 0 and not err and len(shapes) > 20, code, err)

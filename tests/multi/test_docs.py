@@ -132,7 +132,7 @@ def structs_begin_with_their_macro():
 
 
 def headers_and_examples_fit_the_columns():
-    for path in [*HEADERS, *TOP.glob("examples/**/*.[ch]"), *TOP.glob("tools/*.[ch]")]:
+    for path in [*HEADERS, *TOP.glob("examples/**/*.[ch]"), *TOP.glob("tools/**/*.[ch]")]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
             expect(len(line) <= 128, f"{path}:{number} has {len(line)} columns")
 

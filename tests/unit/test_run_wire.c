@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../tools/run_secret.h"
+#include "../../tools/run/run_secret.h"
 
 static enum run_parsed parse(const unsigned char *frame, size_t bytes, bool before_member, struct run_message *message)
 {

@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../tools/run_workers.h"
+#include "../../tools/run/run_workers.h"
 #include "../../tools/tool.h"
 
 /* ---- not used here: the start of workers, and their output ---- */
