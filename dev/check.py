@@ -2,6 +2,7 @@
 """Checks that need no build. Prints file, line, rule and a remedy for each finding. Exit code 1 if there are any.
 
   dependencies  a module includes only modules below it (see the picture in docs/architecture.md)
+  circles   no files of one folder call each other in a circle, except those that dev/circles.py lists
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   parts     fields of a part of the engine or of the gradient engine are named in that part's files only
   names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... (functions, types, enumerators, macros)
@@ -31,6 +32,7 @@ import shutil
 import subprocess
 import sys
 
+import circles
 import drawings
 import native
 import ptx
@@ -338,6 +340,11 @@ def check_public():
                     say(path, number, "public", "include <shoal/shoal.h> and files of the same folder only")
 
 
+def check_circles():
+    for path, mend in circles.differences(TOP):
+        say(path, 1, "circles", mend)
+
+
 def check_commands():
     used = set()
     for path in sources("tools"):
@@ -351,7 +358,7 @@ def check_commands():
                 say(path, number, "commands", f"move what both need to tools/, or list \"{match.group(1)}\" in COMMANDS")
     for command, others in COMMANDS.items():
         for other in sorted(others - {b for a, b in used if a == command}):
-            say(pathlib.Path(__file__), 1, "commands", f"{command} no longer includes {other}: remove it from COMMANDS")
+            say(TOP / "dev/check.py", 1, "commands", f"{command} no longer includes {other}: remove it from COMMANDS")
 
 
 def check_symbols():
@@ -489,7 +496,7 @@ def check_figures():
         say(TOP / page, line, "versions", mend)
 
 
-CHECKS = (check_dependencies, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_commands, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_words, check_prose)
+CHECKS = (check_dependencies, check_circles, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_commands, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_words, check_prose)
 
 
 def main():

@@ -1,7 +1,7 @@
 #include "collective/rails.h"
 
 #include "base/assert.h"
-#include "collective/select.h"
+#include "collective/collective.h"
 
 /* ---- Hosts and ranks ----------------------------------------------------------------------------------------------------- */
 
@@ -95,6 +95,15 @@ void shoal_rails_partition(struct shoal_rails *rails, int owners, int first_owne
     rails->is_compact = !rails->is_partitioned || rails->led * owners <= rails->view->size;
 }
 
+/* Each of the three regions has at most two bins per rank, in all entries. */
+int shoal_rails_parts(int size, int hosts)
+{
+    const int parts = (6 * size + SHOAL_BINS_IN_PART - 1) / SHOAL_BINS_IN_PART;
+    if (hosts <= 1)
+        return SHOAL_PART_OWN + 1;
+    return parts < SHOAL_BINNED_PARTS_MAX ? parts : SHOAL_BINNED_PARTS_MAX;
+}
+
 int shoal_rails_staging_bins(const struct shoal_rails *rails)
 {
     return rails->most > 1 && !rails->view->is_on_devices ? number_end(rails) : 0;
@@ -109,7 +118,7 @@ void shoal_rails_divide(struct shoal_rails *rails, int own_bins, int inbox_bins,
     rails->bins[SHOAL_RAILS_RESULTS] = own_bins + inbox_bins;
     shoal_plan_use_bins(rails->plan, own_bins + inbox_bins + (has_results ? results : 0), number_end(rails));
     if (rails->view->is_on_devices) /* each of their steps costs several driver calls, so chunks are as long as possible */
-        shoal_plan_use_staging(rails->plan, shoal_select_parts(rails->view->size, rails->count), number_end(rails));
+        shoal_plan_use_staging(rails->plan, shoal_rails_parts(rails->view->size, rails->count), number_end(rails));
 }
 
 int shoal_rails_block_of(const struct shoal_rails *rails, int slice, int host)

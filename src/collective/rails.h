@@ -69,6 +69,9 @@ bool shoal_rails_find(struct shoal_rails *rails, struct shoal_plan *plan, const 
 /* Partitions the data into slices with a block for each of `owners` hosts. */
 void shoal_rails_partition(struct shoal_rails *rails, int owners, int first_owner);
 
+/* Returns the most parts of a staging buffer that the plan of any algorithm uses. */
+int shoal_rails_parts(int size, int hosts);
+
 /* Returns how many bins of OWN hold staged operands. */
 int shoal_rails_staging_bins(const struct shoal_rails *rails);
 

@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "collective/collective.h"
+#include "collective/rails.h"
 #include "collective/rounds.h"
 #include "transport/transport.h"
 
@@ -404,18 +405,9 @@ size_t shoal_select_part_bytes(size_t chunk_bytes, int size, int hosts)
     return shoal_max_size(chunk_bytes * chunks, (size_t)size * SHOAL_CACHE_LINE);
 }
 
-/* Each of the three regions has at most two bins per rank, in all entries. */
-int shoal_select_parts(int size, int hosts)
-{
-    const int parts = (6 * size + SHOAL_BINS_IN_PART - 1) / SHOAL_BINS_IN_PART;
-    if (hosts <= 1)
-        return SHOAL_PART_OWN + 1;
-    return parts < SHOAL_BINNED_PARTS_MAX ? parts : SHOAL_BINNED_PARTS_MAX;
-}
-
 size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts)
 {
-    const size_t parts = (size_t)shoal_select_parts(size, hosts) * shoal_select_part_bytes(chunk_bytes, size, hosts);
+    const size_t parts = (size_t)shoal_rails_parts(size, hosts) * shoal_select_part_bytes(chunk_bytes, size, hosts);
     return hosts > 1 ? parts : 2 * parts;
 }
 
@@ -445,7 +437,7 @@ size_t shoal_select_device_chunk_bytes(size_t unit_bytes, size_t chunk_bytes, in
     if (hosts <= 1)
         return whole;
     shoal_plan_use_bins(&plan, 2 * hosts - 1, size);
-    shoal_plan_use_staging(&plan, shoal_select_parts(size, hosts), size);
+    shoal_plan_use_staging(&plan, shoal_rails_parts(size, hosts), size);
     const size_t most = chunk_of_bins(&plan, shoal_select_part_bytes(chunk_bytes, size, hosts), 1, false);
     return shoal_max_size(shoal_min_size(whole, most) / lines, 1) * lines;
 }

@@ -91,9 +91,6 @@ const struct shoal_algorithm *shoal_select_find(enum shoal_collective_type colle
 /* Returns true if the entry can do the call at all. A tuning override that names another entry is skipped. */
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry);
 
-/* Returns the most parts of a staging buffer that any entry may use. */
-int shoal_select_parts(int size, int hosts);
-
 /* Returns the bytes of one part of a staging buffer: room for a chunk, or for the smallest chunk of each rank's part. Equal on
  * all ranks. Over several hosts it grows with the ranks among which it is partitioned, because messages would otherwise cost
  * more than their data. */

@@ -4,13 +4,6 @@
 
 #include "comm/arguments.h"
 
-/* ---- Running ------------------------------------------------------------------------------------------------------------- */
-
-enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
-{
-    return shoal_engine_run(comm->engine, &(struct shoal_batch){call, 1, false, 0});
-}
-
 /* BLOCKING as request_out means "wait": a blocking call returns no request. Never written. */
 static struct shoal_request *blocking;
 #define BLOCKING (&blocking)

@@ -621,19 +621,3 @@ void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failure *cause)
     known.host[sizeof known.host - 1] = known.operation[sizeof known.operation - 1] = known.text[sizeof known.text - 1] = 0;
     shoal_engine_abort(comm->engine, &known);
 }
-
-static SHOAL_NOINLINE enum shoal_status refuse_comm(const struct shoal_comm *comm, const char *call)
-{
-    if (!comm) {
-        fprintf(stderr, "shoal: [comm] %s: the communicator is NULL\n", call);
-        return SHOAL_ERR_ARGUMENT;
-    }
-    SHOAL_TRY(shoal_context_check(comm->context, call));
-    return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call, comm->name);
-}
-
-enum shoal_status shoal_comm_check(const struct shoal_comm *comm, const char *call)
-{
-    const bool is_usable = comm && *comm->context->is_parent && !comm->is_finalized;
-    return SHOAL_LIKELY(is_usable) ? SHOAL_OK : refuse_comm(comm, call);
-}

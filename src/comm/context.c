@@ -137,21 +137,6 @@ void shoal_context_destroy(struct shoal_context *context)
     free(context);
 }
 
-enum shoal_status shoal_context_check(const struct shoal_context *context, const char *call)
-{
-    if (SHOAL_UNLIKELY(!context)) {
-        fprintf(stderr, "shoal: [comm] %s: the context is NULL\n", call);
-        return SHOAL_ERR_ARGUMENT;
-    }
-    if (SHOAL_UNLIKELY(!*context->is_parent)) {
-        fprintf(stderr,
-                "shoal: [comm] %s: the context was made before fork() and cannot be used in the child; make a new one there\n",
-                call);
-        return SHOAL_ERR_STATE;
-    }
-    return SHOAL_OK;
-}
-
 enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module, const char *text)
 {
     if (status == SHOAL_OK || !context || !text || shoal_context_check(context, "shoal_report") != SHOAL_OK)

@@ -8,6 +8,7 @@
 #include "bootstrap/bootstrap.h"
 #include "comm/devices.h"
 #include "comm/settings.h"
+#include "engine/engine.h"
 #include "engine/progress.h"
 #include "memory/memory.h"
 #include "transport/hosts/hosts.h"
@@ -60,6 +61,9 @@ SHOAL_MUST_USE enum shoal_status shoal_context_configure(struct shoal_settings *
                                                          const char *const *overrides, char *error, size_t error_bytes);
 
 /* Runs a call with valid arguments and waits for it. */
-SHOAL_MUST_USE enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call);
+SHOAL_MUST_USE static inline enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
+{
+    return shoal_engine_run(comm->engine, &(struct shoal_batch){call, 1, false, 0});
+}
 
 #endif

@@ -123,6 +123,37 @@ def a_static_name_of_two_files_is_found():
     expect(len(found) == 1 and found[0].startswith("src/b/three.c:1: statics: take is a static function of one.c"), found)
 
 
+def files_that_call_each_other_are_found():
+    up = "int low(void);\nint high(void)\n{\n    return low();\n}\n"
+    files = {"src/a/high.c": up, "src/a/low.c": "/* high() */\nint low(void)\n{\n    return puts(\"high()\");\n}\n",
+             "src/b/other.c": "int high(void);\nint other(void)\n{\n    return high();\n}\n"}
+    circles = importlib.import_module("circles")
+    kept = circles.KNOWN
+    try:
+        circles.KNOWN = {}
+        expect(check_found("check_circles", files) == [])
+        around = {**files, "src/a/low.c": "int low(void)\n{\n    return middle();\n}\n",
+                  "src/a/middle.c": "int middle(void)\n{\n    return high();\n}\n"}
+        found = check_found("check_circles", around)
+        expect([line.split(":")[0] for line in found] == ["src/a/high.c", "src/a/low.c", "src/a/middle.c"], found)
+        circles.KNOWN = {"src/a": {"high", "low", "middle"}}
+        expect(check_found("check_circles", around) == [])
+        found = check_found("check_circles", files)
+        expect(len(found) == 3 and all("remove it from KNOWN" in line for line in found), found)
+    finally:
+        circles.KNOWN = kept
+
+
+def a_command_that_includes_another_is_found():
+    files = {"tools/a/a.c": '#include "tool.h"\n#include "b/b.h"\n', "tools/b/b.h": "", "tools/tool.h": ""}
+    expect(check_found("check_commands", files, COMMANDS={"a": {"b"}, "b": set()}) == [])
+    found = check_found("check_commands", files, COMMANDS={"a": set(), "b": set()})
+    expect(len(found) == 1 and found[0].startswith("tools/a/a.c:2: commands: "), found)
+    found = check_found("check_commands", {**files, "tools/tool.h": '#include "b/b.h"\n'}, COMMANDS={"a": {"b"}, "b": set()})
+    expect(len(found) == 1 and found[0].startswith("tools/tool.h:1: commands: "), found)
+    expect(check_found("check_public", files) == [])
+
+
 def a_function_that_is_too_long_is_found():
     def function(lines):
         return "#define X \\\n    1\n\n/* What it does. */\nstatic int f(int a,\n             int b)\n{\n" + "    a++;\n" * (lines - 4) + "}\n"
@@ -501,5 +532,6 @@ if __name__ == "__main__":
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
                a_name_that_two_modules_share_is_found,
                two_files_of_one_name_are_found, a_static_name_of_two_files_is_found, a_part_that_others_see_into_is_found,
-               a_single_header_may_be_seen, a_function_that_is_too_long_is_found,
+               a_single_header_may_be_seen, files_that_call_each_other_are_found,
+               a_command_that_includes_another_is_found, a_function_that_is_too_long_is_found,
                a_dependency_that_comes_later_is_found, other_options_reach_a_build_that_is_there, the_demo_for_torch_installs_no_deepspeed])

@@ -532,7 +532,7 @@ static void check_room(const struct group *group, int hosts)
     const struct shoal_algorithm *entry = shoal_select_find(group->algorithm->collective, group->algorithm->name);
     const size_t chunks[] = {4096, (size_t)256 << 10};
 
-    assert_true(plan->parts <= shoal_select_parts(group->view.size, hosts));
+    assert_true(plan->parts <= shoal_rails_parts(group->view.size, hosts));
     for (size_t i = 0; i < 8 && plan->bins; i++) {
         const size_t chunk_bytes = chunks[i % 2], element = (size_t)1 << i / 2, grain = SHOAL_CACHE_LINE / element;
         const size_t chunk = shoal_select_chunk(entry, plan, chunk_bytes, element);

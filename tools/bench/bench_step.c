@@ -79,7 +79,6 @@ static const char help_text[] =
     "\n"
     "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 invalid arguments or an invalid profile.\n";
 
-static const char *const compressions[] = {"none", "fp16", "bf16", "int8", NULL};
 static const char *const formats[] = {"table", "json", NULL};
 static const char *const memories[] = {"plain", "gpu", NULL};
 
@@ -144,18 +143,6 @@ static const struct tool_option options_known[] = {
 enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400 };
 #define BACKWARD_MS_MAX 1e6
 
-const char *bench_step_compression_name(int compression)
-{
-    return compressions[compression];
-}
-
-/* int8 is sent in blocks of 256 values with a scale of 4 bytes each. */
-double bench_step_wire_ratio(int compression, int hosts)
-{
-    static const double ratios[] = {1, 2, 2, 4 / (1 + 4 / 256.0)};
-    return hosts > 1 ? ratios[compression] : 1;
-}
-
 static bool backward_read(const struct tool_args *args, double *us_out)
 {
     char *end;
@@ -219,7 +206,7 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_step
     case OPTION_BUSY:
         return options->is_busy = true;
     case OPTION_COMPRESS:
-        return tool_word_read(args, compressions, &options->compression);
+        return tool_word_read(args, bench_step_compressions, &options->compression);
     case OPTION_MEMORY:
         return tool_word_read(args, memories, &options->is_on_gpu);
     case OPTION_STEPS:

@@ -29,6 +29,9 @@ struct bench_step_options {
     int timeout_s;
 };
 
+/* The words of --compress; the list ends with NULL. */
+extern const char *const bench_step_compressions[];
+
 const char *bench_step_compression_name(int compression);
 
 /* Returns the factor by which fewer bytes cross the network. */

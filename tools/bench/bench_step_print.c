@@ -7,14 +7,6 @@
 #include "bench.h"
 #include "flat_json.h"
 
-struct step_times step_result_times(const struct step_result *result, int rank)
-{
-    const size_t tensors = result->options->profile.count;
-    const size_t numbers = tensors + STEP_BUFFER_TIMES * shoal_gradient_layout_buffers(result->layout);
-    const double *times = result->times + (size_t)rank * numbers;
-    return (struct step_times){times, times + tensors};
-}
-
 /* Returns the share of a time that the backward pass hides, or 1 if that time is zero. */
 static double hidden(double exposed_us, double of_us)
 {

@@ -383,17 +383,6 @@ int sim_step_row_ask(const struct sim_step_options *options, struct sim_step_ans
 
 /* ---- All rows ------------------------------------------------------------------------------------------------------------ */
 
-double sim_step_efficiency(const struct sim_step_options *options, const struct sim_step_row *row, double step_us)
-{
-    const double forward_us = options->forward_us[row->profile], backward_us = options->backward_us[row->profile];
-    return (forward_us + backward_us) / (forward_us + step_us);
-}
-
-double sim_step_update_rate(const struct sim_step_options *options)
-{
-    return options->update_gb_s > 0 ? options->update_gb_s : options->question.memory_gb_s;
-}
-
 static int rows_ask(const struct sim_step_options *options, struct sim_step_row *rows)
 {
     struct sim_step_answers answers = {.count = 0};

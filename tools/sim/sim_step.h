@@ -52,10 +52,17 @@ struct sim_step_row {
 };
 
 /* Returns a step's efficiency: the time of a single worker's step divided by this one's. */
-double sim_step_efficiency(const struct sim_step_options *options, const struct sim_step_row *row, double step_us);
+static inline double sim_step_efficiency(const struct sim_step_options *options, const struct sim_step_row *row, double step_us)
+{
+    const double forward_us = options->forward_us[row->profile], backward_us = options->backward_us[row->profile];
+    return (forward_us + backward_us) / (forward_us + step_us);
+}
 
 /* Returns the rate of the optimizer's reads and writes, in GB/s. */
-double sim_step_update_rate(const struct sim_step_options *options);
+static inline double sim_step_update_rate(const struct sim_step_options *options)
+{
+    return options->update_gb_s > 0 ? options->update_gb_s : options->question.memory_gb_s;
+}
 
 const char *sim_step_limit_name(enum sim_step_limit limit);
 

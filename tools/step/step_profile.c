@@ -14,12 +14,6 @@ int step_profile_open(struct step_profile *profile_out, const char *command, con
     return code;
 }
 
-void step_profile_free(struct step_profile *profile)
-{
-    free(profile->tensors);
-    *profile = (struct step_profile){.count = 0};
-}
-
 static void facts_print(const struct step_profile *profile, FILE *out)
 {
     const struct step_facts *facts = &profile->facts;

@@ -12,6 +12,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 enum { STEP_NAME_BYTES = 96, STEP_TENSORS_MAX = 1 << 20 };
 
@@ -51,7 +52,12 @@ int step_profile_open(struct step_profile *profile_out, const char *command, con
  * built-in model. */
 int step_model_open(struct step_profile *profile_out, const char *command, const char *word);
 int step_file_open(struct step_profile *profile_out, const char *command, const char *name);
-void step_profile_free(struct step_profile *profile);
+
+static inline void step_profile_free(struct step_profile *profile)
+{
+    free(profile->tensors);
+    *profile = (struct step_profile){.count = 0};
+}
 
 /* A module of a built-in model: FLOP of its backward pass for one sample, and of the products without parameters of their own
  * that the backward pass computes just before it (attention; a head with tied weights). */

@@ -136,22 +136,6 @@ int shoal_gpu_driver_version(const struct shoal_gpu *gpu)
 
 /* ---- Inside a context ---------------------------------------------------------------------------------------------------- */
 
-shoal_cu_result shoal_cuda_visit(const struct shoal_gpu *gpu, shoal_cu_context context, struct shoal_cuda_visit *visit)
-{
-    const shoal_cu_result result = gpu->calls.context_push(context);
-    visit->mode = SHOAL_CU_CAPTURE_MODE_RELAXED;
-    visit->is_relaxed = result == SHOAL_CU_SUCCESS && gpu->calls.capture_mode(&visit->mode) == SHOAL_CU_SUCCESS;
-    return result;
-}
-
-void shoal_cuda_leave(const struct shoal_gpu *gpu, struct shoal_cuda_visit *visit)
-{
-    shoal_cu_context popped;
-    if (visit->is_relaxed)
-        (void)gpu->calls.capture_mode(&visit->mode);
-    (void)gpu->calls.context_pop(&popped);
-}
-
 enum shoal_status shoal_cuda_check_capture(const struct shoal_gpu *gpu, int device, shoal_cu_stream stream)
 {
     int capture = SHOAL_CU_CAPTURE_NONE;

@@ -67,8 +67,6 @@ static inline bool outer_has_anchor(const struct shoal_outer_options *options)
     return options->lr != 1 || options->momentum != 0 || options->compression != SHOAL_COMPRESS_NONE;
 }
 
-struct shoal_options outer_operation(const struct shoal_outer *outer);
-
 /* ---- outer_create.c ---- */
 
 /* Gives every rank the worst verdict: status and text of the lowest rank that has an error. Collective on control. `call`
@@ -108,7 +106,10 @@ SHOAL_MUST_USE enum shoal_status outer_meet(struct shoal_outer *outer);
 /* Returns the fragment under way that is due first, or -1 if none is under way. */
 int outer_first_due(const struct shoal_outer *outer);
 
-/* ---- outer.c ---- */
+/* ---- outer_failure.c ---- */
+
+/* Returns the options of a call that obeys the deadline of these outer steps. */
+struct shoal_options outer_operation(const struct shoal_outer *outer);
 
 /* Logs a refusal that changes nothing, makes it this thread's last failure, and returns status. */
 enum shoal_status outer_refuse(const struct shoal_outer *outer, enum shoal_status status, const char *format, ...)
