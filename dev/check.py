@@ -119,6 +119,7 @@ OPAQUE = {
     "shoal_p2p": ["engine/p2p.c"],
     "shoal_blame": ["engine/failure.c"],
     "shoal_dispute": ["engine/mismatch.c"],
+    "fusion_comms": ["fusion/reducer/comms.c"],
     "fusion_marks": ["fusion/reducer/marks.c"],
     "fusion_flow": ["fusion/reducer/flow.c"],
     "fusion_compressor": ["fusion/reducer/compress.c"],

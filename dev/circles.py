@@ -16,8 +16,6 @@ KNOWN = {
     "src/bootstrap": {"environment", "pmi1_store"},
     "src/engine": {"cache", "deadlock", "engine", "engine_life", "engine_rounds", "failure", "group", "mismatch", "p2p", "progress",
                    "request", "runner"},
-    "src/fusion/reducer": {"compress", "compute", "flow", "marks", "measure", "offload", "optimizer", "optimizer_borders",
-                           "optimizer_teams", "out", "reducer", "reducer_device", "reducer_failure", "stats", "tally"},
     "src/inspect": {"diagnose", "diagnose_network"},
     "src/pipeline/run": {"pipeline_messages", "pipeline_step"},
     "src/pipeline/schedule": {"orders", "schedule", "schedule_run", "search"},

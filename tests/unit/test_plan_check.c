@@ -11,6 +11,7 @@
 
 #include "alloc_limit.h"
 #include "collective/collective.h"
+#include "collective/rails.h"
 #include "collective/select.h"
 #include "plan/collective_type.h"
 #include "plan/plan_check.h"

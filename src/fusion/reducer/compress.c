@@ -20,11 +20,11 @@
 
 #include "base/floats.h"
 #include "base/assert.h"
+#include "fusion/reducer/comms.h"
 #include "fusion/reducer/compute.h"
-#include "fusion/reducer/flow.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
-#include "fusion/reducer/stats.h"
+#include "fusion/reducer/reducer_memory.h"
 
 enum stage { SCATTER, ACROSS, BACK, GATHER, STAGES };
 
@@ -34,6 +34,7 @@ static const char *const stage_names[STAGES] = {".scatter", ".across", ".back", 
 struct compressed {
     struct shoal_reducer *reducer; /* for callbacks */
     size_t buffer;
+    fusion_done_fn *done;
     struct shoal_request *requests[STAGES]; /* the reducer's lock guards this and the next two */
     int stage;                              /* the stage that is due or under way; STAGES if none */
     bool is_due;                            /* the previous stage is done */
@@ -55,7 +56,6 @@ struct compressed_layout {
 
 struct fusion_compressor {
     struct shoal_comm *comms[STAGES];
-    int *members[STAGES]; /* for each of their ranks, its rank in the reducer */
     int local_rank, local_size, host, hosts;
     struct compressed_layout *layout; /* NULL if no buffer is compressed */
     pthread_t thread;
@@ -93,10 +93,7 @@ static enum shoal_status open_stage(struct shoal_reducer *reducer, enum stage st
     const bool is_inside = stage == SCATTER || stage == GATHER;
     const int color = is_inside ? compressor->host : compressor->local_rank;
     const int key = is_inside ? compressor->local_rank : compressor->host;
-    const struct shoal_options options = fusion_options(reducer);
-    FUSION_TRY(fusion_split(reducer, reducer->comm, stage_names[stage], color, key, &compressor->comms[stage]));
-    const int32_t own = reducer->rank;
-    return shoal_allgather(compressor->comms[stage], &own, compressor->members[stage], 1, SHOAL_INT32, &options);
+    return fusion_comms_add(reducer, stage_names[stage], color, key, &compressor->comms[stage]);
 }
 
 static bool needs(const struct shoal_reducer *reducer, enum stage stage)
@@ -113,13 +110,6 @@ static enum shoal_status allocate_compressor(struct shoal_reducer *reducer, cons
     compressor->local_size = place->local_size;
     compressor->host = place->host;
     compressor->hosts = place->hosts;
-    for (enum stage stage = SCATTER; stage < STAGES; stage++) {
-        if (!needs(reducer, stage))
-            continue;
-        compressor->members[stage] = calloc((size_t)reducer->size, sizeof *compressor->members[stage]);
-        if (!compressor->members[stage])
-            return SHOAL_ERR_MEMORY;
-    }
     return SHOAL_OK;
 }
 
@@ -134,7 +124,7 @@ enum shoal_status fusion_compressor_open(struct shoal_reducer *reducer, char *te
     FUSION_TRY(shoal_comm_place(reducer->comm, reducer->rank, &place));
     const enum shoal_status status = fusion_all_ready(reducer, allocate_compressor(reducer, &place), &rank);
     if (rank >= 0)
-        snprintf(text, text_bytes, "rank %d: no memory for the communicators of compression", rank);
+        snprintf(text, text_bytes, "rank %d: no memory for compression", rank);
     FUSION_TRY(status);
     for (enum stage stage = SCATTER; stage < STAGES; stage++) {
         if (needs(reducer, stage))
@@ -155,15 +145,11 @@ void fusion_compressor_stop(struct shoal_reducer *reducer)
         fusion_unlock(reducer);
         pthread_join(compressor->thread, NULL);
     }
-    for (enum stage stage = SCATTER; stage < STAGES; stage++)
-        shoal_comm_free(compressor->comms[stage]);
 }
 
 void fusion_compressor_free(struct shoal_reducer *reducer)
 {
     fusion_compressor_take(reducer, NULL);
-    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
-        free(reducer->compressor->members[stage]);
     free(reducer->compressor);
     reducer->compressor = NULL;
 }
@@ -415,7 +401,7 @@ static void stage_done(void *arg, enum shoal_status status)
     const bool is_last = compressed->stage == STAGES;
     fusion_unlock(reducer);
     if (is_last)
-        fusion_buffer_done(reducer, compressed->buffer, SHOAL_OK);
+        compressed->done(reducer, compressed->buffer, SHOAL_OK);
 }
 
 /* Call without the lock. */
@@ -436,11 +422,12 @@ static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compres
     return SHOAL_OK;
 }
 
-enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer)
+enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer, fusion_done_fn *done)
 {
     struct compressed *compressed = compressed_at(reducer, buffer);
     compressed->reducer = reducer;
     compressed->buffer = buffer;
+    compressed->done = done;
     fusion_lock(reducer);
     compressed->stage = SCATTER;
     compressed->is_due = false;
@@ -537,47 +524,7 @@ enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer)
     return SHOAL_OK;
 }
 
-/* ---- Failures and statistics --------------------------------------------------------------------------------------------- */
-
-bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure)
-{
-    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++) {
-        struct shoal_comm *comm = reducer->compressor->comms[stage];
-        if (!comm || shoal_last_failure(reducer->context, comm, failure) != SHOAL_OK)
-            continue;
-        if (!failure->is_given && failure->rank >= 0 && failure->rank < shoal_comm_size(comm))
-            fusion_translate_rank(failure, reducer->compressor->members[stage][failure->rank]);
-        return true;
-    }
-    return false;
-}
-
-void fusion_compressor_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause)
-{
-    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++)
-        shoal_comm_fail(reducer->compressor->comms[stage], cause);
-}
-
-uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer)
-{
-    uint64_t bytes = 0;
-    for (enum stage stage = SCATTER; reducer->compressor && stage < STAGES; stage++) {
-        struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
-        if (reducer->compressor->comms[stage] && shoal_comm_traffic(reducer->compressor->comms[stage], &traffic) == SHOAL_OK)
-            bytes += traffic.sent_bytes;
-    }
-    return bytes;
-}
-
-enum shoal_status fusion_compressor_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes)
-{
-    const struct fusion_compressor *compressor = reducer->compressor;
-    for (enum stage stage = SCATTER; compressor && stage < STAGES; stage++) {
-        if (compressor->comms[stage])
-            FUSION_TRY(fusion_add_sent_to(compressor->comms[stage], compressor->members[stage], bytes));
-    }
-    return SHOAL_OK;
-}
+/* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
 struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *reducer, size_t buffer)
 {

@@ -11,7 +11,7 @@
 SHOAL_MUST_USE enum shoal_status fusion_compressor_open(struct shoal_reducer *reducer, char *text, size_t text_bytes);
 SHOAL_MUST_USE enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer);
 
-/* Ends the compressor's thread and frees its communicators: no callback comes afterwards. */
+/* Ends the compressor's thread. Free the rest when nothing completes on its communicators any longer. */
 void fusion_compressor_stop(struct shoal_reducer *reducer);
 void fusion_compressor_free(struct shoal_reducer *reducer);
 
@@ -26,8 +26,8 @@ bool fusion_is_compressed(const struct shoal_reducer *reducer, size_t buffer);
 /* Call when a step begins: frees the requests of the last one. Call with the lock held. */
 void fusion_compressor_reset(struct shoal_reducer *reducer);
 
-/* Starts the stages of a compressed buffer; calls fusion_buffer_done at the end. Call without the lock. */
-SHOAL_MUST_USE enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer);
+/* Starts the stages of a compressed buffer; calls done at the end. Call without the lock. */
+SHOAL_MUST_USE enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer, fusion_done_fn *done);
 
 /* Like fusion_compressed_post(), but on a device: puts all stages on the buffer's lane at once. */
 SHOAL_MUST_USE enum shoal_status fusion_compressed_enqueue(struct shoal_reducer *reducer, size_t buffer);
@@ -35,15 +35,6 @@ SHOAL_MUST_USE enum shoal_status fusion_compressed_enqueue(struct shoal_reducer 
 /* Returns the operation of a compressed buffer that is under way, or NULL while the compressor computes between two stages.
  * Call with the lock held. */
 struct shoal_request *fusion_compressed_request(const struct shoal_reducer *reducer, size_t buffer);
-
-/* Gets the failure of one of its communicators, with the rank's number in the reducer. Returns false if none has failed. */
-bool fusion_compressor_failure(const struct shoal_reducer *reducer, struct shoal_failure *failure);
-/* Fails its communicators with a cause; the cause's rank is one of the reducer. */
-void fusion_compressor_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause);
-
-/* Returns the bytes that the compressor has sent to other hosts. The second function adds them to an entry for each rank. */
-uint64_t fusion_compressor_wire_bytes(const struct shoal_reducer *reducer);
-SHOAL_MUST_USE enum shoal_status fusion_compressor_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes);
 
 /* Payload of a compressed buffer that this rank sends to other hosts. */
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer);

@@ -5,9 +5,8 @@
 #include "base/assert.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/marks.h"
-#include "fusion/reducer/offload.h"
 #include "fusion/reducer/optimizer.h"
-#include "fusion/reducer/reducer_device.h"
+#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/tally.h"
@@ -23,6 +22,7 @@ struct posted_buffer {
 struct fusion_flow {
     struct posted_buffer *buffers;     /* [parameters]: no layout has more buffers */
     size_t next;                       /* lock: the buffers before it are posted */
+    size_t arrived;                    /* lock: with offload.h, the buffers before it have come from the device */
     size_t in_flight_bytes, in_flight; /* lock: posted and not done */
     bool is_posting;                   /* lock: a thread is posting; it looks again before it leaves */
 };
@@ -49,7 +49,7 @@ void fusion_flow_reset(struct shoal_reducer *reducer)
         flow->buffers[b].request = NULL;
         flow->buffers[b].phase = FILLING;
     }
-    flow->next = flow->in_flight_bytes = flow->in_flight = 0;
+    flow->next = flow->arrived = flow->in_flight_bytes = flow->in_flight = 0;
 }
 
 void fusion_flow_destroy(struct shoal_reducer *reducer)
@@ -109,9 +109,9 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
     if (fusion_computes_on_device(reducer))
         return post_on_device(reducer, index);
     if (fusion_is_compressed(reducer, index))
-        return fusion_compressed_post(reducer, index);
+        return fusion_compressed_post(reducer, index, fusion_buffer_done);
     if (reducer->optimizer)
-        return fusion_optimizer_post(reducer, index);
+        return fusion_optimizer_post(reducer, index, fusion_buffer_done);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
                                     reducer->options.op, &options, &request));
     fusion_lock(reducer);
@@ -125,8 +125,9 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
 static bool can_post_buffer(const struct shoal_reducer *reducer)
 {
     const struct fusion_flow *flow = reducer->flow;
-    if (flow->next >= reducer->layout->buffer_count || !fusion_marks_fill(reducer, flow->next) ||
-        !fusion_offload_has_arrived(reducer, flow->next))
+    if (flow->next >= reducer->layout->buffer_count || !fusion_marks_fill(reducer, flow->next))
+        return false;
+    if (reducer->offload && flow->next >= flow->arrived)
         return false;
     const size_t bytes = reducer->layout->buffers[flow->next].bytes;
     return flow->in_flight == 0 || flow->in_flight_bytes + bytes <= reducer->options.flight_bytes;
@@ -181,6 +182,12 @@ void fusion_advance(struct shoal_reducer *reducer)
     pthread_cond_broadcast(&reducer->changed);
 }
 
+void fusion_flow_arrive(struct shoal_reducer *reducer)
+{
+    reducer->flow->arrived++;
+    fusion_advance(reducer);
+}
+
 /* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
 bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer)
@@ -188,9 +195,9 @@ bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer)
     return reducer->flow->buffers[buffer].phase == DONE;
 }
 
-bool fusion_is_posting(const struct shoal_reducer *reducer)
+bool fusion_flow_is_posting(const struct shoal_reducer *reducer)
 {
-    return reducer->flow->is_posting || fusion_optimizer_is_posting(reducer) || fusion_offload_is_working(reducer);
+    return reducer->flow->is_posting || fusion_optimizer_is_posting(reducer);
 }
 
 static struct shoal_request *request_of(const struct shoal_reducer *reducer, size_t buffer)

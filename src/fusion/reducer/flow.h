@@ -15,14 +15,17 @@ void fusion_flow_reset(struct shoal_reducer *reducer);
 /* Posts all operations that can be posted. Call with the lock held; it is released meanwhile and held again on return. */
 void fusion_advance(struct shoal_reducer *reducer);
 
+/* With offload.h: the gradients of one more buffer, in index order, have come from the device. Locks as above. */
+void fusion_flow_arrive(struct shoal_reducer *reducer);
+
 /* Notes that the buffer is reduced or its operation has failed, and posts what had to wait. Call without the lock. */
 void fusion_buffer_done(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status);
 
 /* Call all of these with the lock held. */
 bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer);
 
-/* Returns true while a thread posts an operation, or puts work on a device. */
-bool fusion_is_posting(const struct shoal_reducer *reducer);
+/* Returns true while a thread posts an operation. */
+bool fusion_flow_is_posting(const struct shoal_reducer *reducer);
 
 /* Returns the operation of the first buffer that is under way, otherwise the tail's, otherwise the optimizer's first gather.
  * Returns NULL if none is under way: none is posted yet, or the compressor computes between two. */

@@ -7,8 +7,6 @@
 
 #include "base/assert.h"
 #include "base/floats.h"
-#include "fusion/reducer/flow.h"
-#include "fusion/reducer/offload.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
@@ -36,6 +34,7 @@ struct filling_buffer {
 };
 
 struct fusion_marks {
+    fusion_full_fn *on_full;
     struct gradient *gradients;     /* [parameters] */
     struct filling_buffer *buffers; /* [parameters]: no layout has more buffers */
     atomic_bool is_open;
@@ -45,12 +44,13 @@ struct fusion_marks {
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status fusion_marks_create(struct shoal_reducer *reducer)
+enum shoal_status fusion_marks_create(struct shoal_reducer *reducer, fusion_full_fn *on_full)
 {
     const size_t count = reducer->layout->parameters.count;
     struct fusion_marks *marks = reducer->marks = calloc(1, sizeof *marks);
     if (!marks)
         return SHOAL_ERR_MEMORY;
+    marks->on_full = on_full;
     marks->gradients = calloc(count + 1, sizeof *marks->gradients);
     marks->buffers = calloc(count + 1, sizeof *marks->buffers);
     return marks->gradients && marks->buffers ? SHOAL_OK : SHOAL_ERR_MEMORY;
@@ -195,7 +195,7 @@ static struct squares pack(struct shoal_reducer *reducer, size_t parameter, cons
     return squares;
 }
 
-/* The last parameter of a buffer has the buffer posted. */
+/* The last parameter of a buffer reports that it is full. */
 static enum shoal_status complete(struct shoal_reducer *reducer, size_t parameter)
 {
     struct gradient *gradient = &reducer->marks->gradients[parameter];
@@ -208,11 +208,7 @@ static enum shoal_status complete(struct shoal_reducer *reducer, size_t paramete
     SHOAL_ASSERT(missing > 0);
     if (missing > 1)
         return SHOAL_OK;
-    FUSION_TRY(fusion_offload_advance(reducer));
-    fusion_lock(reducer);
-    fusion_advance(reducer);
-    fusion_unlock(reducer);
-    return fusion_failed(reducer) == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
+    return reducer->marks->on_full(reducer);
 }
 
 static enum shoal_status note_ready(struct shoal_reducer *reducer, size_t parameter)

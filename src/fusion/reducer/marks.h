@@ -17,7 +17,11 @@ struct fusion_part {
     struct fusion_part *next;
 };
 
-SHOAL_MUST_USE enum shoal_status fusion_marks_create(struct shoal_reducer *reducer);
+/* Called when the last gradient of a buffer is packed, by the thread that has marked it, without the lock. Returns the
+ * reducer's failure. */
+typedef enum shoal_status fusion_full_fn(struct shoal_reducer *reducer);
+
+SHOAL_MUST_USE enum shoal_status fusion_marks_create(struct shoal_reducer *reducer, fusion_full_fn *on_full);
 void fusion_marks_destroy(struct shoal_reducer *reducer);
 
 /* ---- A step: one thread ---- */

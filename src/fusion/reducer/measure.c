@@ -5,10 +5,9 @@
 #include "base/floats.h"
 #include "device/gpu_packer.h"
 #include "fusion/reducer/marks.h"
-#include "fusion/reducer/out.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
-#include "fusion/reducer/tally.h"
+#include "fusion/reducer/reducer_memory.h"
 
 enum which { OWN, AVERAGES, WHICH };
 
@@ -29,11 +28,6 @@ static bool asks_for(const struct shoal_reducer *reducer, enum which which)
 {
     const struct shoal_reducer_options *options = &reducer->options;
     return options->has_norms || (which == OWN ? options->checks_finite : options->max_norm > 0);
-}
-
-bool fusion_measures(const struct shoal_reducer *reducer)
-{
-    return fusion_computes_on_device(reducer) && (asks_for(reducer, OWN) || asks_for(reducer, AVERAGES));
 }
 
 static size_t measure_chunks(const struct shoal_reducer *reducer)
@@ -117,7 +111,7 @@ enum shoal_status fusion_measure_averages(struct shoal_reducer *reducer, size_t 
 
 /* ---- The end of a step --------------------------------------------------------------------------------------------------- */
 
-bool fusion_measure_holds_tail(const struct shoal_reducer *reducer)
+bool fusion_measure_has_own(const struct shoal_reducer *reducer)
 {
     return reducer->measure && asks_for(reducer, OWN);
 }
@@ -156,19 +150,6 @@ static struct chunk add_chunks(const struct shoal_reducer *reducer, enum which w
     return sum;
 }
 
-static void measure_hand_over(struct shoal_reducer *reducer)
-{
-    SHOAL_DEFAULT_FLOATS; /* all ranks add alike */
-    for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
-        if (asks_for(reducer, OWN) && has_own(reducer, i)) {
-            const struct chunk own = add_chunks(reducer, OWN, i);
-            fusion_marks_take_squares(reducer, i, own.squared, own.bad != 0);
-        }
-        if (asks_for(reducer, AVERAGES))
-            fusion_out_take_squares(reducer, i, add_chunks(reducer, AVERAGES, i).squared);
-    }
-}
-
 static enum shoal_status fail_measuring(struct shoal_reducer *reducer, enum shoal_status status)
 {
     char why[FUSION_TEXT_MAX];
@@ -176,20 +157,36 @@ static enum shoal_status fail_measuring(struct shoal_reducer *reducer, enum shoa
     return fusion_fail(reducer, status, -1, "norms could not be taken: %.360s", why);
 }
 
-enum shoal_status fusion_measure_take(struct shoal_reducer *reducer, double factor)
+enum shoal_status fusion_measure_wait(struct shoal_reducer *reducer, double factor)
 {
-    if (!reducer->measure)
-        return SHOAL_OK;
     enum shoal_status status = put_late(reducer, factor);
     if (status == SHOAL_OK && fusion_device_wait(reducer, SHOAL_FOREVER) != SHOAL_OK)
         return fusion_failure_status(reducer);
     if (status == SHOAL_OK)
         status = read_chunks(reducer);
-    if (status != SHOAL_OK)
-        return fail_measuring(reducer, status);
-    measure_hand_over(reducer);
-    fusion_lock(reducer);
-    fusion_tally_release_tail(reducer);
-    fusion_unlock(reducer);
-    return SHOAL_OK;
+    return status == SHOAL_OK ? SHOAL_OK : fail_measuring(reducer, status);
+}
+
+static void measured_sum(const struct shoal_reducer *reducer, enum which which, size_t parameter,
+                         struct fusion_measured *measured_out)
+{
+    SHOAL_DEFAULT_FLOATS; /* all ranks add alike */
+    const struct chunk sum = add_chunks(reducer, which, parameter);
+    *measured_out = (struct fusion_measured){sum.squared, sum.bad != 0};
+}
+
+bool fusion_measure_own_of(const struct shoal_reducer *reducer, size_t parameter, struct fusion_measured *measured_out)
+{
+    const bool is_there = asks_for(reducer, OWN) && has_own(reducer, parameter);
+    if (is_there)
+        measured_sum(reducer, OWN, parameter, measured_out);
+    return is_there;
+}
+
+bool fusion_measure_average_of(const struct shoal_reducer *reducer, size_t parameter, struct fusion_measured *measured_out)
+{
+    const bool is_there = asks_for(reducer, AVERAGES);
+    if (is_there)
+        measured_sum(reducer, AVERAGES, parameter, measured_out);
+    return is_there;
 }

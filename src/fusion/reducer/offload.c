@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "device/gpu_packer.h"
+#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/optimizer_shards.h"
@@ -249,7 +250,7 @@ static void offload_work(struct shoal_reducer *reducer)
         else if (status == SHOAL_OK)
             ++*next;
         if (status == SHOAL_OK && work == take_buffer)
-            fusion_advance(reducer);
+            fusion_flow_arrive(reducer);
     }
 }
 
@@ -282,11 +283,6 @@ enum shoal_status fusion_offload_finish(struct shoal_reducer *reducer, bool is_s
     return status == SHOAL_OK ? SHOAL_OK : fusion_device_fail(reducer, 0, status, "waited for");
 }
 
-bool fusion_offload_has_arrived(const struct shoal_reducer *reducer, size_t buffer)
-{
-    return !reducer->offload || buffer < reducer->offload->arrived;
-}
-
 bool fusion_offload_awaits_device(const struct shoal_reducer *reducer)
 {
     return reducer->offload && reducer->offload->arrived < reducer->offload->fetched;
@@ -295,4 +291,13 @@ bool fusion_offload_awaits_device(const struct shoal_reducer *reducer)
 bool fusion_offload_is_working(const struct shoal_reducer *reducer)
 {
     return reducer->offload && reducer->offload->is_working;
+}
+
+enum shoal_status fusion_post_full(struct shoal_reducer *reducer)
+{
+    FUSION_TRY(fusion_offload_advance(reducer));
+    fusion_lock(reducer);
+    fusion_advance(reducer);
+    fusion_unlock(reducer);
+    return fusion_failed(reducer) == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }

@@ -9,7 +9,7 @@
  * Completions may not call the driver. So marks, and above all finish, look whether gradients have come and parameters can go:
  * fusion_offload_advance().
  *
- * All functions do nothing for other reducers. */
+ * Except fusion_post_full(), all functions do nothing for other reducers. */
 #ifndef SHOAL_FUSION_OFFLOAD_H
 #define SHOAL_FUSION_OFFLOAD_H
 
@@ -39,9 +39,12 @@ SHOAL_MUST_USE enum shoal_status fusion_offload_advance(struct shoal_reducer *re
  * later sees them. */
 SHOAL_MUST_USE enum shoal_status fusion_offload_finish(struct shoal_reducer *reducer, bool is_skipped);
 
-/* Return true if the gradients of the buffer are in host memory; if some are still under way; and if a thread is in
- * fusion_offload_advance(). Call all three with the lock held. */
-bool fusion_offload_has_arrived(const struct shoal_reducer *reducer, size_t buffer);
+/* For every reducer: a buffer is full. Posts what can be posted, if need be when its gradients have come from the device. Call
+ * without the lock. Returns the reducer's failure. */
+SHOAL_MUST_USE enum shoal_status fusion_post_full(struct shoal_reducer *reducer);
+
+/* Return true if gradients are still under way from the device; and if a thread is in fusion_offload_advance(). Call both with
+ * the lock held. */
 bool fusion_offload_awaits_device(const struct shoal_reducer *reducer);
 bool fusion_offload_is_working(const struct shoal_reducer *reducer);
 

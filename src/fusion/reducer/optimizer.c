@@ -11,6 +11,7 @@
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/optimizer_shards.h"
 #include "fusion/reducer/reducer_failure.h"
+#include "fusion/reducer/reducer_memory.h"
 #include "fusion/reducer/stats.h"
 
 /* ---- Checks -------------------------------------------------------------------------------------------------------------- */
@@ -263,8 +264,6 @@ void fusion_optimizer_destroy(struct shoal_reducer *reducer)
     fusion_free_memory(reducer, optimizer->parameters);
     free(optimizer->memory);
     free(optimizer->shards);
-    for (enum fusion_reach reach = FUSION_SCATTER; reach < FUSION_REACHES; reach++)
-        free(optimizer->members[reach]);
     free(optimizer->groups);
     free(optimizer->group_of);
     free(optimizer->steps);

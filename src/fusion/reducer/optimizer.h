@@ -39,14 +39,17 @@ struct fusion_option fusion_weights_option(const struct shoal_reducer *reducer);
 uint64_t fusion_granules_hash_of(const struct shoal_reducer *reducer);
 
 /* Return the number of ranks of a team, and this rank's number in its team. */
-int fusion_optimizer_degree(const struct shoal_reducer *reducer);
+static inline int fusion_optimizer_degree(const struct shoal_reducer *reducer)
+{
+    const int degree = reducer->options.optimizer->degree;
+    return degree == SHOAL_DEGREE_HOST ? reducer->local_size : degree ? degree : reducer->size;
+}
 int fusion_optimizer_place(const struct shoal_reducer *reducer);
 
-/* Makes the communicators, a collective call. If text is not empty after an error, it has the reason. */
-SHOAL_MUST_USE enum shoal_status fusion_optimizer_open(struct shoal_reducer *reducer, char *text, size_t text_bytes);
+/* Makes the communicators, a collective call. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_open(struct shoal_reducer *reducer);
 
-/* Frees the communicators: nothing completes later. Then the rest may be destroyed. */
-void fusion_optimizer_stop(struct shoal_reducer *reducer);
+/* Call when nothing completes on the communicators any longer. */
 void fusion_optimizer_destroy(struct shoal_reducer *reducer);
 
 /* ---- A step ---- */
@@ -62,8 +65,8 @@ bool fusion_steps_early(const struct shoal_reducer *reducer);
 /* Call with the lock held when a step begins. */
 void fusion_optimizer_reset(struct shoal_reducer *reducer);
 
-/* Posts the sum of a full buffer; fusion_buffer_done() is called when this rank's shard is reduced. */
-SHOAL_MUST_USE enum shoal_status fusion_optimizer_post(struct shoal_reducer *reducer, size_t buffer);
+/* Posts the sum of a full buffer; done is called when this rank's shard is reduced. */
+SHOAL_MUST_USE enum shoal_status fusion_optimizer_post(struct shoal_reducer *reducer, size_t buffer, fusion_done_fn *done);
 
 /* Returns the operation of a posted buffer, or NULL if it waits for others. Call with the lock held. */
 struct shoal_request *fusion_optimizer_reduction(const struct shoal_reducer *reducer, size_t buffer);
@@ -111,12 +114,5 @@ struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reduc
 /* Writes the bytes of this rank's shard of a buffer, and those of the longest one. Returns false without an optimizer, or if
  * there are several teams. */
 bool fusion_optimizer_owned(const struct shoal_reducer *reducer, size_t buffer, uint64_t *own_out, uint64_t *longest_out);
-
-/* ---- The communicators, for failures and statistics; nothing happens without an optimizer ---- */
-
-void fusion_optimizer_fail(const struct shoal_reducer *reducer, const struct shoal_failure *cause);
-bool fusion_optimizer_failure(const struct shoal_reducer *reducer, struct shoal_failure *cause_out);
-uint64_t fusion_optimizer_wire_bytes(const struct shoal_reducer *reducer);
-SHOAL_MUST_USE enum shoal_status fusion_optimizer_add_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes);
 
 #endif

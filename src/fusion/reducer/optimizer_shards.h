@@ -12,6 +12,7 @@
 /* A buffer: the states of this rank's shard, one value for each element, and the gather of its parameters. */
 struct fusion_shard {
     struct shoal_reducer *reducer; /* for the callback */
+    fusion_done_fn *done;
     struct fusion_borders borders; /* between the shards of a team's ranks */
     char *states[FUSION_STATES];   /* of the last step that succeeded; NULL if the buffer has no such state */
     char *next[FUSION_STATES];     /* a step writes here and, if it succeeds, exchanges both; NULL: it writes to `states` */
@@ -39,7 +40,6 @@ struct fusion_optimizer {
     uint64_t *steps;    /* [parameters]: steps that succeeded */
     int degree, place;  /* ranks of a team, and this rank among them: the number of its shard */
     struct shoal_comm *comms[FUSION_REACHES];
-    int *members[FUSION_REACHES]; /* for each rank of a communicator, its rank in the reducer */
     char *parameters;             /* of all buffers, laid out as the gradients are */
     char *memory;                 /* of all shards */
     size_t bytes;                 /* of `memory` */

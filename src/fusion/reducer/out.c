@@ -8,7 +8,7 @@
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/optimizer.h"
-#include "fusion/reducer/reducer_device.h"
+#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/tally.h"

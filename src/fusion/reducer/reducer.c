@@ -8,6 +8,7 @@
 #include "fusion/layout/agree.h"
 #include "fusion/layout/lists.h"
 #include "fusion/optimizer/optimizer_group.h"
+#include "fusion/reducer/comms.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
@@ -17,66 +18,14 @@
 #include "fusion/reducer/out.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
+#include "fusion/reducer/reducer_memory.h"
+#include "fusion/reducer/relayout.h"
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/tally.h"
 
 #define CALL "shoal_reducer_create"
 #define BUFFER_BYTES ((size_t)25 << 20)
 #define FLIGHT_BUFFERS 4
-
-struct shoal_options fusion_options(const struct shoal_reducer *reducer)
-{
-    return fusion_deadline(reducer->options.timeout_ms);
-}
-
-struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer)
-{
-    struct shoal_options options = fusion_options(reducer);
-    if (reducer->device)
-        options.stream = fusion_device_stream(reducer, buffer);
-    return options;
-}
-
-/* ---- Memory -------------------------------------------------------------------------------------------------------------- */
-
-enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out)
-{
-    if (fusion_computes_on_device(reducer))
-        return fusion_device_allocate(reducer, bytes, memory_out);
-    FUSION_TRY(shoal_mem_alloc(reducer->context, bytes, memory_out));
-    memset(*memory_out, 0, bytes);
-    return SHOAL_OK;
-}
-
-void fusion_free_memory(const struct shoal_reducer *reducer, void *memory)
-{
-    if (fusion_computes_on_device(reducer))
-        fusion_device_release(reducer, memory);
-    else if (memory && shoal_mem_free(reducer->context, memory) != SHOAL_OK)
-        return; /* it has reported why */
-}
-
-/* Padding is zero and stays zero, because sums of zeros are zero. */
-enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout)
-{
-    void *memory, *compressed;
-    FUSION_TRY(fusion_allocate(reducer, layout->bytes + FUSION_ALIGNMENT, &memory));
-    const enum shoal_status status = fusion_compressor_prepare(reducer, layout, &compressed);
-    if (status != SHOAL_OK) {
-        fusion_free_memory(reducer, memory);
-        return status;
-    }
-    fusion_flow_reset(reducer);
-    fusion_compressor_take(reducer, compressed);
-    fusion_stats_forget_buffers(reducer);
-    fusion_free_memory(reducer, reducer->memory);
-    if (reducer->layout != layout)
-        shoal_gradient_layout_free(reducer->layout);
-    reducer->memory = memory;
-    reducer->layout = layout;
-    reducer->layout_number++;
-    return SHOAL_OK;
-}
 
 /* ---- Arguments ----------------------------------------------------------------------------------------------------------- */
 
@@ -178,17 +127,6 @@ static enum shoal_status prepare(struct shoal_reducer *reducer, const struct sho
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status fusion_split(const struct shoal_reducer *reducer, struct shoal_comm *comm, const char *suffix, int color,
-                               int key, struct shoal_comm **comm_out)
-{
-    char name[40];
-    struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
-    snprintf(name, sizeof name, "%s%s", reducer->name, suffix);
-    options.name = name;
-    options.timeout_ms = options.create_timeout_ms = reducer->options.timeout_ms;
-    return shoal_comm_split(comm, color, key, &options, comm_out);
-}
-
 static enum shoal_status find_hosts(struct shoal_reducer *reducer)
 {
     struct shoal_place place = SHOAL_PLACE_INIT;
@@ -229,7 +167,7 @@ static void init(struct shoal_reducer *reducer, struct shoal_context *context, s
 
 static enum shoal_status create_parts(struct shoal_reducer *reducer)
 {
-    FUSION_TRY(fusion_marks_create(reducer));
+    FUSION_TRY(fusion_marks_create(reducer, fusion_post_full));
     FUSION_TRY(fusion_flow_create(reducer));
     FUSION_TRY(fusion_tally_create(reducer));
     FUSION_TRY(fusion_out_create(reducer));
@@ -316,12 +254,6 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
     return fusion_agree(&agreement, status, text);
 }
 
-enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out)
-{
-    const struct shoal_options options = fusion_options(reducer);
-    return fusion_ranks_ready(reducer->comm, &options, own, rank_out);
-}
-
 static enum shoal_status equip_optimizer(struct shoal_reducer *reducer, char *text, size_t text_bytes)
 {
     *text = 0;
@@ -330,8 +262,7 @@ static enum shoal_status equip_optimizer(struct shoal_reducer *reducer, char *te
         return fusion_refuse(reducer, status, CALL ": %s", text);
     if (status != SHOAL_OK)
         return status;
-    const enum shoal_status opened = fusion_optimizer_open(reducer, text, text_bytes);
-    return opened != SHOAL_OK && *text ? fusion_refuse(reducer, opened, CALL ": %s", text) : opened;
+    return fusion_optimizer_open(reducer);
 }
 
 /* A rank with an error of its own still takes part, so that all ranks learn of it. */
@@ -359,7 +290,7 @@ static enum shoal_status agree(struct shoal_reducer *reducer, const struct shoal
 static enum shoal_status make(struct shoal_reducer *reducer, struct shoal_comm *comm, const struct shoal_parameter *parameters,
                               size_t count)
 {
-    FUSION_TRY(fusion_split(reducer, comm, "", 0, reducer->rank, &reducer->comm));
+    FUSION_TRY(fusion_comms_open(reducer, comm));
     FUSION_TRY(fusion_all_split(reducer->context, comm, reducer->comm, CALL));
     FUSION_TRY(find_hosts(reducer));
     return agree(reducer, parameters, count);
@@ -389,7 +320,7 @@ enum shoal_status shoal_reducer_create(struct shoal_context *context, struct sho
         return fusion_decline(context, comm, CALL);
     }
     init(reducer, context, comm, options);
-    if (fusion_device_open(reducer) != SHOAL_OK) {
+    if (fusion_comms_create(reducer) != SHOAL_OK || fusion_device_open(reducer) != SHOAL_OK) {
         shoal_reducer_free(reducer);
         return fusion_decline(context, comm, CALL);
     }
@@ -409,7 +340,7 @@ static void stop_posting(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);
     reducer->is_armed = false;
-    while (reducer->flow && fusion_is_posting(reducer))
+    while (reducer->flow && (fusion_flow_is_posting(reducer) || fusion_offload_is_working(reducer)))
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
 }
@@ -422,8 +353,9 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     stop_posting(reducer);
     fusion_out_stop_thread(reducer);
     fusion_compressor_stop(reducer);
-    fusion_optimizer_stop(reducer);
+    fusion_comms_close(reducer);
     shoal_comm_free(reducer->comm); /* its last completions still use the reducer */
+    fusion_comms_destroy(reducer);
     fusion_fault_destroy(reducer);
     fusion_marks_destroy(reducer);
     fusion_tally_destroy(reducer);

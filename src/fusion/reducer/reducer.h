@@ -6,11 +6,12 @@
  *     finish, or the reducer's thread -> out.c puts averages into place, calls on_buffer, in index order; or, with an optimizer
  *                                        (optimizer.c), steps this rank's shard and has the parameters gathered
  *
- * For gradients on a device, reducer_device.c does all of this for a full buffer, in the order of a stream, and measure.c
- * computes norms; with an optimizer, offload.c takes them to the
- * host and the new parameters back.
+ * For gradients on a device, device_buffer.c puts all of this for a full buffer on a stream, in order, and measure.c computes
+ * norms; with an optimizer, offload.c takes them to the host and the new parameters back.
  *
- * step.c begins and ends steps. stats.c records times and bytes. reducer_failure.c determines the first cause of a failure.
+ * step.c begins and ends steps; relayout.c changes the layout between two. stats.c records times and bytes. reducer_failure.c
+ * determines the first cause of a failure. Files call only files below them: what is done is reported upward by events
+ * (fusion_full_fn, fusion_done_fn).
  *
  * Parts. Each struct belongs to its own file. Other files call the functions in its header and do not see its fields.
  *
@@ -23,6 +24,9 @@
 
 #include "fusion/codec/gradient_kernels.h"
 #include "fusion/layout/gradient_layout.h"
+
+/* Called without the lock when a buffer is reduced, or its operation has failed. */
+typedef void fusion_done_fn(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status);
 
 struct shoal_reducer {
     /* Constant once the reducer is made. */
@@ -49,6 +53,7 @@ struct shoal_reducer {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* signals that a guarded field has changed */
 
+    struct fusion_comms *comms;           /* the communicators in addition to `comm` */
     struct fusion_marks *marks;
     struct fusion_flow *flow;
     struct fusion_device *device;         /* NULL if gradients are in host memory */
@@ -85,6 +90,12 @@ static inline bool fusion_scales_late(const struct shoal_reducer *reducer)
     return reducer->options.is_uneven && reducer->options.divides_by_active && reducer->options.op == SHOAL_AVG;
 }
 
+/* Returns true if a device copies averages back only in finish, which knows their factor. */
+static inline bool fusion_puts_back_late(const struct shoal_reducer *reducer)
+{
+    return fusion_scales_late(reducer) || reducer->options.max_norm > 0;
+}
+
 static inline char *fusion_buffer_memory(const struct shoal_reducer *reducer, size_t buffer)
 {
     return reducer->memory + reducer->layout->buffers[buffer].begin;
@@ -101,28 +112,10 @@ static inline const struct shoal_parameter *fusion_parameter(const struct shoal_
     return &reducer->layout->parameters.items[parameter];
 }
 
-/* ---- reducer.c ---- */
-
 /* Returns the options of an operation of the reducer. */
-struct shoal_options fusion_options(const struct shoal_reducer *reducer);
-
-/* Returns the options of an operation on a buffer: on a device they include the stream of its lane. */
-struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer);
-
-/* Makes a communicator of some of the reducer's ranks, with the reducer's name and a suffix. Collective on comm. */
-SHOAL_MUST_USE enum shoal_status fusion_split(const struct shoal_reducer *reducer, struct shoal_comm *comm, const char *suffix,
-                                              int color, int key, struct shoal_comm **comm_out);
-
-/* Takes over the layout and allocates memory for it. On an error nothing has changed and the caller still owns the layout. */
-SHOAL_MUST_USE enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout);
-
-/* Allocates zeroed memory of the same kind as the gradients'. */
-SHOAL_MUST_USE enum shoal_status fusion_allocate(const struct shoal_reducer *reducer, size_t bytes, void **memory_out);
-/* memory may be NULL. */
-void fusion_free_memory(const struct shoal_reducer *reducer, void *memory);
-
-/* A collective call. Returns OK if all ranks are ready for the next exchange. Otherwise returns the status of the lowest rank
- * that is not ready, and *rank_out is that rank, or -1 if the exchange itself failed. Allocates nothing. */
-SHOAL_MUST_USE enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out);
+static inline struct shoal_options fusion_options(const struct shoal_reducer *reducer)
+{
+    return fusion_deadline(reducer->options.timeout_ms);
+}
 
 #endif

@@ -4,12 +4,9 @@
 #include <stdlib.h>
 
 #include "comm/packers.h"
-#include "fusion/reducer/compress.h"
-#include "fusion/reducer/flow.h"
-#include "fusion/reducer/marks.h"
+#include "fusion/reducer/comms.h"
 #include "fusion/reducer/measure.h"
 #include "fusion/reducer/reducer_failure.h"
-#include "fusion/reducer/stats.h"
 
 #define NS_PER_MS UINT64_C(1000000)
 
@@ -50,15 +47,9 @@ enum shoal_status fusion_device_check(const struct shoal_reducer *reducer, char 
     return reducer->device->opened;
 }
 
-/* finish multiplies averages and copies them back if the factor is known only then. */
-static bool puts_back_late(const struct shoal_reducer *reducer)
-{
-    return fusion_scales_late(reducer) || reducer->options.max_norm > 0;
-}
-
 enum shoal_status fusion_device_load(struct shoal_reducer *reducer)
 {
-    const bool computes = reducer->compressor || puts_back_late(reducer) || fusion_measures(reducer);
+    const bool computes = reducer->compressor || fusion_puts_back_late(reducer) || fusion_measures(reducer);
     return fusion_computes_on_device(reducer) && computes ? shoal_gpu_packer_load(reducer->device->packer) : SHOAL_OK;
 }
 
@@ -114,6 +105,14 @@ void *fusion_device_stream(const struct shoal_reducer *reducer, size_t buffer)
     return shoal_gpu_packer_lane(reducer->device->packer, fusion_device_lane(buffer));
 }
 
+struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer)
+{
+    struct shoal_options options = fusion_options(reducer);
+    if (reducer->device)
+        options.stream = fusion_device_stream(reducer, buffer);
+    return options;
+}
+
 /* ---- Operations ---------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status fusion_device_keep(struct shoal_reducer *reducer, size_t buffer, struct shoal_request *request)
@@ -156,8 +155,7 @@ enum shoal_status fusion_device_wait(struct shoal_reducer *reducer, uint32_t tim
     return status;
 }
 
-/* Returns an error if an operation that has ended has failed. */
-static enum shoal_status look(struct shoal_reducer *reducer)
+enum shoal_status fusion_device_look(struct shoal_reducer *reducer)
 {
     const enum shoal_status status = fusion_device_wait(reducer, 0);
     return status == SHOAL_PENDING ? SHOAL_OK : status;
@@ -171,111 +169,12 @@ enum shoal_status fusion_device_fail(struct shoal_reducer *reducer, size_t buffe
     char why[FUSION_TEXT_MAX];
     fusion_tell_why(reducer, status, why, sizeof why);
     if (shoal_last_failure(reducer->context, reducer->comm, &failure) == SHOAL_OK ||
-        fusion_compressor_failure(reducer, &failure)) {
+        fusion_comms_failure(reducer, &failure)) {
         fusion_operation_failed(reducer, status, (long)buffer);
         return fusion_failure_status(reducer);
     }
     return fusion_fail(reducer, status, (long)reducer->layout->order[reducer->layout->buffers[buffer].first],
                        "buffer %zu could not be %s: %.360s", buffer, doing, why);
-}
-
-/* ---- A buffer ------------------------------------------------------------------------------------------------------------ */
-
-/* Puts the copy of a part into the buffer on the lane. A sum that LOCAL steps have left there stays. */
-static enum shoal_status device_copy_in(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part,
-                                        char *view, int lane)
-{
-    struct shoal_gpu_packer *packer = reducer->device->packer;
-    const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
-    const size_t bytes = part->count * shoal_type_bytes(type);
-    fusion_stats_copied(reducer, bytes);
-    return fusion_marks_have_sum(reducer, parameter) ? shoal_gpu_packer_add(packer, lane, type, view, part->memory, part->count)
-                                                     : shoal_gpu_packer_copy(packer, lane, view, part->memory, bytes);
-}
-
-static enum shoal_status device_copy_out(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part,
-                                         char *view, int lane)
-{
-    const size_t bytes = part->count * shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
-    fusion_stats_copied(reducer, bytes);
-    return shoal_gpu_packer_copy(reducer->device->packer, lane, part->memory, view, bytes);
-}
-
-enum shoal_status fusion_device_copy_parts(struct shoal_reducer *reducer, size_t index, fusion_copy_fn copy)
-{
-    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    for (uint32_t i = 0; i < buffer->count; i++) {
-        const uint32_t parameter = reducer->layout->order[buffer->first + i];
-        const size_t element = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
-        for (const struct fusion_part *part = fusion_marks_parts(reducer, parameter); part; part = part->next) {
-            char *view = fusion_view(reducer, parameter) + part->offset * element;
-            if (part->memory != view && part->count)
-                FUSION_TRY(copy(reducer, parameter, part, view, fusion_device_lane(index)));
-        }
-    }
-    return SHOAL_OK;
-}
-
-static enum shoal_status clear_view(struct shoal_reducer *reducer, size_t parameter)
-{
-    const int lane = fusion_device_lane(reducer->layout->places[parameter].buffer);
-    return shoal_gpu_packer_clear(reducer->device->packer, lane, fusion_view(reducer, parameter),
-                                  fusion_parameter_bytes(fusion_parameter(reducer, parameter)));
-}
-
-/* Zeroes parameters without a gradient, because other ranks may have one. */
-static enum shoal_status clear_unused(struct shoal_reducer *reducer, size_t index)
-{
-    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    for (uint32_t i = 0; i < buffer->count; i++) {
-        const uint32_t parameter = reducer->layout->order[buffer->first + i];
-        if (!fusion_marks_parts(reducer, parameter) && !fusion_marks_have_sum(reducer, parameter))
-            FUSION_TRY(clear_view(reducer, parameter));
-    }
-    return SHOAL_OK;
-}
-
-static enum shoal_status reduce_buffer(struct shoal_reducer *reducer, size_t index)
-{
-    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    char *memory = fusion_buffer_memory(reducer, index);
-    const struct shoal_options options = fusion_buffer_options(reducer, index);
-    struct shoal_request *request;
-    if (fusion_is_compressed(reducer, index))
-        return fusion_compressed_enqueue(reducer, index);
-    FUSION_TRY(shoal_allreduce_post(reducer->comm, memory, memory, buffer->bytes / shoal_type_bytes(buffer->type), buffer->type,
-                                    reducer->options.op, &options, &request));
-    return fusion_device_keep(reducer, index, request);
-}
-
-static enum shoal_status put_back(struct shoal_reducer *reducer, size_t index)
-{
-    return reducer->options.results_in_views ? SHOAL_OK : fusion_device_copy_parts(reducer, index, device_copy_out);
-}
-
-static enum shoal_status enqueue_buffer(struct shoal_reducer *reducer, size_t index)
-{
-    FUSION_TRY(shoal_gpu_packer_begin(reducer->device->packer, fusion_device_lane(index)));
-    FUSION_TRY(fusion_device_copy_parts(reducer, index, device_copy_in));
-    FUSION_TRY(clear_unused(reducer, index));
-    FUSION_TRY(fusion_measure_own(reducer, index));
-    FUSION_TRY(reduce_buffer(reducer, index));
-    if (!fusion_scales_late(reducer))
-        FUSION_TRY(fusion_measure_averages(reducer, index, 1));
-    return puts_back_late(reducer) ? SHOAL_OK : put_back(reducer, index);
-}
-
-enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffer)
-{
-    enum shoal_status status = look(reducer);
-    if (status == SHOAL_OK) {
-        status = enqueue_buffer(reducer, buffer);
-        if (status == SHOAL_OK)
-            return SHOAL_OK;
-        status = fusion_device_fail(reducer, buffer, status, "posted");
-    }
-    shoal_gpu_packer_give_back(reducer->device->packer); /* the caller may end the step without finish */
-    return status;
 }
 
 /* ---- A step -------------------------------------------------------------------------------------------------------------- */
@@ -301,7 +200,7 @@ static enum shoal_status load_for_sums(struct shoal_reducer *reducer)
 
 enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_step step)
 {
-    if (look(reducer) != SHOAL_OK)
+    if (fusion_device_look(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
     enum shoal_status status = shoal_gpu_packer_check(reducer->device->packer);
     if (status == SHOAL_ERR_UNSUPPORTED)
@@ -319,75 +218,4 @@ enum shoal_status fusion_device_leave_views(struct shoal_reducer *reducer)
     if (status == SHOAL_OK)
         status = shoal_gpu_packer_begin(reducer->device->packer, 0);
     return status == SHOAL_OK ? SHOAL_OK : fail_begin(reducer, status);
-}
-
-static enum shoal_status collect_buffer(struct shoal_reducer *reducer, size_t buffer)
-{
-    struct shoal_gpu_packer *packer = reducer->device->packer;
-    FUSION_TRY(shoal_gpu_packer_begin(packer, fusion_device_lane(buffer)));
-    FUSION_TRY(fusion_device_copy_parts(reducer, buffer, device_copy_in));
-    return shoal_gpu_packer_join(packer, fusion_device_lane(buffer));
-}
-
-enum shoal_status fusion_device_collect(struct shoal_reducer *reducer)
-{
-    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        const enum shoal_status status = collect_buffer(reducer, b);
-        if (status != SHOAL_OK)
-            return fusion_device_fail(reducer, b, status, "filled");
-    }
-    return SHOAL_OK;
-}
-
-enum shoal_status fusion_device_clear(struct shoal_reducer *reducer, size_t parameter)
-{
-    const enum shoal_status status = clear_view(reducer, parameter);
-    return status == SHOAL_OK ? SHOAL_OK
-                              : fusion_device_fail(reducer, reducer->layout->places[parameter].buffer, status, "cleared");
-}
-
-static enum shoal_status multiply_buffer(struct shoal_reducer *reducer, size_t index, double factor)
-{
-    const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
-    FUSION_TRY(shoal_gpu_packer_scale(reducer->device->packer, fusion_device_lane(index), buffer->type,
-                                      fusion_buffer_memory(reducer, index), buffer->bytes / shoal_type_bytes(buffer->type),
-                                      factor));
-    return put_back(reducer, index);
-}
-
-enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer, double factor)
-{
-    /* Later buffers of the same lane are posted by now, so without callbacks the last one of each lane is enough. */
-    const bool is_last = buffer + SHOAL_GPU_LANES >= reducer->layout->buffer_count;
-    enum shoal_status status = SHOAL_OK;
-    if (look(reducer) != SHOAL_OK)
-        return fusion_failure_status(reducer);
-    if (puts_back_late(reducer))
-        status = multiply_buffer(reducer, buffer, factor);
-    if (status == SHOAL_OK && (is_last || reducer->options.on_buffer))
-        status = shoal_gpu_packer_join(reducer->device->packer, fusion_device_lane(buffer));
-    return status == SHOAL_OK ? SHOAL_OK : fusion_device_fail(reducer, buffer, status, "waited for");
-}
-
-/* Another thread's mark may be putting a buffer on its lane; that must also end first. */
-enum shoal_status fusion_device_give_up(struct shoal_reducer *reducer)
-{
-    fusion_lock(reducer);
-    while (fusion_is_posting(reducer))
-        pthread_cond_wait(&reducer->changed, &reducer->lock);
-    fusion_unlock(reducer);
-    (void)fusion_failure_status(reducer); /* the operations have ended, or are about to */
-    shoal_gpu_packer_give_back(reducer->device->packer);
-    return fusion_failure_status(reducer);
-}
-
-enum shoal_status shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms)
-{
-    if (!reducer)
-        return SHOAL_ERR_ARGUMENT;
-    const enum shoal_status status =
-        reducer->device && fusion_failed(reducer) == SHOAL_OK ? fusion_device_wait(reducer, timeout_ms) : SHOAL_OK;
-    if (fusion_failed(reducer) == SHOAL_OK)
-        return status;
-    return reducer->device ? fusion_device_give_up(reducer) : fusion_failure_status(reducer);
 }

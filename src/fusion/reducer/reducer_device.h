@@ -12,7 +12,6 @@
 #ifndef SHOAL_FUSION_REDUCER_DEVICE_H
 #define SHOAL_FUSION_REDUCER_DEVICE_H
 
-#include "fusion/reducer/marks.h"
 #include "fusion/reducer/reducer.h"
 
 /* For every reducer, before its communicators are made, because they then know about the driver. A failure is reported later,
@@ -43,39 +42,23 @@ SHOAL_MUST_USE enum shoal_status fusion_device_leave_views(struct shoal_reducer 
 /* Call when a step begins: checks that the stream can be used and that no operation has failed. */
 SHOAL_MUST_USE enum shoal_status fusion_device_begin(struct shoal_reducer *reducer, enum shoal_step step);
 
-/* Calls copy for each part of a buffer's gradients that is stored outside it. view is the part's place in the buffer. */
-typedef enum shoal_status (*fusion_copy_fn)(struct shoal_reducer *reducer, size_t parameter, const struct fusion_part *part,
-                                            char *view, int lane);
-SHOAL_MUST_USE enum shoal_status fusion_device_copy_parts(struct shoal_reducer *reducer, size_t buffer, fusion_copy_fn copy);
-
 /* Fails the reducer because the driver has refused work on a buffer, or because of what that work has met. `doing` ends the
  * sentence "buffer 3 could not be ...". Returns the reducer's failure. */
 SHOAL_MUST_USE enum shoal_status fusion_device_fail(struct shoal_reducer *reducer, size_t buffer, enum shoal_status status,
                                                     const char *doing);
 
-/* Posts all work of a full buffer. On an error the reducer has failed. Call without the lock; one thread at a time. */
-SHOAL_MUST_USE enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffer);
-
-/* Return the packer and the lane for the work that compress.c puts on a buffer. compress.c hands over each request. */
+/* Return the packer and the lane for the work that is put on a buffer; fusion_device_keep() takes each request of it. */
 struct shoal_gpu_packer *fusion_device_packer(const struct shoal_reducer *reducer);
 int fusion_device_lane(size_t buffer);
 void *fusion_device_stream(const struct shoal_reducer *reducer, size_t buffer);
+
+/* For every reducer: returns the options of an operation on a buffer. On a device they include the stream of its lane. */
+struct shoal_options fusion_buffer_options(const struct shoal_reducer *reducer, size_t buffer);
 SHOAL_MUST_USE enum shoal_status fusion_device_keep(struct shoal_reducer *reducer, size_t buffer,
                                                     struct shoal_request *request);
 
-/* Call when a LOCAL step ends: copies marked gradients into the buffers, or adds them. */
-SHOAL_MUST_USE enum shoal_status fusion_device_collect(struct shoal_reducer *reducer);
-
-/* Zeroes the average of a parameter. Call before the join of its buffer, in the same thread. */
-SHOAL_MUST_USE enum shoal_status fusion_device_clear(struct shoal_reducer *reducer, size_t parameter);
-
-/* Work that is put on the caller's stream from now on sees the averages of a buffer. Averages that are scaled late, or
- * clipped, are first multiplied by factor and then copied back. */
-SHOAL_MUST_USE enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer, double factor);
-
-/* Call when the reducer has failed: work that is put on the caller's stream from now on runs after all lane work on its
- * gradients. Returns the reducer's failure. */
-SHOAL_MUST_USE enum shoal_status fusion_device_give_up(struct shoal_reducer *reducer);
+/* Returns an error if an operation that has ended has failed. */
+SHOAL_MUST_USE enum shoal_status fusion_device_look(struct shoal_reducer *reducer);
 
 /* Waits until all operations are done. Returns PENDING if the time is over before. If one fails, the reducer fails. */
 SHOAL_MUST_USE enum shoal_status fusion_device_wait(struct shoal_reducer *reducer, uint32_t timeout_ms);

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/reducer/compress.h"
-#include "fusion/reducer/optimizer.h"
+#include "fusion/reducer/comms.h"
 
 struct fusion_fault {
     atomic_int failed;          /* enum shoal_status */
@@ -89,19 +88,7 @@ static bool claim(struct shoal_reducer *reducer, const struct shoal_failure *cau
 void fusion_give_cause(const struct shoal_reducer *reducer, const struct shoal_failure *cause)
 {
     shoal_comm_fail(reducer->comm, cause);
-    fusion_compressor_fail(reducer, cause);
-    fusion_optimizer_fail(reducer, cause);
-}
-
-void fusion_translate_rank(struct shoal_failure *failure, int rank)
-{
-    char text[sizeof failure->text];
-    if (failure->rank == rank)
-        return;
-    memcpy(text, failure->text, sizeof text);
-    snprintf(failure->text, sizeof failure->text, "rank %d, there rank %d: %.*s", rank, failure->rank,
-             (int)sizeof failure->text - 64, text);
-    failure->rank = rank;
+    fusion_comms_fail(reducer, cause);
 }
 
 /* For a fault of this rank. */
@@ -169,7 +156,7 @@ static struct shoal_failure find_cause(const struct shoal_reducer *reducer, cons
 {
     struct shoal_failure cause = SHOAL_FAILURE_INIT;
     const bool is_known = shoal_last_failure(reducer->context, reducer->comm, &cause) == SHOAL_OK;
-    if (!is_known && !fusion_compressor_failure(reducer, &cause) && !fusion_optimizer_failure(reducer, &cause))
+    if (!is_known && !fusion_comms_failure(reducer, &cause))
         cause = *own;
     describe_cause(reducer, own, &cause);
     if (is_known)
@@ -190,8 +177,7 @@ bool fusion_settle_failure(struct shoal_reducer *reducer)
     if (!is_first)
         return false;
     const struct shoal_failure cause = find_cause(reducer, &own);
-    fusion_compressor_fail(reducer, &cause);
-    fusion_optimizer_fail(reducer, &cause);
+    fusion_comms_fail(reducer, &cause);
     fusion_lock(reducer);
     is_first = !fault->is_settled; /* concurrent threads find the same cause */
     if (is_first) {

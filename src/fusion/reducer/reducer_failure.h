@@ -36,10 +36,6 @@ enum shoal_status fusion_failure_status(struct shoal_reducer *reducer);
 /* Fails all communicators of the reducer with that cause, on all ranks, if they have not failed before. Does not wait. */
 void fusion_give_cause(const struct shoal_reducer *reducer, const struct shoal_failure *cause);
 
-/* Gives a failure of one of the reducer's other communicators the rank in the reducer. Its text still counts ranks as that
- * communicator does, and names it. */
-void fusion_translate_rank(struct shoal_failure *failure, int rank);
-
 /* Logs a refusal that leaves the reducer unchanged, makes it this thread's last failure, and returns status. */
 enum shoal_status fusion_refuse(const struct shoal_reducer *reducer, enum shoal_status status, const char *format, ...)
     FUSION_PRINTF(3, 4);

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "fusion/reducer/comms.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/compute.h"
 #include "fusion/reducer/marks.h"

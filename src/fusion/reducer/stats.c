@@ -4,9 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fusion/reducer/compress.h"
-#include "fusion/reducer/optimizer.h"
-#include "fusion/reducer/reducer_failure.h"
+#include "fusion/reducer/comms.h"
 
 /* Times of events of a buffer in the step. */
 struct moments {
@@ -74,10 +72,7 @@ void fusion_stats_forget_buffers(struct shoal_reducer *reducer)
 /* Bytes that this rank has sent to the network so far, for all communicators of the reducer that carry gradients. */
 static uint64_t count_wire_bytes(const struct shoal_reducer *reducer)
 {
-    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
-    if (reducer->hosts == 1 || shoal_comm_traffic(reducer->comm, &traffic) != SHOAL_OK)
-        return 0;
-    return traffic.sent_bytes + fusion_compressor_wire_bytes(reducer) + fusion_optimizer_wire_bytes(reducer);
+    return reducer->hosts == 1 ? 0 : fusion_comms_wire_bytes(reducer);
 }
 
 void fusion_stats_begin(struct shoal_reducer *reducer)
@@ -176,42 +171,10 @@ static void keep_order(struct fusion_stats *stats, size_t count)
     }
 }
 
-/* Finds the bytes of a buffer that this rank owns, and those of the rank that owns most. */
-static void count_owned(const struct shoal_reducer *reducer, size_t buffer, uint64_t *own_out, uint64_t *most_out)
-{
-    const uint64_t size = (uint64_t)reducer->size, bytes = reducer->layout->buffers[buffer].bytes;
-    if (fusion_optimizer_owned(reducer, buffer, own_out, most_out))
-        return;
-    *own_out = bytes / size;
-    *most_out = (bytes / FUSION_ALIGNMENT + size - 1) / size * FUSION_ALIGNMENT;
-}
-
-/* Counts as if owners reduce: a rank sends all of a buffer except its own share to the owners, and its own share to all others.
- * A compressed buffer is reduced in this way inside the host, and then between hosts. */
-static void count_bytes(const struct shoal_reducer *reducer, struct shoal_step_stats *kept)
-{
-    const uint64_t size = (uint64_t)reducer->size, hosts = (uint64_t)reducer->hosts, local = (uint64_t)reducer->local_size;
-    uint64_t total = 0, most = 0, owned, longest; /* of all buffers, and of the largest share in each */
-    for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
-        const uint64_t bytes = reducer->layout->buffers[b].bytes;
-        const bool is_compressed = fusion_is_compressed(reducer, b);
-        count_owned(reducer, b, &owned, &longest);
-        const uint64_t network_bytes =
-            is_compressed ? fusion_compressed_network_bytes(reducer, b) : 2 * (hosts - 1) * (bytes / local / hosts);
-        kept->sent_bytes +=
-            is_compressed ? 2 * (local - 1) * (bytes / local) + network_bytes : bytes - owned + (size - 1) * owned;
-        kept->network_bytes += network_bytes;
-        total += bytes;
-        most += longest;
-    }
-    kept->received_bytes = kept->sent_bytes;
-    kept->balance = total ? (double)(most * size) / (double)total : 1;
-}
-
-void fusion_stats_keep(struct shoal_reducer *reducer)
+void fusion_stats_keep(struct shoal_reducer *reducer, const struct shoal_step_stats *counted)
 {
     struct fusion_stats *stats = reducer->stats;
-    struct shoal_step_stats kept = SHOAL_STEP_STATS_INIT;
+    struct shoal_step_stats kept = *counted;
     const size_t count = reducer->layout->parameters.count;
     uint64_t last_ns = 0;
     for (size_t i = 0; i < count; i++)
@@ -226,7 +189,6 @@ void fusion_stats_keep(struct shoal_reducer *reducer)
     kept.copied_bytes = atomic_load_explicit(&stats->copied_bytes, memory_order_relaxed);
     kept.flight_buffers = stats->flight_most;
     kept.wire_bytes = count_wire_bytes(reducer) - stats->begin_wire_bytes;
-    count_bytes(reducer, &kept);
     stats->kept = kept;
     keep_order(stats, count);
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
@@ -235,28 +197,12 @@ void fusion_stats_keep(struct shoal_reducer *reducer)
 
 /* ---- Queries ------------------------------------------------------------------------------------------------------------- */
 
-enum shoal_status fusion_add_sent_to(struct shoal_comm *comm, const int *members, uint64_t *bytes)
-{
-    struct shoal_traffic traffic = SHOAL_TRAFFIC_INIT;
-    const size_t size = (size_t)shoal_comm_size(comm);
-    traffic.sent_to = calloc(size, sizeof *traffic.sent_to);
-    if (!traffic.sent_to)
-        return SHOAL_ERR_MEMORY;
-    const enum shoal_status status = shoal_comm_traffic(comm, &traffic);
-    for (size_t r = 0; r < size; r++)
-        bytes[members ? (size_t)members[r] : r] += traffic.sent_to[r];
-    free(traffic.sent_to);
-    return status;
-}
-
 enum shoal_status shoal_reducer_sent_to(const struct shoal_reducer *reducer, uint64_t *bytes_out)
 {
     if (!reducer || !bytes_out)
         return SHOAL_ERR_ARGUMENT;
     memset(bytes_out, 0, (size_t)reducer->size * sizeof *bytes_out);
-    FUSION_TRY(fusion_add_sent_to(reducer->comm, NULL, bytes_out));
-    FUSION_TRY(fusion_compressor_add_sent_to(reducer, bytes_out));
-    return fusion_optimizer_add_sent_to(reducer, bytes_out);
+    return fusion_comms_add_sent_to(reducer, bytes_out);
 }
 
 enum shoal_status shoal_reducer_stats(const struct shoal_reducer *reducer, struct shoal_step_stats *stats_out)
@@ -287,14 +233,7 @@ double shoal_reducer_ready_us(const struct shoal_reducer *reducer, size_t parame
                                                                                       : -1;
 }
 
-enum shoal_status shoal_reducer_order(const struct shoal_reducer *reducer, uint32_t *order_out)
+void fusion_stats_order(const struct shoal_reducer *reducer, uint32_t *order_out)
 {
-    if (!reducer || !order_out)
-        return SHOAL_ERR_ARGUMENT;
-    if (reducer->steps == 0)
-        return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_order: no step has been finished");
-    if (reducer->device) /* finish has not waited */
-        FUSION_TRY(shoal_reducer_wait((struct shoal_reducer *)(uintptr_t)reducer, SHOAL_FOREVER));
     memcpy(order_out, reducer->stats->ready_order, reducer->layout->parameters.count * sizeof *order_out);
-    return SHOAL_OK;
 }

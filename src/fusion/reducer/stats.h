@@ -8,10 +8,11 @@
 SHOAL_MUST_USE enum shoal_status fusion_stats_create(struct shoal_reducer *reducer);
 void fusion_stats_destroy(struct shoal_reducer *reducer);
 
-/* Call when a step begins, when finish is called, and when the REDUCE step is over: the last keeps the measurements. */
+/* Call when a step begins, when finish is called, and when the REDUCE step is over: the last keeps the measurements, with the
+ * bytes that were counted for the step. */
 void fusion_stats_begin(struct shoal_reducer *reducer);
 void fusion_stats_finish(struct shoal_reducer *reducer);
-void fusion_stats_keep(struct shoal_reducer *reducer);
+void fusion_stats_keep(struct shoal_reducer *reducer, const struct shoal_step_stats *counted);
 
 /* Call when the layout has changed: the times of buffers belong to the old one. */
 void fusion_stats_forget_buffers(struct shoal_reducer *reducer);
@@ -30,8 +31,7 @@ void fusion_stats_is_out(struct shoal_reducer *reducer, size_t buffer);
 void fusion_stats_put_out(struct shoal_reducer *reducer, uint64_t begin_ns);
 void fusion_stats_called_back(struct shoal_reducer *reducer, uint64_t begin_ns);
 
-/* Adds to bytes, which has an entry for each rank of the reducer, the bytes that this rank has sent over comm. members holds
- * the reducer's rank of each of comm's ranks, or is NULL if they are the same. */
-SHOAL_MUST_USE enum shoal_status fusion_add_sent_to(struct shoal_comm *comm, const int *members, uint64_t *bytes);
+/* Writes the parameters in the order in which their gradients were ready in the last REDUCE step. */
+void fusion_stats_order(const struct shoal_reducer *reducer, uint32_t *order_out);
 
 #endif

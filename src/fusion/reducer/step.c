@@ -5,7 +5,9 @@
 
 #include "base/assert.h"
 #include "base/floats.h"
+#include "device/gpu_packer.h"
 #include "fusion/reducer/compress.h"
+#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/measure.h"
@@ -14,7 +16,9 @@
 #include "fusion/reducer/out.h"
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
+#include "fusion/reducer/relayout.h"
 #include "fusion/reducer/stats.h"
+#include "fusion/reducer/step_bytes.h"
 #include "fusion/reducer/tally.h"
 
 #define WAIT_MS 20       /* then a waiting thread checks again which request is the oldest */
@@ -31,7 +35,7 @@ static void open_step(struct shoal_reducer *reducer, enum shoal_step step)
     fusion_compressor_reset(reducer);
     fusion_optimizer_reset(reducer);
     fusion_offload_reset(reducer);
-    fusion_tally_reset(reducer);
+    fusion_tally_reset(reducer, fusion_measure_has_own(reducer));
     fusion_out_reset(reducer);
     reducer->step = step;
     reducer->is_armed = step == SHOAL_STEP_REDUCE;
@@ -46,64 +50,6 @@ static void close_step(struct shoal_reducer *reducer)
     reducer->is_armed = false;
     fusion_unlock(reducer);
     fusion_marks_close(reducer);
-}
-
-/* Installs rank 0's order in a layout; shoal_reducer_order still returns this rank's order. */
-static enum shoal_status rebuild_in(struct shoal_reducer *reducer, uint32_t *order)
-{
-    const struct shoal_options options = fusion_options(reducer);
-    const size_t count = reducer->layout->parameters.count;
-    const struct shoal_gradient_layout_options wanted = {sizeof wanted,
-                                                         reducer->size,
-                                                         reducer->options.buffer_bytes,
-                                                         reducer->options.first_buffer_bytes,
-                                                         reducer->options.rank_bytes,
-                                                         order};
-    struct shoal_gradient_layout *layout = NULL;
-    char error[FUSION_TEXT_MAX];
-    FUSION_TRY(shoal_reducer_order(reducer, order));
-    enum shoal_status status = shoal_broadcast(reducer->comm, order, order, count, SHOAL_INT32, 0, &options);
-    if (status != SHOAL_OK) {
-        fusion_operation_failed(reducer, status, -2);
-        return status;
-    }
-    status = shoal_gradient_layout_create(reducer->layout->parameters.items, count, &wanted, &layout, error, sizeof error);
-    if (status != SHOAL_OK)
-        return fusion_fail(reducer, status, -1, "the layout in the order of readiness: %s", error);
-    if (layout->hash == reducer->layout->hash) {
-        shoal_gradient_layout_free(layout); /* on all ranks alike: the layout and the views stay */
-        return SHOAL_OK;
-    }
-    status = fusion_install(reducer, layout);
-    if (status == SHOAL_OK)
-        return SHOAL_OK;
-    fusion_tell_why(reducer, status, error, sizeof error);
-    shoal_gradient_layout_free(layout);
-    return fusion_fail(reducer, status, -1, "the buffers of the layout in the order of readiness: %.400s", error);
-}
-
-static enum shoal_status rebuild(struct shoal_reducer *reducer)
-{
-    uint32_t *order = calloc(reducer->layout->parameters.count + 1, sizeof *order);
-    if (!order)
-        return fusion_fail(reducer, SHOAL_ERR_MEMORY, -1, "no memory for the order of readiness");
-    const enum shoal_status status = rebuild_in(reducer, order);
-    free(order);
-    return status;
-}
-
-/* Renews the layout once, after the first step, whose buffers are then no longer used. */
-static enum shoal_status renew_layout(struct shoal_reducer *reducer)
-{
-    const bool is_fixed =
-        reducer->options.keeps_layout || reducer->options.layout || reducer->options.order || reducer->optimizer;
-    if (is_fixed || reducer->has_renewed || reducer->steps != 1)
-        return SHOAL_OK;
-    reducer->has_renewed = true;
-    if (reducer->device)
-        FUSION_TRY(fusion_device_leave_views(reducer));
-    const enum shoal_status status = rebuild(reducer);
-    return status == SHOAL_OK ? SHOAL_OK : fusion_failure_status(reducer);
 }
 
 static enum shoal_status check_begin(struct shoal_reducer *reducer, const char *call)
@@ -123,7 +69,7 @@ enum shoal_status shoal_reducer_begin(struct shoal_reducer *reducer, enum shoal_
     FUSION_TRY(fusion_offload_check(reducer, step));
     if (reducer->device)
         FUSION_TRY(fusion_device_begin(reducer, step));
-    FUSION_TRY(renew_layout(reducer));
+    FUSION_TRY(fusion_renew_layout(reducer));
     open_step(reducer, step);
     return step == SHOAL_STEP_REDUCE && reducer->options.is_uneven ? fusion_tally_post_head(reducer, true) : SHOAL_OK;
 }
@@ -268,16 +214,36 @@ static double factor_of(const struct shoal_reducer *reducer, int active)
     return factor;
 }
 
+/* Gets the norms that a device has computed. */
+static enum shoal_status take_measures(struct shoal_reducer *reducer, double factor)
+{
+    if (!reducer->measure)
+        return SHOAL_OK;
+    FUSION_TRY(fusion_measure_wait(reducer, factor));
+    for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
+        struct fusion_measured measured;
+        if (fusion_measure_own_of(reducer, i, &measured))
+            fusion_marks_take_squares(reducer, i, measured.squared, measured.is_nonfinite);
+        if (fusion_measure_average_of(reducer, i, &measured))
+            fusion_out_take_squares(reducer, i, measured.squared);
+    }
+    fusion_lock(reducer);
+    fusion_tally_release_tail(reducer);
+    fusion_unlock(reducer);
+    return SHOAL_OK;
+}
+
 static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unused, struct shoal_step_result *result_out)
 {
     struct shoal_step_result result = SHOAL_STEP_RESULT_INIT;
+    struct shoal_step_stats counted = SHOAL_STEP_STATS_INIT;
     int active;
     FUSION_TRY(fusion_marks_complete(reducer, may_be_unused));
     FUSION_TRY(fusion_tally_take_head(reducer, &active));
     fusion_lock(reducer);
     fusion_out_set_factor(reducer, factor_of(reducer, active));
     fusion_unlock(reducer);
-    FUSION_TRY(fusion_measure_take(reducer, factor_of(reducer, active)));
+    FUSION_TRY(take_measures(reducer, factor_of(reducer, active)));
     FUSION_TRY(wait_for_all(reducer));
     FUSION_TRY(conclude(reducer, active, &result));
     FUSION_TRY(fusion_optimizer_rescale(reducer, &result));
@@ -285,7 +251,8 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
         fusion_optimizer_commit(reducer);
     FUSION_TRY(fusion_offload_finish(reducer, result.is_skipped));
     reducer->steps++;
-    fusion_stats_keep(reducer);
+    fusion_count_bytes(reducer, &counted);
+    fusion_stats_keep(reducer, &counted);
     close_step(reducer);
     shoal_struct_copy_out(result_out, &result, sizeof result);
     return SHOAL_OK;
@@ -321,6 +288,25 @@ static enum shoal_status finish(struct shoal_reducer *reducer, struct shoal_step
     return end_step(reducer, reducer->options.allows_unused, result_out);
 }
 
+/* Call with the lock held. */
+static bool is_posting(const struct shoal_reducer *reducer)
+{
+    return fusion_flow_is_posting(reducer) || fusion_offload_is_working(reducer);
+}
+
+/* Work that is put on the caller's stream from now on runs after all lane work on its gradients. */
+/* Another thread's mark may be putting a buffer on its lane; that must also end first. */
+static enum shoal_status step_give_up(struct shoal_reducer *reducer)
+{
+    fusion_lock(reducer);
+    while (is_posting(reducer))
+        pthread_cond_wait(&reducer->changed, &reducer->lock);
+    fusion_unlock(reducer);
+    (void)fusion_failure_status(reducer); /* the operations have ended, or are about to */
+    shoal_gpu_packer_give_back(fusion_device_packer(reducer));
+    return fusion_failure_status(reducer);
+}
+
 /* Both finish and join return through this function, whatever the status. The caller may free its gradients afterwards, so no
  * thread of the reducer may still post, copy averages back or be in on_buffer. On a device the caller's stream waits for the
  * lanes of a failed step. */
@@ -329,10 +315,10 @@ static enum shoal_status leave_step(struct shoal_reducer *reducer, enum shoal_st
     if (!reducer)
         return status;
     fusion_lock(reducer);
-    while (fusion_out_is_busy(reducer) || fusion_is_posting(reducer))
+    while (fusion_out_is_busy(reducer) || is_posting(reducer))
         pthread_cond_wait(&reducer->changed, &reducer->lock);
     fusion_unlock(reducer);
-    return reducer->device && fusion_failed(reducer) != SHOAL_OK ? fusion_device_give_up(reducer) : status;
+    return reducer->device && fusion_failed(reducer) != SHOAL_OK ? step_give_up(reducer) : status;
 }
 
 enum shoal_status shoal_reducer_finish(struct shoal_reducer *reducer, struct shoal_step_result *result_out)
@@ -355,7 +341,7 @@ static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, stru
     FUSION_TRY(fusion_offload_check(reducer, SHOAL_STEP_REDUCE));
     if (reducer->device)
         FUSION_TRY(fusion_device_begin(reducer, SHOAL_STEP_REDUCE));
-    FUSION_TRY(renew_layout(reducer));
+    FUSION_TRY(fusion_renew_layout(reducer));
     fusion_marks_drop_sums(reducer); /* this rank does not count as active */
     FUSION_TRY(fusion_tally_post_head(reducer, false));
     FUSION_TRY(fusion_tally_take_head(reducer, &active));
@@ -370,4 +356,29 @@ static enum shoal_status join(struct shoal_reducer *reducer, int *more_out, stru
 enum shoal_status shoal_reducer_join(struct shoal_reducer *reducer, int *more_out, struct shoal_step_result *result_out)
 {
     return leave_step(reducer, join(reducer, more_out, result_out));
+}
+
+/* ---- Between steps ------------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_reducer_wait(struct shoal_reducer *reducer, uint32_t timeout_ms)
+{
+    if (!reducer)
+        return SHOAL_ERR_ARGUMENT;
+    const enum shoal_status status =
+        reducer->device && fusion_failed(reducer) == SHOAL_OK ? fusion_device_wait(reducer, timeout_ms) : SHOAL_OK;
+    if (fusion_failed(reducer) == SHOAL_OK)
+        return status;
+    return reducer->device ? step_give_up(reducer) : fusion_failure_status(reducer);
+}
+
+enum shoal_status shoal_reducer_order(const struct shoal_reducer *reducer, uint32_t *order_out)
+{
+    if (!reducer || !order_out)
+        return SHOAL_ERR_ARGUMENT;
+    if (reducer->steps == 0)
+        return fusion_refuse(reducer, SHOAL_ERR_STATE, "shoal_reducer_order: no step has been finished");
+    if (reducer->device) /* finish has not waited */
+        FUSION_TRY(shoal_reducer_wait((struct shoal_reducer *)(uintptr_t)reducer, SHOAL_FOREVER));
+    fusion_stats_order(reducer, order_out);
+    return SHOAL_OK;
 }

@@ -4,7 +4,6 @@
 
 #include "base/assert.h"
 #include "fusion/reducer/marks.h"
-#include "fusion/reducer/measure.h"
 #include "fusion/reducer/reducer_failure.h"
 
 enum { NONFINITE, SQUARED, USED }; /* fields of a tail; from USED on, one for each parameter */
@@ -90,13 +89,13 @@ enum shoal_status fusion_tally_take_head(struct shoal_reducer *reducer, int *act
 
 /* ---- The tail ------------------------------------------------------------------------------------------------------------ */
 
-void fusion_tally_reset(struct shoal_reducer *reducer)
+void fusion_tally_reset(struct shoal_reducer *reducer, bool holds_tail)
 {
     struct fusion_tally *tally = reducer->tally;
     shoal_request_free(tally->tail_request);
     tally->tail_request = NULL;
     tally->is_tail_posted = tally->is_tail_done = false;
-    tally->is_tail_held = fusion_measure_holds_tail(reducer);
+    tally->is_tail_held = holds_tail;
 }
 
 void fusion_tally_release_tail(struct shoal_reducer *reducer)

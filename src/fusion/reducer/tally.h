@@ -24,10 +24,10 @@ SHOAL_MUST_USE enum shoal_status fusion_tally_take_head(struct shoal_reducer *re
 
 /* ---- The tail: with the lock held, unless noted ------------- */
 
-/* Call when a step begins: its tail is not posted. */
-void fusion_tally_reset(struct shoal_reducer *reducer);
+/* Call when a step begins: its tail is not posted. If holds_tail, it cannot be claimed before it is released. */
+void fusion_tally_reset(struct shoal_reducer *reducer, bool holds_tail);
 
-/* Call when norms of this rank's gradients have come from the device. A tail that needs them cannot be claimed before. */
+/* Call when norms of this rank's gradients have come from the device. */
 void fusion_tally_release_tail(struct shoal_reducer *reducer);
 
 /* Returns true once a step: the caller has to post the tail. */
