@@ -51,7 +51,7 @@ DEFINITIONS = {"loss": r"loss=(.*?);", "images_per_s": r"images_per_s=(.*?);"}
 # ---- The child: an agent ----------------------------------------------------------------------------------------------------
 
 class Unwatched:
-    """Has the interface of shoal.job.metrics.Watching, and does nothing."""
+    """Has the interface of shoal.job.watching.metrics.Watching, and does nothing."""
 
     def __init__(self, *_):
         pass
@@ -86,8 +86,10 @@ def copies_timed(copy, took):
 def agent_run(path, way):
     """Runs the job of this folder to its end, and prints the processor time of the agent itself and of its copies of the
     flight recorders."""
-    from shoal.job import agent, metrics, places, processes
-    from shoal.job.folder import JobFolder
+    from shoal.job import processes
+    from shoal.job.document.folder import JobFolder
+    from shoal.job.engines import agent, places
+    from shoal.job.watching import metrics
     copies = []
     if way == "without":
         metrics.Watching = Unwatched
@@ -104,8 +106,8 @@ def agent_run(path, way):
 
 def measure(way, steps, batches, jobs):
     """Returns how long the steps took, in one job."""
-    from shoal.job import places
     from shoal.job.document import Job, Metric
+    from shoal.job.engines import places
     job = Job(str(ROOT / "bench/watched_worker.py"), name=way, workers_per_host=WORKERS,
               distribution={"smdistributed": {"dataparallel": {"enabled": True}}},
               metric_definitions=[Metric(name, expression) for name, expression in DEFINITIONS.items()],
@@ -145,9 +147,9 @@ def round_measure(number, case, steps, batches):
 
 def line_us():
     """Returns the agent's processor time for a line with two numbers."""
-    from shoal.job import metrics
     from shoal.job.document import Metric
-    from shoal.job.folder import JobFolder
+    from shoal.job.document.folder import JobFolder
+    from shoal.job.watching import metrics
     with jobs_folder() as jobs:
         folder = JobFolder("lines", Path(jobs))
         folder.create()

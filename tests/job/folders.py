@@ -19,7 +19,7 @@ sys.path.insert(0, str(TOP / "tests/multi"))
 sys.path.insert(0, str(TOP / "python"))
 from shoal.job import processes  # noqa: E402
 from shoal.job.document import Job, Metric, as_data  # noqa: E402
-from shoal.job.folder import JobFolder, Status  # noqa: E402
+from shoal.job.document.folder import JobFolder, Status  # noqa: E402
 from tap import Skip, expect  # noqa: E402
 
 SHOAL = os.path.abspath(os.environ.setdefault("SHOAL_COMMAND", str(TOP / "build/shoal")))

@@ -23,9 +23,10 @@ import unittest.mock
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import agent, channels, fetching, progress, storage  # noqa: E402
+from shoal.job.data import channels, fetching, progress, storage  # noqa: E402
 from shoal.job.document import Channel  # noqa: E402
-from shoal.job.folder import Amount, JobFolder, Status  # noqa: E402
+from shoal.job.document.folder import Amount, JobFolder, Status  # noqa: E402
+from shoal.job.engines import agent  # noqa: E402
 from jobs import RUN_S, SHOAL, Jobs, expect_failed  # noqa: E402
 from stores import CREDENTIALS, S3, Said, channel_folder, files_below, job_folder, message, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
@@ -56,7 +57,7 @@ def cached(job):
 def program(body, job, environment=None, prefix=()):
     """Starts Python code in a separate process, with `job` defined."""
     lead = f"import sys; sys.path[:0] = {sys.path[:2]!r}\nimport os, pathlib\njob = pathlib.Path({str(job)!r})\n"
-    lead += "from shoal.job import channels, fetching\nfrom shoal.job.document import Channel\n"
+    lead += "from shoal.job.data import channels, fetching\nfrom shoal.job.document import Channel\n"
     return subprocess.Popen([*prefix, sys.executable, "-c", lead + body], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, stdin=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
 

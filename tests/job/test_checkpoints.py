@@ -17,9 +17,10 @@ import unittest.mock
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import agent, checkpoints, contract, places, storage  # noqa: E402
-from shoal.job.checkpoints import Synchronizer  # noqa: E402
+from shoal.job.data import checkpoints, storage  # noqa: E402
+from shoal.job.data.checkpoints import Synchronizer  # noqa: E402
 from shoal.job.document import Job  # noqa: E402
+from shoal.job.engines import agent, contract, places  # noqa: E402
 from stores import S3, Said, files_below, message, wait_for  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 
@@ -422,7 +423,7 @@ def an_answer_that_is_lost_is_no_other_writer():
 WRITER = """
 import os, pathlib, sys, time
 sys.path[:0] = sys.argv[1:3]
-from shoal.job import checkpoints, storage
+from shoal.job.data import checkpoints, storage
 checkpoints.SETTLE_S = 0.0
 calls = ["put", "copy", "delete", "swap"]
 left = [int(sys.argv[4])]

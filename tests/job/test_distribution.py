@@ -4,8 +4,8 @@ TF_CONFIG. test_sdk2.py compares hyperparameters and errors with the SDK itself.
 import json
 import os
 
-from shoal.job.distribution import hyperparameters_of, launch_of, mistakes, tf_config
 from shoal.job.document import Job
+from shoal.job.document.distribution import hyperparameters_of, launch_of, mistakes, tf_config
 from tap import expect, run_cases
 
 

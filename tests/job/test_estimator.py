@@ -20,9 +20,9 @@ from shoal.job import (Channel, Checkpoints, Estimator, FileSystemInput, Job, Jo
                        Metric, ModelError, Predictor, PyTorch, ShuffleConfig, TensorFlow, TrainingInput,
                        UnexpectedStatusException,
                        Where, job_read)
-from shoal.job.estimator import TrainingJobAnalytics  # noqa: E402
-from shoal.job.folder import JobFolder  # noqa: E402
-from shoal.job.inputs import channels_of  # noqa: E402
+from shoal.job.document.folder import JobFolder  # noqa: E402
+from shoal.job.sdk.estimator import TrainingJobAnalytics  # noqa: E402
+from shoal.job.sdk.inputs import channels_of  # noqa: E402
 
 SCRIPT = """
 import json, os, pathlib

@@ -15,8 +15,9 @@ import unittest.mock
 import zipfile
 
 from jobs import DATA_PARALLEL, SHOAL, Jobs, expect_failed, names_in
-from shoal.job import agent, processes
+from shoal.job import processes
 from shoal.job.document import Job
+from shoal.job.engines import agent
 from tap import Skip, call, expect, run_cases
 
 WAIT = "import time\nprint('begun', flush=True)\ntime.sleep(600)\n"
@@ -237,7 +238,7 @@ def host_lost_in_the_middle_ends_the_job():
         jobs.start(WAIT, distribution=DATA_PARALLEL, instance_count=2)
         for host in ("algo-1", "algo-2"):
             jobs.wait_for_line("begun", host=host)
-        agent, = [pid for pid in jobs.processes("shoal.job.local") if '"index": 1' in open(f"/proc/{pid}/cmdline").read()]
+        agent, = [pid for pid in jobs.processes("shoal.job.engines.local") if '"index": 1' in open(f"/proc/{pid}/cmdline").read()]
         os.kill(agent, signal.SIGKILL)
         jobs.wait_for_end()
         expect_failed(jobs, rf"^algo-2: the agent of algo-2 \(pid {agent}\) was killed by signal 9 \(SIGKILL\)$", 137)

@@ -243,7 +243,7 @@ def last_lines_come_before_the_end():
     """Lines that arrive after the last look at the logs are shown before the status that ends the job."""
     sys.path.insert(0, str(TOP / "python"))
     from shoal.job import engines
-    from shoal.job.folder import JobFolder
+    from shoal.job.document.folder import JobFolder
     with Jobs() as jobs:
         jobs.run("print('last words')")
         told = io.StringIO()
@@ -254,7 +254,7 @@ def last_lines_come_before_the_end():
 def a_long_log_is_shown_in_pieces():
     """Whole lines, also those that are longer than a piece and those that come later, in little memory."""
     from shoal.job import engines
-    from shoal.job.folder import JobFolder
+    from shoal.job.document.folder import JobFolder
     with Jobs() as jobs:
         jobs.run("pass")
         log = jobs.folder() / "logs/algo-1.log"

@@ -18,8 +18,8 @@ import folders  # noqa: E402
 folders.use_job_python()
 os.environ.setdefault("SHOAL_JOB_TENSORBOARD", "no")
 from folders import SHOAL, TOP, Metric, Skip, expect  # noqa: E402
-from shoal.job import metrics, report  # noqa: E402
-from shoal.job.metrics import LogMetrics, Reader, Sampler, Value  # noqa: E402
+from shoal.job.watching import metrics, report  # noqa: E402
+from shoal.job.watching.metrics import LogMetrics, Reader, Sampler, Value  # noqa: E402
 from tap import run_cases  # noqa: E402
 
 PATIENCE_S = 60
@@ -294,8 +294,8 @@ def ranks_are_looked_at_from_outside():
 def a_job_has_its_numbers_and_its_page():
     """A real job: Fashion-MNIST on two workers, through `shoal job`."""
     import jobs
-    from shoal.job import report
-    from shoal.job.folder import JobFolder
+    from shoal.job.document.folder import JobFolder
+    from shoal.job.watching import report
     if not EXAMPLE.exists() or not DATA.is_dir():
         raise Skip(f"{EXAMPLE} or {DATA} is not there: make build, dev/deps.sh demo")
     with jobs.Jobs() as made:

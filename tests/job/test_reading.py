@@ -11,7 +11,7 @@ import tempfile
 import textwrap
 
 from shoal.job.document import Channel, Checkpoints, Job, JobError, Metric, Where, as_data
-from shoal.job.reading import job_of, job_read, problems
+from shoal.job.document.reading import job_of, job_read, problems
 from tap import Skip, expect, run_cases
 
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-reading-")).resolve()

@@ -9,8 +9,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import folders  # noqa: E402
 from folders import expect  # noqa: E402
-from shoal.job import report  # noqa: E402
-from shoal.job.folder import JobFolder  # noqa: E402
+from shoal.job.document.folder import JobFolder  # noqa: E402
+from shoal.job.watching import report  # noqa: E402
 from tap import run_cases  # noqa: E402
 
 VOID = ("meta", "br", "line", "rect", "polyline")

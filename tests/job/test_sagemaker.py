@@ -14,8 +14,8 @@ import unittest.mock
 
 from shoal.job import engines
 from shoal.job import sagemaker as engine
-from shoal.job.folder import JobFolder, Status
-from shoal.job.places import EngineError
+from shoal.job.document.folder import JobFolder, Status
+from shoal.job.engines.places import EngineError
 from tap import Skip, call, expect, run_cases
 from warm import start_other
 
@@ -77,9 +77,9 @@ SUBMIT = """
 import json
 import sys
 
-from shoal.job import engines, reading
-from shoal.job.document import JobError
-from shoal.job.folder import jobs_folder
+from shoal.job import engines
+from shoal.job.document import JobError, reading
+from shoal.job.document.folder import jobs_folder
 
 try:
     folder = engines.job_start(reading.job_of(json.loads(sys.argv[1])))

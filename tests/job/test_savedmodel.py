@@ -17,7 +17,8 @@ import urllib.request
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import JSONSerializer, ModelError, serve, serving, TensorFlow, tfserving  # noqa: E402
+from shoal.job import JSONSerializer, ModelError, TensorFlow, serving  # noqa: E402
+from shoal.job.serving import serve, tfserving  # noqa: E402
 from shoal.job import TensorFlowModel, TensorFlowPredictor  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 

@@ -53,9 +53,9 @@ import sagemaker.session  # noqa: E402
 import sagemaker.tensorflow  # noqa: E402
 
 import shoal.job as ours  # noqa: E402
-import shoal.job.estimator  # noqa: E402
+import shoal.job.sdk.estimator  # noqa: E402
 from shoal.job.document import JobError  # noqa: E402
-from shoal.job.folder import Status  # noqa: E402
+from shoal.job.document.folder import Status  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 
 
@@ -286,7 +286,7 @@ def a_failed_job_is_told_in_the_same_words():
         except Exception as error:
             theirs = error
         try:
-            shoal.job.estimator._check_status(Status("j", status, failure_reason=reason))
+            shoal.job.sdk.estimator._check_status(Status("j", status, failure_reason=reason))
         except ours.UnexpectedStatusException as error:
             mine = error
         expect(str(theirs) == str(mine) and type(theirs).__name__ == type(mine).__name__, repr(theirs), repr(mine))

@@ -25,7 +25,8 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
 import numpy  # noqa: E402
-from shoal.job import serve, serving  # noqa: E402
+from shoal.job import serving  # noqa: E402
+from shoal.job.serving import serve  # noqa: E402
 from jobs import SHOAL  # noqa: E402
 from stores import CREDENTIALS, S3, message, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
@@ -631,7 +632,7 @@ def a_job_is_served_by_its_name_with_several_workers():
 def an_endpoint_ends_with_the_process_that_started_it():
     with tempfile.TemporaryDirectory() as folder:
         archive = archive_make(folder, model_files())
-        code = (f"import os, sys; sys.path[:0] = {sys.path[:2]!r}\nfrom shoal.job import serve\n"
+        code = (f"import os, sys; sys.path[:0] = {sys.path[:2]!r}\nfrom shoal.job.serving import serve\n"
                 f"print(serve.start({str(archive)!r}).pid, flush=True)\nos.kill(os.getpid(), 9)\n")
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         expect(done.returncode == -9, done.returncode, done.stderr)

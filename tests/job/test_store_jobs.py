@@ -11,8 +11,9 @@ import time
 TOP = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 
-from shoal.job import agent, checkpoints  # noqa: E402
-from shoal.job.folder import JobFolder  # noqa: E402
+from shoal.job.data import checkpoints  # noqa: E402
+from shoal.job.document.folder import JobFolder  # noqa: E402
+from shoal.job.engines import agent  # noqa: E402
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, content, expect_failed  # noqa: E402
 from stores import S3, wait_for  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
@@ -220,7 +221,7 @@ def what_was_coming_to_a_killed_host_is_shown_no_more():
             wait_for(lambda: any(0 < amount.bytes < amount.size for amount in folder.progress().values()), "the middle of it")
             coming = folder.progress()
             expect([(host, amount.what) for host, amount in coming.items()] == [("algo-1", "checkpoints")], coming)
-            killed, = [pid for pid in jobs.processes("shoal.job.local") if '"index": 0' in open(f"/proc/{pid}/cmdline").read()]
+            killed, = [pid for pid in jobs.processes("shoal.job.engines.local") if '"index": 0' in open(f"/proc/{pid}/cmdline").read()]
             os.kill(killed, signal.SIGKILL)
             jobs.wait_for_end()
         finally:

@@ -7,7 +7,8 @@ import socket
 import threading
 import time
 
-from shoal.job import agent, cluster, processes
+from shoal.job import processes
+from shoal.job.engines import agent, cluster
 from jobs import Jobs, Machines, names_in, where
 from tap import expect, run_cases
 
@@ -62,7 +63,7 @@ TASK = """
         assert all(greet(task) for task in tasks if task[0] == "ps")
         print("all servers are still there")
 """
-# The part of TensorFlow that shoal.job.cluster uses: a server that prints its name.
+# The part of TensorFlow that shoal.job.engines.cluster uses: a server that prints its name.
 TENSORFLOW = """
     import socket, types
 

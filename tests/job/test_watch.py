@@ -19,8 +19,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import folders  # noqa: E402
 from folders import BEGAN, TOP, expect  # noqa: E402
-from shoal.job import report, watch  # noqa: E402
-from shoal.job.metrics import Reader  # noqa: E402
+from shoal.job.watching import report, watch  # noqa: E402
+from shoal.job.watching.metrics import Reader  # noqa: E402
 from tap import run_cases  # noqa: E402
 
 PATIENCE_S = 60  # for events that normally take moments
@@ -219,7 +219,7 @@ def the_table_has_the_room_of_its_terminal():
 
 def command(folder, *words, stdout=subprocess.PIPE):
     """Starts `shoal job watch` as a separate process."""
-    code = "import pathlib, sys; from shoal.job import watch, folder; place = pathlib.Path(sys.argv[1]); " \
+    code = "import pathlib, sys; from shoal.job.document import folder; from shoal.job.watching import watch; place = pathlib.Path(sys.argv[1]); " \
            "sys.exit(watch.main(folder.JobFolder(place.name, place.parent), *map(int, sys.argv[2:])))"
     return subprocess.Popen([sys.executable, "-c", code, folder.path, *map(str, words)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
                             text=True, env={**os.environ, "PYTHONPATH": str(TOP / "python")})

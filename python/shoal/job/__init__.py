@@ -13,11 +13,11 @@ from typing import Any
 
 _MODULES = {
     "document": ("Channel", "Checkpoints", "Job", "JobError", "Metric", "Where"),
-    "reading": ("job_read",),
-    "estimator": ("Estimator", "Framework", "HuggingFace", "PyTorch", "TensorFlow", "TrainingJobAnalytics", "UnexpectedStatusException"),
-    "inputs": ("FileSystemInput", "ShuffleConfig", "TrainingInput"),
-    "predictor": ("ModelError", "Predictor", "PyTorchModel", "PyTorchPredictor", "TensorFlowModel", "TensorFlowPredictor"),
-    "serializers": (
+    "document.reading": ("job_read",),
+    "sdk.estimator": ("Estimator", "Framework", "HuggingFace", "PyTorch", "TensorFlow", "TrainingJobAnalytics", "UnexpectedStatusException"),
+    "sdk.inputs": ("FileSystemInput", "ShuffleConfig", "TrainingInput"),
+    "sdk.predictor": ("ModelError", "Predictor", "PyTorchModel", "PyTorchPredictor", "TensorFlowModel", "TensorFlowPredictor"),
+    "sdk.serializers": (
         "BytesDeserializer", "CSVDeserializer", "CSVSerializer", "DataSerializer", "IdentitySerializer", "JSONDeserializer",
         "JSONLinesDeserializer", "JSONLinesSerializer", "JSONSerializer", "LibSVMSerializer", "NumpyDeserializer",
         "NumpySerializer",

@@ -12,10 +12,10 @@ import sys
 import time
 from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
 
-from shoal.job import engines, processes, reading
-from shoal.job.document import Job, JobError, as_data
-from shoal.job.folder import ENDED, Status, jobs_folder
-from shoal.job.places import name_make
+from shoal.job import engines, processes
+from shoal.job.document import Job, JobError, as_data, reading
+from shoal.job.document.folder import ENDED, Status, jobs_folder
+from shoal.job.engines.places import name_make
 
 EXIT_COMPLETED, EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 3
 EXIT_OF = {"Completed": EXIT_COMPLETED, "Failed": EXIT_FAILED, "Stopped": EXIT_STOPPED}
@@ -94,7 +94,7 @@ def run(words: argparse.Namespace) -> int:
 
 
 def manifests_write(job: Job, path: str) -> int:
-    from shoal.job import kubernetes
+    from shoal.job.engines import kubernetes
     if job.where.engine != "kubernetes":
         raise JobError(f'--write is for the engine "kubernetes", and this job\'s is "{job.where.engine}"')
     job.name = job.name or name_make(job)
@@ -166,7 +166,7 @@ def print_status(status: Status, form: str, stall: Optional[str] = None) -> None
 
 
 def status(words: argparse.Namespace) -> int:
-    from shoal.job.report import stall_of
+    from shoal.job.watching.report import stall_of
     folder = engines.folder_find(words.name)
     told = engines.job_status(folder)
     print_status(told, words.format, stall_of(folder, told))
@@ -213,7 +213,7 @@ def stop(words: argparse.Namespace) -> int:
 # ---- what other modules do ----
 
 def report(words: argparse.Namespace) -> int:
-    from shoal.job import report as reports
+    from shoal.job.watching import report as reports
     folder = engines.folder_find(words.name)
     path = pathlib.Path(words.output or f"{folder.name}.html")
     try:
@@ -226,7 +226,7 @@ def report(words: argparse.Namespace) -> int:
 
 
 def watch(words: argparse.Namespace) -> int:
-    from shoal.job import watch as watching
+    from shoal.job.watching import watch as watching
     return watching.main(engines.folder_find(words.name), words.port) or 0
 
 
@@ -285,7 +285,7 @@ def parser_make() -> Parser:
 
 def dispatch(argv: Sequence[str]) -> int:
     if argv[:1] == ["serve"]:  # it parses its own arguments
-        from shoal.job import serve
+        from shoal.job.serving import serve
         return serve.main(argv[1:]) or 0
     parser = parser_make()
     words = parser.parse_args(argv)

@@ -27,12 +27,13 @@ import urllib.request
 import zlib
 from typing import Any, Dict, Iterator, List, Optional, Sequence
 
-from shoal.job import channels, processes, serving, tfserving
+from shoal.job import processes, serving
+from shoal.job.data import channels
+from shoal.job.data.fetching import local_errors
+from shoal.job.data.storage import StorageError
 from shoal.job.document import local_path
-from shoal.job.fetching import local_errors
-from shoal.job.folder import JobFolder
-from shoal.job.serving import ServeError
-from shoal.job.storage import StorageError
+from shoal.job.document.folder import JobFolder
+from shoal.job.serving import ServeError, tfserving
 
 GRACE_S = 25  # the containers are killed 30 s after SIGTERM
 START_TIMEOUT_S = 600.0
@@ -313,7 +314,7 @@ def _serve(options: argparse.Namespace) -> int:
         _requirements_tell(code)
         address, port = listener.getsockname()[:2]
         say(f"{url_of(address, port)}/invocations, once the model is loaded")
-        command = [sys.executable, "-m", "shoal.job.serve", str(model), "--socket", str(listener.fileno()), "--code", str(code),
+        command = [sys.executable, "-m", "shoal.job.serving.serve", str(model), "--socket", str(listener.fileno()), "--code", str(code),
                    "--grace", str(options.grace), "--max-bytes", str(options.max_bytes)]
         command += ["--entry-point", program] if program else []
         command += ["--show-errors"] if options.show_errors else []
@@ -397,7 +398,7 @@ def start(model_data: str, entry_point: Optional[str] = None, source_dir: Option
     words += ["--source-dir", source_dir] if source_dir else []
     variables = processes.python_environment({**os.environ, **(environment or {})})
     with listener:
-        process = subprocess.Popen([sys.executable, "-m", "shoal.job.serve", model_data, *words],
+        process = subprocess.Popen([sys.executable, "-m", "shoal.job.serving.serve", model_data, *words],
                                    pass_fds=(listener.fileno(),), env=variables, stdin=subprocess.DEVNULL, stdout=log,
                                    stderr=log, start_new_session=True)
         endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", process, log)

@@ -24,9 +24,9 @@ import time
 import uuid
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from shoal.job.data.fetching import Progress, Report, Say, bring_at_once, local_errors
+from shoal.job.data.storage import SWAP_STALE_S, ChangedError, Item, Stopped, StorageError, Store, join, store_open
 from shoal.job.document import Job, local_path
-from shoal.job.fetching import Progress, Report, Say, bring_at_once, local_errors
-from shoal.job.storage import SWAP_STALE_S, ChangedError, Item, Stopped, StorageError, Store, join, store_open
 
 OWN = ".shoal"
 INTERVAL_S = 2.0

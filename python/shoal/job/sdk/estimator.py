@@ -24,13 +24,12 @@ import tempfile
 import time
 from typing import Any, Dict, Iterator, List, Optional, Tuple, Type, Union
 
-from . import distribution as distributions
-from . import reading, repository
-from .document import Channel, Checkpoints, Job, JobError, Metric, Problem, Where, as_data
-from .folder import JobFolder, Status, jobs_folder
-from .inputs import channels_of, whole_uri
-from .metrics import record_of
-from .predictor import IGNORED, Model, Predictor, PyTorchModel, TensorFlowModel
+from shoal.job.document import Channel, Checkpoints, Job, JobError, Metric, Problem, Where, as_data, reading, repository
+from shoal.job.document import distribution as distributions
+from shoal.job.document.folder import JobFolder, Status, jobs_folder
+from shoal.job.sdk.inputs import channels_of, whole_uri
+from shoal.job.sdk.predictor import IGNORED, Model, Predictor, PyTorchModel, TensorFlowModel
+from shoal.job.watching.metrics import record_of
 
 logger = logging.getLogger("shoal.job")
 TROUBLESHOOTING = "https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-python-sdk-troubleshooting.html"
@@ -92,7 +91,7 @@ class TrainingJob:
 
     def wait(self, logs: Any = True) -> None:
         """Waits until the job has ended. Raises UnexpectedStatusException if it failed."""
-        from . import engines
+        from shoal.job import engines
         status = engines.job_wait(self.folder, sys.stdout if logs and logs != "None" else None)
         if logs and logs != "None" and status.started and status.ended:
             print(f"Training seconds: {status.ended - status.started:.0f}")
@@ -101,11 +100,11 @@ class TrainingJob:
         _check_status(status)
 
     def stop(self) -> None:
-        from . import engines
+        from shoal.job import engines
         engines.job_stop(self.folder)
 
     def status(self) -> Status:
-        from . import engines
+        from shoal.job import engines
         return engines.job_status(self.folder)
 
     def describe(self) -> Dict[str, Any]:
@@ -132,7 +131,7 @@ def _start(job: Job, clone: Optional[pathlib.Path] = None) -> JobFolder:
     found = reading.problems(as_data(job))
     if found:
         raise JobError(found)
-    from . import engines
+    from shoal.job import engines
     return engines.job_start(job, clone=clone)
 
 
@@ -335,7 +334,7 @@ class EstimatorBase:
     def attach(cls, training_job_name: str, sagemaker_session: Any = None,
                model_channel_name: str = "model") -> "EstimatorBase":
         """Returns an estimator of a job that was started before, by anyone. Waits for its end, without logs."""
-        from . import engines
+        from shoal.job import engines
         training_job = TrainingJob(engines.folder_find(training_job_name).name)
         estimator = cls._of_job(training_job.job(), model_channel_name)
         estimator._current_job_name = training_job_name
@@ -517,7 +516,7 @@ class TensorFlow(Framework):
 
     def _serving_script(self, entry_point: Optional[str], source_dir: Optional[str]) -> Tuple[Optional[str], Optional[str]]:
         """As in the SDK, a SavedModel is served without the training script, unless that has functions for an endpoint."""
-        from . import tfserving
+        from shoal.job.serving import tfserving
         script, folder = super()._serving_script(entry_point, source_dir)
         if entry_point or tfserving.LOADERS & tfserving.names_defined(pathlib.Path(folder or "", script or "")):
             return script, folder

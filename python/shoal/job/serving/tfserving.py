@@ -18,8 +18,8 @@ import pathlib
 import re
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from shoal.job import savedmodel, serving
-from shoal.job.serving import ANY, CSV, JSON, RequestError, ServeError
+from shoal.job import serving
+from shoal.job.serving import ANY, CSV, JSON, RequestError, ServeError, savedmodel
 
 JSON_LINES = "application/jsonlines"
 INPUTS = (JSON, JSON_LINES, "application/jsons", CSV)

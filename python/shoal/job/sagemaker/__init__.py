@@ -23,12 +23,12 @@ import secrets
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-from shoal.job import contract
 from shoal.job.document import Channel, Job, Problem
-from shoal.job.folder import ENDED, JobFolder, Status, file_replace
-from shoal.job.places import EngineError
+from shoal.job.document.folder import ENDED, JobFolder, Status, file_replace
+from shoal.job.engines import contract
+from shoal.job.engines.places import EngineError
 
-DRIVERS = pathlib.Path(__file__).resolve().parent / "sagemaker_driver"
+DRIVERS = pathlib.Path(__file__).resolve().parent / "driver"
 OPTIONS = {"image": str, "role": str, "sdk": str, "framework_version": str, "py_version": str, "subnets": list,
            "security_group_ids": list, "encrypt_inter_container_traffic": bool, "volume_size": int, "tags": list}
 NEEDED = {"image": "name a training image that has Shoal", "role": "name the role that the job takes"}

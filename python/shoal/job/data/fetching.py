@@ -22,9 +22,9 @@ import time
 import uuid
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, TypeVar
 
-from shoal.job.folder import Amount
-from shoal.job.progress import LINE_EVERY_S, bytes_text, text_of
-from shoal.job.storage import ChangedError, FullError, Item, Stopped, StorageError, Store, at_once
+from shoal.job.data.progress import LINE_EVERY_S, bytes_text, text_of
+from shoal.job.data.storage import ChangedError, FullError, Item, Stopped, StorageError, Store, at_once
+from shoal.job.document.folder import Amount
 
 OBJECTS_AT_ONCE = 8
 PARTS_AT_ONCE = 4  # of one object

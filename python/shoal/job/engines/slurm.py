@@ -20,10 +20,11 @@ import sys
 import time
 from typing import Dict, List, Optional, Tuple
 
-from shoal.job import liveness, processes
+from shoal.job import processes
 from shoal.job.document import Job
-from shoal.job.folder import ENDED, JobFolder, Status, file_replace, touched_at
-from shoal.job.places import EngineError, end_seconds, job_read, workers_per_host
+from shoal.job.document.folder import ENDED, JobFolder, Status, file_replace, touched_at
+from shoal.job.engines import liveness
+from shoal.job.engines.places import EngineError, end_seconds, job_read, workers_per_host
 
 OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "gres", "time", "mem", "cpus_per_task")
 ASK_S = 60.0  # for Slurm's commands to answer
@@ -57,7 +58,7 @@ def script_text(job: Job, folder: JobFolder) -> str:
     lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(word)}" for word in [*words, *further])]
     setup = options.get("setup", [])
     lines += [setup] if isinstance(setup, str) else list(setup)
-    member = [sys.executable, "-m", "shoal.job.hosts", str(folder.path)]
+    member = [sys.executable, "-m", "shoal.job.engines.hosts", str(folder.path)]
     # A member that fails does not end the others at once: each first reports what happened, and the first host writes it down.
     # Since 22.05 srun takes a task's cores only from its own arguments.
     srun = "exec srun --ntasks-per-node=1 --kill-on-bad-exit=0 ${SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK} "

@@ -16,7 +16,7 @@ import time
 from typing import List, Mapping, Optional
 
 from shoal.job import processes
-from shoal.job.folder import ENDED, JobFolder, Status, touched_at
+from shoal.job.document.folder import ENDED, JobFolder, Status, touched_at
 
 BEAT_S = 2.0  # between two signs of life
 SILENCE_S = 60.0  # a process without a sign of life for this time counts as lost (where.options.silence)

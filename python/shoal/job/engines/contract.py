@@ -24,7 +24,7 @@ import tarfile
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from shoal.job.document import Channel, Job
-from shoal.job.folder import file_replace
+from shoal.job.document.folder import file_replace
 
 FAILURE_MAX = 1024  # characters of a failure reason
 GROUP = "homogeneousCluster"  # the platform's name for the only group of instances

@@ -23,9 +23,10 @@ import time
 import urllib.parse
 from typing import Any, Dict, TextIO, Tuple
 
-from shoal.job import engines, processes, report
-from shoal.job.folder import ENDED, JobFolder, Status
-from shoal.job.metrics import SHOAL_METRICS, Reader, prometheus_text
+from shoal.job import engines, processes
+from shoal.job.document.folder import ENDED, JobFolder, Status
+from shoal.job.watching import report
+from shoal.job.watching.metrics import SHOAL_METRICS, Reader, prometheus_text
 
 INTERVAL_S = 1.0
 TRACE_EVERY_S = 30.0  # interval of redrawing the timeline, for which `shoal trace` must run

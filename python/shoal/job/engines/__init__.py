@@ -14,10 +14,10 @@ import shutil
 import time
 from typing import Any, BinaryIO, Dict, List, Optional, TextIO
 
+from shoal.job.data.progress import Display
 from shoal.job.document import Job, JobError
-from shoal.job.folder import ENDED, JobFolder, Status, jobs_folder
-from shoal.job.places import EngineError, folder_create
-from shoal.job.progress import Display
+from shoal.job.document.folder import ENDED, JobFolder, Status, jobs_folder
+from shoal.job.engines.places import EngineError, folder_create
 
 ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
 BEFORE_TRAINING = ("Starting", "Pending", "Requeued", "Downloading")
@@ -38,7 +38,7 @@ def engine_of(name: str) -> Any:
     given the status in its folder. If the job's own processes write the status file, refresh() does not."""
     if name not in ENGINES:
         raise EngineError(f"there is no engine {name!r}: known are {', '.join(ENGINES)}")
-    return importlib.import_module(f"shoal.job.{name}")
+    return importlib.import_module("shoal.job.sagemaker" if name == "sagemaker" else f"shoal.job.engines.{name}")
 
 
 def job_start(job: Job, jobs: Optional[pathlib.Path] = None, host_index: Optional[int] = None,

@@ -7,7 +7,7 @@ anyway; /proc has the rest.
 
     watch.py, report.py <-- Reader <-- metrics.jsonl
 
-`python3 -m shoal.job.metrics FOLDER HOST PID` runs the sampler as a process of its own, for the ranks that PID has started."""
+`python3 -m shoal.job.watching.metrics FOLDER HOST PID` runs the sampler as a process of its own, for the ranks that PID has started."""
 from __future__ import annotations
 
 import collections
@@ -27,7 +27,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Seque
 
 import shoal
 from shoal.job.document import Metric
-from shoal.job.folder import JobFolder
+from shoal.job.document.folder import JobFolder
 
 LINE_MAX = 8192  # characters of a line that are searched: some expressions are slow on long lines
 INTERVAL_S = 1.0

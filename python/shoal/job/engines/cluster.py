@@ -27,11 +27,12 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
-from shoal.job import distribution, processes
+from shoal.job import processes
+from shoal.job.document import distribution
 
 # Starts this module in a Python process, whatever files the script's folder (the working directory) has.
 BEGIN = ("import sys; sys.path[:] = [path for path in sys.path if path]; "
-         "from shoal.job import cluster; cluster.main(sys.argv[1:])")
+         "from shoal.job.engines import cluster; cluster.main(sys.argv[1:])")
 SERVE = "--serve"  # starts a parameter server; replaces the argument `style`
 MEET_S = 120.0  # for all hosts to send their ports; `shoal run` starts them at one time
 TALK_S = 10.0  # from a connection to a host's complete message

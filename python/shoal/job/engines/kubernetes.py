@@ -29,10 +29,10 @@ import tarfile
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from shoal.job import contract
 from shoal.job.document import Job, as_data
-from shoal.job.folder import ENDED, JobFolder, Status, file_replace
-from shoal.job.places import EngineError, end_seconds, source_files
+from shoal.job.document.folder import ENDED, JobFolder, Status, file_replace
+from shoal.job.engines import contract
+from shoal.job.engines.places import EngineError, end_seconds, source_files
 
 LABEL = "shoal/start"  # its value is random for each start, and marks the objects that this start made
 MADE = "kubernetes.yaml"  # in the job's folder: the objects, as text_of() writes them

@@ -8,9 +8,9 @@ import shutil
 import time
 from typing import Iterator, List, Optional, Tuple
 
-from shoal.job import contract, distribution, reading, repository
-from shoal.job.document import Job, JobError, as_data, local_path
-from shoal.job.folder import JobFolder, Status, file_replace, host_names
+from shoal.job.document import Job, JobError, as_data, distribution, local_path, reading, repository
+from shoal.job.document.folder import JobFolder, Status, file_replace, host_names
+from shoal.job.engines import contract
 
 NAME_MAX = 63
 
@@ -97,7 +97,7 @@ def _absolute(uri: str) -> str:
 def end_seconds(job: Job) -> int:
     """Returns the seconds that a host may need to end after SIGTERM: for its script, its last checkpoints, and everything
     else."""
-    from shoal.job import checkpoints
+    from shoal.job.data import checkpoints
     return job.stop_grace + 60 + (int(checkpoints.timeout_of(job)) if job.checkpoints else 0)
 
 
@@ -153,7 +153,7 @@ def _output_copy(job: Job, archive: pathlib.Path, below: str) -> str:
     if not job.output_path:
         return archive.as_uri()
     uri = f"{job.output_path.rstrip('/')}/{job.name}/output/{below}{archive.name}"
-    from shoal.job import storage
+    from shoal.job.data import storage
     try:
         store, key = storage.store_open(uri)
         store.put(archive, key)

@@ -9,7 +9,7 @@ import shutil
 import time
 from typing import TextIO
 
-from shoal.job.folder import Amount, JobFolder
+from shoal.job.document.folder import Amount, JobFolder
 
 LINE_EVERY_S = 10.0  # without a terminal
 WIDTH_MAX, WIDTH_MIN = 40, 10  # of the bar

@@ -11,8 +11,8 @@ import urllib.error
 import urllib.request
 from typing import Any, Dict, Optional, Type
 
-from .document import JobError
-from .serializers import (BaseDeserializer, BaseSerializer, BytesDeserializer, IdentitySerializer, JSONDeserializer,
+from shoal.job.document import JobError
+from shoal.job.sdk.serializers import (BaseDeserializer, BaseSerializer, BytesDeserializer, IdentitySerializer, JSONDeserializer,
                           JSONSerializer, NumpyDeserializer, NumpySerializer)
 
 ANSWER_SECONDS_MAX = 70.0  # as boto's
@@ -160,7 +160,7 @@ class Model:
                serializer: Optional[BaseSerializer] = None, deserializer: Optional[BaseDeserializer] = None,
                endpoint_name: Optional[str] = None, port: int = 0) -> Predictor:
         """Starts an endpoint on this machine and returns when its model is loaded. `port` 0 chooses a free one."""
-        from . import serve
+        from shoal.job.serving import serve
         name = endpoint_name or self._name_make()
         if name in _endpoints:
             raise JobError(f'there is an endpoint "{name}" already; delete it, or choose another name')

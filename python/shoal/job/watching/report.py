@@ -19,8 +19,8 @@ import time
 from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from shoal.job import engines
-from shoal.job.folder import ENDED, JobFolder, Status
-from shoal.job.metrics import SHOAL_METRICS, Reader, Series, Stall, shoal_command, step_length
+from shoal.job.document.folder import ENDED, JobFolder, Status
+from shoal.job.watching.metrics import SHOAL_METRICS, Reader, Series, Stall, shoal_command, step_length
 
 LINES_MAX = 8  # of a plot; with more ranks it shows the minimum, the median and the maximum
 POINTS_MAX = 400  # of a line

@@ -19,8 +19,7 @@ import traceback
 import typing
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
-from . import distribution
-from .document import Job, JobError, Problem, as_data, local_path
+from shoal.job.document import Job, JobError, Problem, as_data, distribution, local_path
 
 Place = Tuple[Union[str, int], ...]  # the keys and list indexes that lead to a value
 Mistake = Tuple[Place, str]

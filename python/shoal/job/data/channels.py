@@ -15,9 +15,9 @@ import random
 import shutil
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
+from shoal.job.data.fetching import SPARE_BYTES, Cache, Progress, Report, Say, bytes_text, cache_folder, local_errors
+from shoal.job.data.storage import FullError, Item, LocalStore, StorageError, Store, store_open
 from shoal.job.document import Channel, local_path
-from shoal.job.fetching import SPARE_BYTES, Cache, Progress, Report, Say, bytes_text, cache_folder, local_errors
-from shoal.job.storage import FullError, Item, LocalStore, StorageError, Store, store_open
 
 FICLONE = 0x40049409
 

@@ -21,12 +21,13 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from shoal.job import liveness, local, processes
-from shoal.job.agent import EXIT_TIME_LIMIT, Ending
+from shoal.job import processes
 from shoal.job.document import Job, JobError
-from shoal.job.folder import ENDED, HostState, JobFolder, Status, file_replace, record_read, touched_at
-from shoal.job.local import Host, Runner
-from shoal.job.places import EngineError, NameTaken, folder_create, job_read
+from shoal.job.document.folder import ENDED, HostState, JobFolder, Status, file_replace, record_read, touched_at
+from shoal.job.engines import liveness, local
+from shoal.job.engines.agent import EXIT_TIME_LIMIT, Ending
+from shoal.job.engines.local import Host, Runner
+from shoal.job.engines.places import EngineError, NameTaken, folder_create, job_read
 
 JOIN_S = 600.0  # for all hosts to arrive (where.options.start_timeout)
 PORT = 29500  # by default torchrun's
@@ -92,7 +93,7 @@ def take_part(job: Job, jobs: Optional[pathlib.Path], host_index: Optional[int] 
     is_alone = index == 0 or not is_shared(job)
     folder = folder_create(job, jobs) if is_alone else _folder_await(job, jobs, index)
     folder.own_host = folder.status().hosts[index]
-    local.runner_start(folder, "shoal.job.hosts", [str(index)], folder.host_state(folder.own_host).exists)
+    local.runner_start(folder, "shoal.job.engines.hosts", [str(index)], folder.host_state(folder.own_host).exists)
     return folder
 
 
@@ -270,7 +271,7 @@ class Member(Runner):
     def _ending(self) -> Ending:
         ending = super()._ending()
         if ending.status == "Stopped" and self.is_writer and self.status.engine == "slurm":
-            from shoal.job import slurm
+            from shoal.job.engines import slurm
             limit = slurm.limit_reached(self.job, self.status.engine_id or os.environ.get("SLURM_JOB_ID", ""))
             return Ending("Failed", EXIT_TIME_LIMIT, f"Slurm's time limit of {limit} has come") if limit else ending
         return ending

@@ -28,11 +28,13 @@ import time
 import types
 from typing import Any, BinaryIO, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from shoal.job import cluster, contract, distribution, metrics, processes
-from shoal.job.contract import Container, ContractError
-from shoal.job.document import Job, local_path
-from shoal.job.folder import Amount, JobFolder
-from shoal.job.places import is_left_out
+from shoal.job import processes
+from shoal.job.document import Job, distribution, local_path
+from shoal.job.document.folder import Amount, JobFolder
+from shoal.job.engines import cluster, contract
+from shoal.job.engines.contract import Container, ContractError
+from shoal.job.engines.places import is_left_out
+from shoal.job.watching import metrics
 
 EXIT_TIME_LIMIT = 124  # the exit code of `shoal run --timeout`
 EXIT_AGENT = 125  # the agent could not do its work; `shoal run` uses the same code for its own failures
@@ -156,7 +158,7 @@ def _source_copy_own(job: Job, folder: pathlib.Path) -> None:
 
 
 def _source_download(uri: str, path: pathlib.Path) -> pathlib.Path:
-    from shoal.job import channels
+    from shoal.job.data import channels
     try:
         channels.file_bring(uri, path)
     except RuntimeError as error:
@@ -269,7 +271,7 @@ def packages_install(packages: List[Tuple[str, List[str]]], place: pathlib.Path,
 # ---- data ----
 
 def channels_bring(container: Container, place: Place, say: Callable[[str], None], report: Callable[..., None]) -> None:
-    from shoal.job import channels
+    from shoal.job.data import channels
     for name, channel in container.job.channels.items():
         folder = container.channel(name)
         try:
@@ -509,7 +511,7 @@ class Agent:
             if not self.container.checkpoints.exists():
                 self.container.checkpoints.symlink_to(self.folder.checkpoints)
             return
-        from shoal.job import checkpoints
+        from shoal.job.data import checkpoints
         self.checkpoints = checkpoints.Synchronizer(self.base / place.local_path, place.uri, self.say, self.place.host, job=self.job.name or "")
         try:
             self.checkpoints.start(self._report)
@@ -521,7 +523,7 @@ class Agent:
         reported."""
         if not self.checkpoints:
             return
-        from shoal.job import checkpoints
+        from shoal.job.data import checkpoints
         deadline_s = checkpoints.timeout_of(self.job)
         self.tell(keeping=deadline_s)
         try:

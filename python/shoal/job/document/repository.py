@@ -8,8 +8,7 @@ import re
 import subprocess
 from typing import Any, Dict, List
 
-from . import distribution
-from .document import Job, JobError
+from shoal.job.document import Job, JobError, distribution
 
 KEYS = ("repo", "branch", "commit")
 CREDENTIALS = ("2FA_enabled", "username", "password", "token")

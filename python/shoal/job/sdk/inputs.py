@@ -7,7 +7,7 @@ import os
 import pathlib
 from typing import Any, Dict, List, Optional, Union
 
-from .document import Channel, JobError
+from shoal.job.document import Channel, JobError
 
 FILE_SYSTEM_TYPES = ["FSxLustre", "EFS"]
 FILE_SYSTEM_MODES = ["ro", "rw"]

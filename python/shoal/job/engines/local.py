@@ -27,12 +27,13 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from shoal.job import agent, contract, liveness, processes
-from shoal.job.agent import Agent, Ending, Place
-from shoal.job.contract import ContractError
+from shoal.job import processes
 from shoal.job.document import Job
-from shoal.job.folder import ENDED, JobFolder, Status
-from shoal.job.places import EngineError, job_read, result_keep
+from shoal.job.document.folder import ENDED, JobFolder, Status
+from shoal.job.engines import agent, contract, liveness
+from shoal.job.engines.agent import Agent, Ending, Place
+from shoal.job.engines.contract import ContractError
+from shoal.job.engines.places import EngineError, job_read, result_keep
 
 NOTICE_S = 5.0  # time for the other hosts to notice a failure and end by themselves
 RESERVE_BYTES = 1 << 16  # freed before the last status is written, so that it fits on a full disk
@@ -47,7 +48,7 @@ def start(job: Job, folder: JobFolder) -> None:
     port = job.where.options.get("port")
     if port is not None and not processes.is_free(int(port)):
         raise EngineError(f"port {port} is in use on this machine: where.options.port must be free, or left out to have one chosen")
-    runner_start(folder, "shoal.job.local", [], lambda: folder.status().pid is not None)
+    runner_start(folder, "shoal.job.engines.local", [], lambda: folder.status().pid is not None)
 
 
 def runner_start(folder: JobFolder, module: str, words: List[str], is_begun: Callable[[], bool]) -> None:
@@ -176,7 +177,7 @@ class Runner:
 
     def _host_start(self, index: int, meet: List[Any], environment: Dict[str, str]) -> None:
         place = {"index": index, "hosts": self.status.hosts, "meet": meet, "cores": self._cores_of(index)}
-        process = subprocess.Popen(processes.python_module("shoal.job.local", str(self.folder.path), json.dumps(place)),
+        process = subprocess.Popen(processes.python_module("shoal.job.engines.local", str(self.folder.path), json.dumps(place)),
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment,
                                    preexec_fn=processes.end_with_parent)
         assert process.stdout

@@ -17,7 +17,7 @@ import re
 import shlex
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
-from .document import Job
+from shoal.job.document import Job
 
 Place = Tuple[str, ...]  # the keys that lead to a setting, from the top of `distribution`
 Mistake = Tuple[Place, str]

@@ -1,0 +1,1 @@
+"""Watching a job: its metrics, its report page, and the display while it runs."""
