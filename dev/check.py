@@ -56,6 +56,7 @@ ALLOWED = {
     "engine": {"base", "observe", "plan", "topology", "device", "transport", "collective"},
     "comm": {"base", "observe", "topology", "device", "memory", "bootstrap", "transport/shm", "transport/fabric", "transport/hosts",
              "collective", "engine"},
+    "predict": {"base", "device", "collective", "comm"},
     "inspect": {"base", "topology", "device", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
     "fusion": set(),
     "fusion/layout": {"fusion"},

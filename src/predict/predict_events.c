@@ -1,4 +1,4 @@
-#include "inspect/predict_events.h"
+#include "predict/predict_events.h"
 
 #include <stdlib.h>
 

@@ -7,11 +7,11 @@
  * A rank has one engine in each direction. An engine makes one copy at a time, frame by frame, so engines that share a link
  * take turns. GPUs that sum among themselves use the same links, and NVLink. This module knows ranks and times, not what ranks
  * do. */
-#ifndef SHOAL_INSPECT_PREDICT_COPIERS_H
-#define SHOAL_INSPECT_PREDICT_COPIERS_H
+#ifndef SHOAL_PREDICT_PREDICT_COPIERS_H
+#define SHOAL_PREDICT_PREDICT_COPIERS_H
 
-#include "inspect/predict.h"
-#include "inspect/predict_events.h"
+#include "predict/predict.h"
+#include "predict/predict_events.h"
 
 enum shoal_copy_stage { SHOAL_COPY_IN, SHOAL_COPY_OUT, SHOAL_COPY_STAGES };
 

@@ -1,11 +1,11 @@
 /* The network of the model: adapters of hosts, flows from one host to another, messages in them. This module knows hosts and
  * times, not what ranks do. */
-#ifndef SHOAL_INSPECT_PREDICT_WIRE_H
-#define SHOAL_INSPECT_PREDICT_WIRE_H
+#ifndef SHOAL_PREDICT_PREDICT_WIRE_H
+#define SHOAL_PREDICT_PREDICT_WIRE_H
 
-#include "inspect/predict.h"
-#include "inspect/predict_copiers.h"
-#include "inspect/predict_events.h"
+#include "predict/predict.h"
+#include "predict/predict_copiers.h"
+#include "predict/predict_events.h"
 
 #define SHOAL_NO_MESSAGE UINT32_MAX
 

@@ -1,7 +1,7 @@
 /* The queue of events: a heap ordered by time, then by the order of insertion. An event is a number. Each is in the queue at
  * most once, so all memory is allocated at the start. */
-#ifndef SHOAL_INSPECT_PREDICT_EVENTS_H
-#define SHOAL_INSPECT_PREDICT_EVENTS_H
+#ifndef SHOAL_PREDICT_PREDICT_EVENTS_H
+#define SHOAL_PREDICT_PREDICT_EVENTS_H
 
 #include "base/compiler.h"
 

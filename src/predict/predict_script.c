@@ -1,4 +1,4 @@
-#include "inspect/predict_script.h"
+#include "predict/predict_script.h"
 
 #include <stdlib.h>
 #include <string.h>

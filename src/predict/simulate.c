@@ -6,7 +6,7 @@
 #include "base/struct_bytes.h"
 #include "comm/context.h"
 #include "device/gpu.h"
-#include "inspect/predict.h"
+#include "predict/predict.h"
 
 /* Larger values would overflow times and loads. */
 #define BYTES_MOST ((size_t)1 << 40)

@@ -23,8 +23,8 @@
  *
  * The model leaves out other traffic, lost frames, caches, the adapters' use of memory, sleeping and waking, and the cores that
  * spinning ranks take from others. */
-#ifndef SHOAL_INSPECT_PREDICT_H
-#define SHOAL_INSPECT_PREDICT_H
+#ifndef SHOAL_PREDICT_PREDICT_H
+#define SHOAL_PREDICT_PREDICT_H
 
 #include "collective/select.h"
 

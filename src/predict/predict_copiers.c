@@ -1,4 +1,4 @@
-#include "inspect/predict_copiers.h"
+#include "predict/predict_copiers.h"
 
 #include <stdlib.h>
 

@@ -1,10 +1,10 @@
 /* Scripts: plans as the simulation runs them. Blocks have become bytes, and consecutive steps that only compute have been
  * merged. A rank has two scripts: one for meeting the others, and one for each chunk. If the data travel with the
  * announcements, the rank only has the first. */
-#ifndef SHOAL_INSPECT_PREDICT_SCRIPT_H
-#define SHOAL_INSPECT_PREDICT_SCRIPT_H
+#ifndef SHOAL_PREDICT_PREDICT_SCRIPT_H
+#define SHOAL_PREDICT_PREDICT_SCRIPT_H
 
-#include "inspect/predict_copiers.h"
+#include "predict/predict_copiers.h"
 
 /* The size of an announcement without data: struct shoal_network_announcement. */
 #define SHOAL_SCRIPT_ANNOUNCEMENT_BYTES 56

@@ -1,12 +1,12 @@
-#include "inspect/predict.h"
+#include "predict/predict.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/assert.h"
-#include "inspect/predict_copiers.h"
-#include "inspect/predict_script.h"
-#include "inspect/predict_wire.h"
+#include "predict/predict_copiers.h"
+#include "predict/predict_script.h"
+#include "predict/predict_wire.h"
 
 /* Times per chunk have settled when they agree to within one part in SETTLED_PARTS. They are compared over windows of at most
  * WINDOW_DEPTHS times as many chunks as there are slots, and only after FIRST_DEPTHS times as many chunks. */

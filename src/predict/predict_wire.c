@@ -1,4 +1,4 @@
-#include "inspect/predict_wire.h"
+#include "predict/predict_wire.h"
 
 #include <stdlib.h>
 
