@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/timed_call.h"
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 #include "run_agents_state.h"
 #include "run_events.h"
 

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 #include "run_agents_state.h"
 
 /* If no descriptor is left, wait this long before accepting connections again. */

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/timed_call.h"
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 #include "run_agents_state.h"
 
 enum { CONNECT_MS = 2000, PAUSE_MS_MAX = 1000, PORT_MAX = 65535 };

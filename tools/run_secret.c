@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 
 enum { SECRET_TEXT_MAX = 1024 };
 _Static_assert(RUN_PROOF_BYTES == SHOAL_AUTH_MAC_BYTES && RUN_NONCE_BYTES == SHOAL_AUTH_NONCE_BYTES, "sizes on the wire");

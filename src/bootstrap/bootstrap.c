@@ -4,10 +4,10 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "bootstrap/address.h"
-#include "bootstrap/auth.h"
-#include "bootstrap/key_table.h"
 #include "bootstrap/sources.h"
+#include "link/address.h"
+#include "link/auth.h"
+#include "store/key_table.h"
 
 static void bootstrap_free_bytes(unsigned char **bytes)
 {
@@ -39,7 +39,7 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
     point.is_named = settings->job_id[0] != 0;
     struct shoal_bootstrap bootstrap = {
         .rank = rank, .size = size, .launcher = "address", .warn_ms = settings->warn_ms, .phase_begun_ns = shoal_clock_ns()};
-    SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(size == 1 ? shoal_single_store_open(log, &bootstrap)
                         : shoal_tcp_store_open(&point, settings, log, timeout_ms, &bootstrap));
     *bootstrap_out = bootstrap;
@@ -59,7 +59,7 @@ enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, in
                                         .store = *store,
                                         .warn_ms = settings->warn_ms,
                                         .phase_begun_ns = shoal_clock_ns()};
-    SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(shoal_bootstrap_agree(&bootstrap, settings, log, timeout_ms));
     *bootstrap_out = bootstrap;
     return SHOAL_OK;

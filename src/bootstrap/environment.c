@@ -254,7 +254,7 @@ static enum shoal_status open_variables(const struct recipe *recipe, const struc
 {
     struct shoal_tcp_point point;
     SHOAL_TRY(find_self(recipe, log, bootstrap));
-    SHOAL_TRY(shoal_secret_load(settings, log, bootstrap));
+    SHOAL_TRY(shoal_bootstrap_secret_load(settings, log, bootstrap));
     SHOAL_TRY(take_secret_of_agent(log, timeout_ms, bootstrap));
     if (bootstrap->size == 1)
         return shoal_single_store_open(log, bootstrap);
@@ -269,7 +269,7 @@ static enum shoal_status finish_private(const struct shoal_bootstrap_settings *s
     if (log->rank < 0)
         log->rank = bootstrap->rank;
     shoal_bootstrap_end_phase(bootstrap, bootstrap->launcher);
-    enum shoal_status status = shoal_secret_load(settings, log, bootstrap);
+    enum shoal_status status = shoal_bootstrap_secret_load(settings, log, bootstrap);
     if (status == SHOAL_OK)
         status = shoal_bootstrap_agree(bootstrap, settings, log, timeout_ms);
     if (status != SHOAL_OK)

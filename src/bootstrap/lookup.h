@@ -3,7 +3,7 @@
 #ifndef SHOAL_BOOTSTRAP_LOOKUP_H
 #define SHOAL_BOOTSTRAP_LOOKUP_H
 
-#include "bootstrap/address.h"
+#include "link/address.h"
 
 struct shoal_lookup {
     char host[SHOAL_ADDRESS_HOST_MAX];

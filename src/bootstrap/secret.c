@@ -3,8 +3,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bootstrap/auth.h"
 #include "bootstrap/sources.h"
+#include "link/auth.h"
 
 #define SECRET_TEXT_MAX 1024
 
@@ -31,8 +31,8 @@ static enum shoal_status secret_read_line(const char *name, struct shoal_log *lo
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
-                                    struct shoal_bootstrap *bootstrap)
+enum shoal_status shoal_bootstrap_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                              struct shoal_bootstrap *bootstrap)
 {
     static const unsigned char context[SHOAL_SECRET_BYTES] = "shoal job secret, version 1";
     char text[SECRET_TEXT_MAX] = "";

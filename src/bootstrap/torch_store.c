@@ -6,8 +6,8 @@
 
 #include "base/clock.h"
 #include "base/timed_call.h"
-#include "bootstrap/auth.h"
 #include "bootstrap/sources.h"
+#include "link/auth.h"
 
 /* The part of torch's TCPStore protocol that hands out a secret. The source is torch/csrc/distributed/c10d/TCPStoreBackend.hpp
  * (torch 1.8 to 2.13 and later, either backend). Numbers are sent as stored in memory, and texts follow their length in 64

@@ -6,11 +6,11 @@
 
 #include "base/clock.h"
 #include "base/struct_bytes.h"
-#include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/lookup.h"
 #include "comm/comm_world.h"
 #include "inspect/describe_gpus.h"
+#include "link/address.h"
 #include "topology/limits.h"
 #include "topology/links.h"
 #include "topology/nic.h"

@@ -51,7 +51,7 @@ static void destroy(struct shoal_control *control)
     free(control);
 }
 
-static void fill_hello(const struct shoal_bootstrap *bootstrap, struct shoal_tcp_hello *hello)
+static void fill_hello(const struct shoal_bootstrap *bootstrap, struct shoal_kv_hello *hello)
 {
     memset(hello, 0, sizeof *hello);
     hello->protocol = SHOAL_CONTROL_PROTOCOL;
@@ -81,7 +81,7 @@ static bool make_tables(struct shoal_control *control)
 static enum shoal_status create(const struct shoal_bootstrap *bootstrap, const struct shoal_control_options *options,
                                 struct shoal_control **control_out)
 {
-    struct shoal_tcp_hello hello;
+    struct shoal_kv_hello hello;
     fill_hello(bootstrap, &hello);
     struct shoal_control *control = calloc(1, sizeof *control);
     if (!control || !shoal_control_core_init(&control->core, &hello, bootstrap->secret, options->log)) {
@@ -164,7 +164,7 @@ static enum shoal_status gather_contacts(struct shoal_control *control, struct s
     SHOAL_TRY(shoal_bootstrap_gather(bootstrap, control->core.log, "control", &mine, control->contacts, sizeof mine,
                                      control->timeout_ms));
     for (int r = 0; r < shoal_control_tree_size(control); r++)
-        shoal_tcp_text_clean(control->contacts[r].host, sizeof control->contacts[r].host);
+        shoal_kv_text_clean(control->contacts[r].host, sizeof control->contacts[r].host);
     control->core.hello.job = control->contacts[0].job;
     return SHOAL_OK;
 }

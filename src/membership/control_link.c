@@ -5,7 +5,7 @@
 
 #include "base/clock.h"
 
-bool shoal_control_core_init(struct shoal_control_core *core, const struct shoal_tcp_hello *hello,
+bool shoal_control_core_init(struct shoal_control_core *core, const struct shoal_kv_hello *hello,
                              const unsigned char secret[SHOAL_SECRET_BYTES], struct shoal_log *log)
 {
     memset(core, 0, sizeof *core);
@@ -56,7 +56,7 @@ void shoal_control_link_end(struct shoal_control_core *core, struct shoal_contro
         core->linked[link->peer] = NULL;
 }
 
-static void print_oddity(const struct shoal_control_core *core, const struct shoal_tcp_hello *there, unsigned kind, char *text,
+static void print_oddity(const struct shoal_control_core *core, const struct shoal_kv_hello *there, unsigned kind, char *text,
                          size_t bytes)
 {
     if (kind == SHOAL_CONTROL_GARBAGE)
@@ -64,7 +64,7 @@ static void print_oddity(const struct shoal_control_core *core, const struct sho
     else if (kind == SHOAL_CONTROL_SLOW)
         snprintf(text, bytes, "it did not prove who it is within %d ms", SHOAL_CONTROL_HANDSHAKE_MS);
     else
-        shoal_control_refusal_print((enum shoal_tcp_verdict)kind, there, &core->hello, text, bytes);
+        shoal_control_refusal_print((enum shoal_kv_verdict)kind, there, &core->hello, text, bytes);
 }
 
 void shoal_control_link_refuse(struct shoal_control_core *core, const struct shoal_control_link *link, unsigned kind)
@@ -72,9 +72,9 @@ void shoal_control_link_refuse(struct shoal_control_core *core, const struct sho
     if (core->refused & UINT32_C(1) << kind)
         return;
     core->refused |= UINT32_C(1) << kind;
-    struct shoal_tcp_hello there = link->is_outgoing ? link->server : link->client;
+    struct shoal_kv_hello there = link->is_outgoing ? link->server : link->client;
     char reason[256];
-    shoal_tcp_text_clean(there.host, sizeof there.host);
+    shoal_kv_text_clean(there.host, sizeof there.host);
     print_oddity(core, &there, kind, reason, sizeof reason);
     if (there.host[0])
         shoal_log_line(core->log, SHOAL_LOG_WARN, "bootstrap", "control tree: the connection %s rank %u (%s:%u) is refused: %s",
@@ -163,7 +163,7 @@ bool shoal_control_link_is_up_to_date(struct shoal_control_core *core, const str
 /* ---- handshake ---- */
 
 /* If the verdict cannot be sent at once, the peer does not read: the link ends after a second. */
-static void close_soon(struct shoal_control_link *link, enum shoal_tcp_verdict verdict, uint64_t now_ns)
+static void close_soon(struct shoal_control_link *link, enum shoal_kv_verdict verdict, uint64_t now_ns)
 {
     link->verdict = verdict;
     link->state = SHOAL_CONTROL_LINK_CLOSING;
@@ -181,14 +181,14 @@ void shoal_control_link_greet(struct shoal_control_core *core, struct shoal_cont
         append(link, &(struct shoal_control_frame){.kind = SHOAL_CONTROL_HELLO, .value.hello = link->client});
 }
 
-static enum shoal_tcp_verdict link_judge(const struct shoal_control_core *core, const struct shoal_tcp_hello *there)
+static enum shoal_kv_verdict link_judge(const struct shoal_control_core *core, const struct shoal_kv_hello *there)
 {
-    const enum shoal_tcp_verdict verdict = shoal_tcp_hello_judge(there, &core->hello);
-    if (verdict != SHOAL_TCP_OK)
+    const enum shoal_kv_verdict verdict = shoal_kv_hello_judge(there, &core->hello);
+    if (verdict != SHOAL_KV_OK)
         return verdict;
     if (there->rank == core->hello.rank)
-        return SHOAL_TCP_RANK;
-    return core->linked[there->rank] ? SHOAL_TCP_TAKEN : SHOAL_TCP_OK;
+        return SHOAL_KV_RANK;
+    return core->linked[there->rank] ? SHOAL_KV_TAKEN : SHOAL_KV_OK;
 }
 
 static void do_hello(struct shoal_control_core *core, struct shoal_control_link *link, const struct shoal_control_frame *frame,
@@ -196,20 +196,20 @@ static void do_hello(struct shoal_control_core *core, struct shoal_control_link 
 {
     link->client = frame->value.hello;
     link->server = core->hello;
-    const enum shoal_tcp_verdict verdict = link_judge(core, &link->client);
+    const enum shoal_kv_verdict verdict = link_judge(core, &link->client);
     struct shoal_control_frame reply = {.kind = SHOAL_CONTROL_CHALLENGE, .verdict = verdict};
     if (shoal_auth_random(link->server.nonce, sizeof link->server.nonce) != SHOAL_OK ||
-        (verdict == SHOAL_TCP_OK &&
-         !shoal_tcp_proof_build(core->secret, true, &link->client, &link->server, reply.value.challenge.proof))) {
+        (verdict == SHOAL_KV_OK &&
+         !shoal_kv_proof_build(core->secret, true, &link->client, &link->server, reply.value.challenge.proof))) {
         shoal_control_link_end(core, link, SHOAL_CONTROL_CLOSED);
         return;
     }
     reply.value.challenge.server = link->server;
-    if (verdict != SHOAL_TCP_OK)
+    if (verdict != SHOAL_KV_OK)
         reply.value.challenge.server.job = 0; /* a stranger must not learn the job's number */
     append(link, &reply);
     link->state = SHOAL_CONTROL_LINK_EXPECT_PROOF;
-    if (verdict != SHOAL_TCP_OK) {
+    if (verdict != SHOAL_KV_OK) {
         shoal_control_link_refuse(core, link, verdict);
         close_soon(link, verdict, now_ns);
     }
@@ -221,7 +221,7 @@ static bool is_proved(const struct shoal_control_core *core, const struct shoal_
     unsigned char wanted[SHOAL_AUTH_MAC_BYTES];
     if (!core->hello.has_secret)
         return true; /* the job's number has been compared */
-    return shoal_tcp_proof_build(core->secret, of_server, &link->client, &link->server, wanted) &&
+    return shoal_kv_proof_build(core->secret, of_server, &link->client, &link->server, wanted) &&
            shoal_auth_equal(wanted, proof, sizeof wanted);
 }
 
@@ -233,18 +233,18 @@ static void do_challenge(struct shoal_control_core *core, struct shoal_control_l
     struct shoal_control_frame reply = {.kind = SHOAL_CONTROL_PROOF};
     link->server = challenge->server;
     reply.verdict = frame->verdict;
-    if (reply.verdict == SHOAL_TCP_OK)
-        reply.verdict = shoal_tcp_hello_judge(&link->server, &core->hello);
-    if (reply.verdict == SHOAL_TCP_OK && link->server.rank != (uint32_t)link->peer)
-        reply.verdict = SHOAL_TCP_RANK;
-    if (reply.verdict == SHOAL_TCP_OK && !is_proved(core, link, true, challenge->proof))
-        reply.verdict = SHOAL_TCP_SECRET_WRONG;
-    if (reply.verdict == SHOAL_TCP_OK &&
-        !shoal_tcp_proof_build(core->secret, false, &link->client, &link->server, reply.value.proof))
-        reply.verdict = SHOAL_TCP_SECRET_WRONG;
+    if (reply.verdict == SHOAL_KV_OK)
+        reply.verdict = shoal_kv_hello_judge(&link->server, &core->hello);
+    if (reply.verdict == SHOAL_KV_OK && link->server.rank != (uint32_t)link->peer)
+        reply.verdict = SHOAL_KV_RANK;
+    if (reply.verdict == SHOAL_KV_OK && !is_proved(core, link, true, challenge->proof))
+        reply.verdict = SHOAL_KV_SECRET_WRONG;
+    if (reply.verdict == SHOAL_KV_OK &&
+        !shoal_kv_proof_build(core->secret, false, &link->client, &link->server, reply.value.proof))
+        reply.verdict = SHOAL_KV_SECRET_WRONG;
     append(link, &reply);
     link->state = SHOAL_CONTROL_LINK_EXPECT_WELCOME;
-    if (reply.verdict != SHOAL_TCP_OK) {
+    if (reply.verdict != SHOAL_KV_OK) {
         shoal_control_link_refuse(core, link, reply.verdict);
         close_soon(link, reply.verdict, now_ns);
     }
@@ -269,12 +269,12 @@ static void do_proof(struct shoal_control_core *core, struct shoal_control_link 
                      uint64_t now_ns)
 {
     struct shoal_control_frame reply = {.kind = SHOAL_CONTROL_WELCOME, .verdict = frame->verdict};
-    if (reply.verdict == SHOAL_TCP_OK && !is_proved(core, link, false, frame->value.proof))
-        reply.verdict = SHOAL_TCP_SECRET_WRONG;
-    if (reply.verdict == SHOAL_TCP_OK)
+    if (reply.verdict == SHOAL_KV_OK && !is_proved(core, link, false, frame->value.proof))
+        reply.verdict = SHOAL_KV_SECRET_WRONG;
+    if (reply.verdict == SHOAL_KV_OK)
         reply.verdict = link_judge(core, &link->client); /* another link may have come since the hello */
     append(link, &reply);
-    if (reply.verdict != SHOAL_TCP_OK) {
+    if (reply.verdict != SHOAL_KV_OK) {
         shoal_control_link_refuse(core, link, reply.verdict);
         close_soon(link, reply.verdict, now_ns);
         return;
@@ -286,7 +286,7 @@ static void do_proof(struct shoal_control_core *core, struct shoal_control_link 
 static void do_welcome(struct shoal_control_core *core, struct shoal_control_link *link,
                        const struct shoal_control_frame *frame, uint64_t now_ns)
 {
-    if (frame->verdict != SHOAL_TCP_OK) {
+    if (frame->verdict != SHOAL_KV_OK) {
         shoal_control_link_refuse(core, link, frame->verdict);
         close_soon(link, frame->verdict, now_ns);
         return;

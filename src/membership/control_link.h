@@ -42,7 +42,7 @@ struct shoal_control_link {
     bool is_released;                 /* the other side lets this one leave */
     bool is_shut;                     /* nothing further will be sent */
     enum shoal_control_cause cause;   /* why it is DEAD */
-    enum shoal_tcp_verdict verdict;   /* why the handshake failed */
+    enum shoal_kv_verdict verdict;    /* why the handshake failed */
     int error;                        /* of connect() */
     uint64_t id;
     uint64_t deadline_ns; /* of the listening side's handshake, or of sending a refusal */
@@ -50,13 +50,13 @@ struct shoal_control_link {
     uint32_t pauses; /* the peer's number of pauses at the last check */
     uint64_t sent, confirmed, received, reported;
     uint64_t changes_sent, notices_sent;
-    struct shoal_tcp_hello client, server;
+    struct shoal_kv_hello client, server;
     size_t in_bytes, out_bytes, out_sent;
     unsigned char in[SHOAL_CONTROL_IN_BYTES];
     unsigned char out[SHOAL_CONTROL_OUT_BYTES];
 };
 
-enum shoal_control_oddity { SHOAL_CONTROL_GARBAGE = SHOAL_TCP_VERDICT_END, SHOAL_CONTROL_SLOW, SHOAL_CONTROL_ODDITY_END };
+enum shoal_control_oddity { SHOAL_CONTROL_GARBAGE = SHOAL_KV_VERDICT_END, SHOAL_CONTROL_SLOW, SHOAL_CONTROL_ODDITY_END };
 #define SHOAL_CONTROL_REFUSALS_LOGGED_MAX 16
 _Static_assert(SHOAL_CONTROL_ODDITY_END - 1 <= SHOAL_CONTROL_REFUSALS_LOGGED_MAX, "one line of each kind that is not OK");
 
@@ -64,7 +64,7 @@ struct shoal_control_core {
     struct shoal_log *log;
     pthread_mutex_t lock; /* guards the state */
     struct shoal_control_state state;
-    struct shoal_tcp_hello hello; /* this side's; the nonce is filled in per link */
+    struct shoal_kv_hello hello; /* this side's; the nonce is filled in per link */
     unsigned char secret[SHOAL_SECRET_BYTES];
     struct shoal_control_link **linked; /* for each rank the link that is UP, or NULL */
     uint64_t next_id;
@@ -72,7 +72,7 @@ struct shoal_control_core {
 };
 
 /* Sets size, rank, secret and hello as passed, and initializes the log and the lock. */
-SHOAL_MUST_USE bool shoal_control_core_init(struct shoal_control_core *core, const struct shoal_tcp_hello *hello,
+SHOAL_MUST_USE bool shoal_control_core_init(struct shoal_control_core *core, const struct shoal_kv_hello *hello,
                                             const unsigned char secret[SHOAL_SECRET_BYTES], struct shoal_log *log);
 void shoal_control_core_fini(struct shoal_control_core *core);
 

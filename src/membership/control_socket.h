@@ -3,7 +3,7 @@
 #ifndef SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
 #define SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
 
-#include "bootstrap/address.h"
+#include "link/address.h"
 
 /* Each returns -errno on failure. A connection in progress is not a failure. Any thread. */
 int shoal_control_socket_listen(const struct shoal_address *address);

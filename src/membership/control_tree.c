@@ -149,9 +149,9 @@ static enum shoal_status say_unreached(struct shoal_control *control)
     char here[256], there[256];
     print_rank(control, shoal_control_tree_rank(control), here, sizeof here);
     print_rank(control, attempt->target, there, sizeof there);
-    if (attempt->verdict != SHOAL_TCP_OK)
+    if (attempt->verdict != SHOAL_KV_OK)
         return shoal_log_fail(
-            control->core.log, shoal_tcp_verdict_status(attempt->verdict), "bootstrap",
+            control->core.log, shoal_kv_verdict_status(attempt->verdict), "bootstrap",
             "control tree: %s and its parent, %s, could not prove to each other that they belong to one job; see above", here,
             there);
     if (attempt->error == ECONNREFUSED)
@@ -217,7 +217,7 @@ static bool is_hopeless(const struct shoal_control *control, const struct shoal_
     if (attempt->refused_ns && now_ns >= attempt->refused_ns + REFUSED_MS * SHOAL_NS_PER_MS && !is_connected)
         return true;
     if (control->phase == SHOAL_CONTROL_OPENING)
-        return attempt->verdict != SHOAL_TCP_OK || now_ns >= attempt->until_ns;
+        return attempt->verdict != SHOAL_KV_OK || now_ns >= attempt->until_ns;
     return now_ns >= attempt->until_ns && !is_connected;
 }
 

@@ -4,7 +4,7 @@
 
 /* The size of each kind's value, without a notice's data. */
 static const size_t value_bytes[SHOAL_CONTROL_KIND_END] = {
-    [SHOAL_CONTROL_HELLO] = sizeof(struct shoal_tcp_hello),
+    [SHOAL_CONTROL_HELLO] = sizeof(struct shoal_kv_hello),
     [SHOAL_CONTROL_CHALLENGE] = sizeof(struct shoal_control_challenge),
     [SHOAL_CONTROL_PROOF] = SHOAL_AUTH_MAC_BYTES,
     [SHOAL_CONTROL_HEARTBEAT] = sizeof(struct shoal_control_heartbeat),
@@ -15,7 +15,7 @@ static const size_t value_bytes[SHOAL_CONTROL_KIND_END] = {
 static bool is_head_sound(const struct shoal_control_head *head, bool is_member)
 {
     if (head->magic != SHOAL_CONTROL_MAGIC || head->kind < SHOAL_CONTROL_HELLO || head->kind >= SHOAL_CONTROL_KIND_END ||
-        head->verdict >= SHOAL_TCP_VERDICT_END || is_member != (head->kind > SHOAL_CONTROL_WELCOME))
+        head->verdict >= SHOAL_KV_VERDICT_END || is_member != (head->kind > SHOAL_CONTROL_WELCOME))
         return false;
     const size_t least = value_bytes[head->kind];
     const size_t most = least + (head->kind == SHOAL_CONTROL_NOTICE ? SHOAL_CONTROL_NOTICE_MAX : 0);
@@ -73,28 +73,28 @@ size_t shoal_control_frame_build(const struct shoal_control_frame *frame, unsign
     return sizeof head + least + frame->data_bytes;
 }
 
-void shoal_control_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *there,
-                                 const struct shoal_tcp_hello *here, char *text, size_t bytes)
+void shoal_control_refusal_print(enum shoal_kv_verdict verdict, const struct shoal_kv_hello *there,
+                                 const struct shoal_kv_hello *here, char *text, size_t bytes)
 {
-    char version[SHOAL_TCP_VERSION_BYTES];
+    char version[SHOAL_KV_VERSION_BYTES];
     memcpy(version, there->version, sizeof version);
-    shoal_tcp_text_clean(version, sizeof version);
+    shoal_kv_text_clean(version, sizeof version);
     switch (verdict) {
-    case SHOAL_TCP_VERSION:
+    case SHOAL_KV_VERSION:
         snprintf(text, bytes, "Shoal %s runs there (protocol %#x) and %s here (%#x); install one version everywhere", version,
                  there->protocol, here->version, here->protocol);
         return;
-    case SHOAL_TCP_SIZE:
+    case SHOAL_KV_SIZE:
         snprintf(text, bytes, "%u ranks are expected there and %u here", there->size, here->size);
         return;
-    case SHOAL_TCP_RANK:
+    case SHOAL_KV_RANK:
         snprintf(text, bytes, "it is not the rank it should be");
         return;
-    case SHOAL_TCP_TAKEN:
+    case SHOAL_KV_TAKEN:
         snprintf(text, bytes, "two processes claim to be this rank");
         return;
-    case SHOAL_TCP_SECRET_ONE_SIDED:
-    case SHOAL_TCP_SECRET_WRONG:
+    case SHOAL_KV_SECRET_ONE_SIDED:
+    case SHOAL_KV_SECRET_WRONG:
         snprintf(text, bytes, "its secret is another; set SHOAL_SECRET or SHOAL_SECRET_FILE alike on all ranks");
         return;
     default:

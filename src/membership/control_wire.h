@@ -9,14 +9,14 @@
  *                                  <------    WELCOME    verdict
  *   HEARTBEAT | FACT | NOTICE | RELEASE  <------>  HEARTBEAT | FACT | NOTICE | RELEASE
  *
- * Hello, verdict and proof are those of Shoal's store (bootstrap/tcp_wire.h) with another protocol number, so that a proof for
+ * Hello, verdict and proof are those of Shoal's store (store/kv_wire.h) with another protocol number, so that a proof for
  * one protocol is not valid for the other. The hello also identifies the job by a number that strangers do not know. A rank's
  * goodbye is the FACT that it is gone. Pure functions, any thread. */
 #ifndef SHOAL_MEMBERSHIP_CONTROL_WIRE_H
 #define SHOAL_MEMBERSHIP_CONTROL_WIRE_H
 
-#include "bootstrap/tcp_wire.h"
 #include "membership/control.h"
+#include "store/kv_wire.h"
 
 #define SHOAL_CONTROL_MAGIC UINT32_C(0x43414853) /* "SHAC" */
 #define SHOAL_CONTROL_PROTOCOL (0x10000 + 2)
@@ -36,13 +36,13 @@ enum shoal_control_kind {
 struct shoal_control_head {
     uint32_t magic;
     uint8_t kind;
-    uint8_t verdict; /* enum shoal_tcp_verdict, in a handshake */
+    uint8_t verdict; /* enum shoal_kv_verdict, in a handshake */
     uint16_t value_bytes;
 };
 _Static_assert(sizeof(struct shoal_control_head) == 8, "the head on the wire");
 
 struct shoal_control_challenge {
-    struct shoal_tcp_hello server; /* in a refusal, without the job's number */
+    struct shoal_kv_hello server; /* in a refusal, without the job's number */
     unsigned char proof[SHOAL_AUTH_MAC_BYTES];
 };
 
@@ -91,15 +91,15 @@ struct shoal_control_contact {
     uint16_t family;
     uint16_t port;
     uint32_t process;
-    char host[SHOAL_TCP_HOST_BYTES];
+    char host[SHOAL_KV_HOST_BYTES];
 };
 
 struct shoal_control_frame {
     enum shoal_control_kind kind;
-    enum shoal_tcp_verdict verdict;
+    enum shoal_kv_verdict verdict;
     size_t bytes; /* size of the whole frame */
     union {
-        struct shoal_tcp_hello hello;
+        struct shoal_kv_hello hello;
         struct shoal_control_challenge challenge;
         unsigned char proof[SHOAL_AUTH_MAC_BYTES];
         struct shoal_control_heartbeat heartbeat;
@@ -122,7 +122,7 @@ enum shoal_control_parsed shoal_control_frame_parse(const unsigned char *data, s
 size_t shoal_control_frame_build(const struct shoal_control_frame *frame, unsigned char *to);
 
 /* Describes a refusal. `there` is the hello of the other side. */
-void shoal_control_refusal_print(enum shoal_tcp_verdict verdict, const struct shoal_tcp_hello *there,
-                                 const struct shoal_tcp_hello *here, char *text, size_t bytes);
+void shoal_control_refusal_print(enum shoal_kv_verdict verdict, const struct shoal_kv_hello *there,
+                                 const struct shoal_kv_hello *here, char *text, size_t bytes);
 
 #endif

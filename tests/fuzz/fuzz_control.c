@@ -28,7 +28,7 @@ static void drop_line(void *arg, int level, const char *line)
     (void)arg, (void)level, (void)line;
 }
 
-static void fill_hello(struct shoal_tcp_hello *hello, uint32_t rank)
+static void fill_hello(struct shoal_kv_hello *hello, uint32_t rank)
 {
     memset(hello, 0, sizeof *hello);
     hello->protocol = SHOAL_CONTROL_PROTOCOL;
@@ -129,7 +129,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     static struct shoal_log_settings settings = {.log = "warn"};
     static const unsigned char secret[SHOAL_SECRET_BYTES];
     struct harness h = {.now_ns = 1};
-    struct shoal_tcp_hello hello;
+    struct shoal_kv_hello hello;
     fill_hello(&hello, 1);
     shoal_log_init(&h.log, &settings, drop_line, NULL);
     if (!shoal_control_core_init(&h.core, &hello, secret, &h.log))

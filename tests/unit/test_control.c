@@ -23,9 +23,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "bootstrap/address.h"
-#include "bootstrap/auth.h"
 #include "comm/settings.h"
+#include "link/address.h"
+#include "link/auth.h"
 #include "membership/control.h"
 #include "membership/control_state.h"
 #include "membership/control_tree.h"
@@ -1008,9 +1008,9 @@ static bool is_ended(int fd)
     return got == 0 || errno == ECONNRESET;
 }
 
-static struct shoal_tcp_hello hello_of(const struct world *world, int rank)
+static struct shoal_kv_hello hello_of(const struct world *world, int rank)
 {
-    struct shoal_tcp_hello hello = {.protocol = SHOAL_CONTROL_PROTOCOL, .rank = (uint32_t)rank, .size = (uint32_t)world->size};
+    struct shoal_kv_hello hello = {.protocol = SHOAL_CONTROL_PROTOCOL, .rank = (uint32_t)rank, .size = (uint32_t)world->size};
     hello.has_secret = world->ranks[0].bootstrap.has_secret;
     hello.job = world->meeting->contacts[0].job;
     snprintf(hello.version, sizeof hello.version, "%s", shoal_version());
@@ -1019,8 +1019,8 @@ static struct shoal_tcp_hello hello_of(const struct world *world, int rank)
 }
 
 /* Sends a hello to rank 0 and returns its verdict. */
-static enum shoal_tcp_verdict say_hello(struct world *world, const struct shoal_tcp_hello *hello,
-                                        struct shoal_control_frame *answer)
+static enum shoal_kv_verdict say_hello(struct world *world, const struct shoal_kv_hello *hello,
+                                       struct shoal_control_frame *answer)
 {
     unsigned char bytes[SHOAL_CONTROL_FRAME_BYTES_MAX];
     const int fd = connect_to(world, 0);
@@ -1030,7 +1030,7 @@ static enum shoal_tcp_verdict say_hello(struct world *world, const struct shoal_
     const size_t wanted = sizeof(struct shoal_control_head) + sizeof(struct shoal_control_challenge);
     assert_int_equal(recv(fd, bytes, wanted, MSG_WAITALL), wanted);
     assert_int_equal(shoal_control_frame_parse(bytes, wanted, world->size, false, answer), SHOAL_CONTROL_PARSED_FRAME);
-    if (answer->verdict != SHOAL_TCP_OK)
+    if (answer->verdict != SHOAL_KV_OK)
         assert_true(is_ended(fd));
     close(fd);
     return answer->verdict;
@@ -1052,19 +1052,19 @@ static void control_refuses_strangers(void **state)
     struct shoal_control_frame answer;
     (void)state;
     for (int i = 0; i < 3; i++) {
-        struct shoal_tcp_hello hello = hello_of(world, 2);
+        struct shoal_kv_hello hello = hello_of(world, 2);
         hello.job++;
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_NOT_OURS);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_KV_NOT_OURS);
         assert_int_equal(answer.value.challenge.server.job, 0);
         hello = hello_of(world, 2);
         strcpy(hello.version, "9.9.9");
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_VERSION);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_KV_VERSION);
         hello = hello_of(world, 2); /* which has joined already */
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_TAKEN);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_KV_TAKEN);
         hello = hello_of(world, 0);
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_RANK);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_KV_RANK);
         hello = hello_of(world, 3);
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_RANK);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_KV_RANK);
     }
     assert_int_equal(count_lines(&world->ranks[0], "is refused"), 4);
     assert_int_equal(count_lines(&world->ranks[0], "Shoal 9.9.9"), 1);
@@ -1150,12 +1150,12 @@ static void control_works_without_a_secret(void **state)
         world->ranks[r].bootstrap.has_secret = false;
     open_ranks(world, -1);
     expect_notices(world, 1);
-    struct shoal_tcp_hello hello = hello_of(world, 3);
+    struct shoal_kv_hello hello = hello_of(world, 3);
     hello.job ^= 1;
-    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_NOT_OURS);
+    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_KV_NOT_OURS);
     hello = hello_of(world, 3);
     hello.has_secret = 1;
-    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_SECRET_ONE_SIDED);
+    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_KV_SECRET_ONE_SIDED);
     free_world(world);
 }
 

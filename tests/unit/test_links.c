@@ -117,7 +117,7 @@ static void expect_gpus(const char *const *rows)
     for (int gpu = 0; gpu < links.gpus; gpu++) {
         char row[512] = "";
         for (int peer = 0; peer < links.gpus; peer++) {
-            const enum shoal_path path = shoal_links_between(&links, gpu, peer);
+            const enum shoal_path link = shoal_links_between(&links, gpu, peer);
             assert_int_equal(link, shoal_links_between(&links, peer, gpu));
             snprintf(row + strlen(row), sizeof row - strlen(row), "%s%s", peer ? " " : "", shoal_path_word(link));
         }

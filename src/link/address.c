@@ -1,4 +1,4 @@
-#include "bootstrap/address.h"
+#include "link/address.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

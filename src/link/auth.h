@@ -1,9 +1,10 @@
 /* Proof of the job secret: HMAC-SHA-256 (RFC 2104) from libsodium, which is loaded at run time. */
-#ifndef SHOAL_BOOTSTRAP_AUTH_H
-#define SHOAL_BOOTSTRAP_AUTH_H
+#ifndef SHOAL_LINK_AUTH_H
+#define SHOAL_LINK_AUTH_H
 
 #include "base/log.h"
 
+#define SHOAL_SECRET_BYTES 32 /* of a job secret, hashed to a key */
 #define SHOAL_AUTH_MAC_BYTES 32
 #define SHOAL_AUTH_NONCE_BYTES 16
 
@@ -15,7 +16,7 @@ struct shoal_auth_span {
     const void *data;
     size_t bytes;
 };
-bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_span *spans, size_t span_count,
+bool shoal_auth_mac(const unsigned char key[SHOAL_SECRET_BYTES], const struct shoal_auth_span *spans, size_t span_count,
                     unsigned char mac[SHOAL_AUTH_MAC_BYTES]);
 
 /* Compares two byte strings in constant time. */

@@ -1,4 +1,4 @@
-#include "bootstrap/tcp_server.h"
+#include "store/kv_server.h"
 
 #include <errno.h>
 #include <netinet/in.h>
@@ -17,8 +17,8 @@
 
 #define EVENTS_MAX 256 /* most events fetched from the kernel at once */
 
-struct shoal_tcp_server {
-    struct shoal_tcp_core core;
+struct shoal_kv_server {
+    struct shoal_kv_core core;
     int listener;
     int stop_event;
     bool is_listening; /* the listener is in the epoll set */
@@ -30,7 +30,7 @@ struct shoal_tcp_server {
     uint64_t accept_ns; /* do not accept before this time (set after running out of descriptors) */
 };
 
-int shoal_tcp_server_listen(const struct shoal_address *address)
+int shoal_kv_server_listen(const struct shoal_address *address)
 {
     const int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
@@ -43,7 +43,7 @@ int shoal_tcp_server_listen(const struct shoal_address *address)
 }
 
 /* Returns false if the connection is over. */
-static bool server_send_some(struct shoal_tcp_session *session)
+static bool server_send_some(struct shoal_kv_session *session)
 {
     while (session->out_sent < session->out_bytes) {
         const ssize_t sent = send(session->fd, session->out + session->out_sent, session->out_bytes - session->out_sent,
@@ -55,36 +55,36 @@ static bool server_send_some(struct shoal_tcp_session *session)
         session->out_sent += (size_t)sent;
     }
     session->out_bytes = session->out_sent = 0;
-    return session->state != SHOAL_TCP_CLOSING;
+    return session->state != SHOAL_KV_CLOSING;
 }
 
 /* Receives one piece per turn, so that a busy connection does not starve the others. */
-static bool server_receive_some(struct shoal_tcp_server *server, struct shoal_tcp_session *session)
+static bool server_receive_some(struct shoal_kv_server *server, struct shoal_kv_session *session)
 {
     char piece[PIECE_BYTES];
     const ssize_t got = recv(session->fd, piece, sizeof piece, MSG_DONTWAIT);
     if (got < 0)
         return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-    return got > 0 && shoal_tcp_session_feed(&server->core, session, piece, (size_t)got);
+    return got > 0 && shoal_kv_session_feed(&server->core, session, piece, (size_t)got);
 }
 
-static void serve_session(struct shoal_tcp_server *server, struct shoal_tcp_session *session, uint32_t events, uint64_t now_ns)
+static void serve_session(struct shoal_kv_server *server, struct shoal_kv_session *session, uint32_t events, uint64_t now_ns)
 {
     bool is_alive = server_send_some(session);
-    if (is_alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && shoal_tcp_session_is_ready(session))
+    if (is_alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && shoal_kv_session_is_ready(session))
         is_alive = server_receive_some(server, session);
     else if (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))
         is_alive = false;
-    while (is_alive && shoal_tcp_session_step(&server->core, session, now_ns)) {
+    while (is_alive && shoal_kv_session_step(&server->core, session, now_ns)) {
         is_alive = server_send_some(session);
-        server->stop_ns = shoal_min_size(now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS, server->end_ns);
+        server->stop_ns = shoal_min_size(now_ns + SHOAL_KV_FAREWELL_MS * SHOAL_NS_PER_MS, server->end_ns);
     }
     if (!is_alive)
-        shoal_tcp_session_close(&server->core, session);
+        shoal_kv_session_close(&server->core, session);
 }
 
 /* The ranks that cannot connect see only that nothing answers, so warn here. */
-static void pause_accepting(struct shoal_tcp_server *server, int error, uint64_t now_ns)
+static void pause_accepting(struct shoal_kv_server *server, int error, uint64_t now_ns)
 {
     server->accept_ns = now_ns + ACCEPT_PAUSE_MS * SHOAL_NS_PER_MS;
     if (!server->has_warned)
@@ -95,18 +95,18 @@ static void pause_accepting(struct shoal_tcp_server *server, int error, uint64_t
     server->has_warned = true;
 }
 
-static void server_accept_one(struct shoal_tcp_server *server, uint64_t now_ns)
+static void server_accept_one(struct shoal_kv_server *server, uint64_t now_ns)
 {
     int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
         const int error = errno;
         const bool is_short = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-        if (is_short && !shoal_tcp_core_drop_stranger(&server->core))
+        if (is_short && !shoal_kv_core_drop_stranger(&server->core))
             pause_accepting(server, error, now_ns);
         return;
     }
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    if (!shoal_tcp_session_open(&server->core, fd, now_ns))
+    if (!shoal_kv_session_open(&server->core, fd, now_ns))
         close(fd);
 }
 
@@ -126,13 +126,13 @@ static int until_ms(uint64_t moment_ns, uint64_t now_ns)
 
 /* `whose` identifies the source of an event: the stop event or the listener (by their addresses in the server), or a
  * session. */
-static bool server_await(const struct shoal_tcp_server *server, int how, int fd, uint32_t events, void *whose)
+static bool server_await(const struct shoal_kv_server *server, int how, int fd, uint32_t events, void *whose)
 {
     struct epoll_event event = {.events = events, .data.ptr = whose};
     return epoll_ctl(server->core.epoll, how, fd, &event) == 0;
 }
 
-static void await_connections(struct shoal_tcp_server *server, uint64_t now_ns)
+static void await_connections(struct shoal_kv_server *server, uint64_t now_ns)
 {
     const bool accepts = !server->is_stopping && server->accept_ns <= now_ns;
     if (accepts != server->is_listening &&
@@ -141,55 +141,55 @@ static void await_connections(struct shoal_tcp_server *server, uint64_t now_ns)
 }
 
 /* Updates only what has changed: there may be thousands of sessions, of which a turn touches few. */
-static void await_sessions(struct shoal_tcp_server *server)
+static void await_sessions(struct shoal_kv_server *server)
 {
     for (size_t i = 0; i < server->core.session_count; i++) {
-        struct shoal_tcp_session *session = server->core.sessions[i];
+        struct shoal_kv_session *session = server->core.sessions[i];
         uint32_t events = EPOLLRDHUP;
-        if (shoal_tcp_session_is_ready(session))
+        if (shoal_kv_session_is_ready(session))
             events |= EPOLLIN;
-        if (session->out_bytes > 0 || session->state == SHOAL_TCP_CLOSING)
+        if (session->out_bytes > 0 || session->state == SHOAL_KV_CLOSING)
             events |= EPOLLOUT;
         if (events != session->awaited &&
             !server_await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->fd, events, session))
-            shoal_tcp_session_close(&server->core, session); /* out of memory: nothing could be received from it */
+            shoal_kv_session_close(&server->core, session); /* out of memory: nothing could be received from it */
         session->awaited = events;
     }
 }
 
-static void begin_stop(struct shoal_tcp_server *server, uint64_t now_ns)
+static void begin_stop(struct shoal_kv_server *server, uint64_t now_ns)
 {
     server->is_stopping = true;
-    server->stop_ns = now_ns + SHOAL_TCP_FAREWELL_MS * SHOAL_NS_PER_MS;
-    server->end_ns = now_ns + SHOAL_TCP_FAREWELL_MS_MAX * SHOAL_NS_PER_MS;
+    server->stop_ns = now_ns + SHOAL_KV_FAREWELL_MS * SHOAL_NS_PER_MS;
+    server->end_ns = now_ns + SHOAL_KV_FAREWELL_MS_MAX * SHOAL_NS_PER_MS;
     (void)server_await(server, EPOLL_CTL_DEL, server->stop_event, 0, NULL);
 }
 
 /* Connections are accepted last, because that may end a session that has events here. */
-static void serve_events(struct shoal_tcp_server *server, const struct epoll_event *events, int count)
+static void serve_events(struct shoal_kv_server *server, const struct epoll_event *events, int count)
 {
     const uint64_t now_ns = shoal_clock_ns();
     bool has_caller = false;
     for (int i = 0; i < count; i++) {
-        struct shoal_tcp_session *session = events[i].data.ptr;
+        struct shoal_kv_session *session = events[i].data.ptr;
         if (events[i].data.ptr == &server->listener)
             has_caller = true;
         else if (events[i].data.ptr == &server->stop_event)
             begin_stop(server, now_ns);
-        else if (session->state != SHOAL_TCP_DEAD)
+        else if (session->state != SHOAL_KV_DEAD)
             serve_session(server, session, events[i].events, now_ns);
     }
-    shoal_tcp_core_sweep(&server->core);
+    shoal_kv_core_sweep(&server->core);
     if (has_caller)
         server_accept_one(server, now_ns);
 }
 
-static void serve_turn(struct shoal_tcp_server *server)
+static void serve_turn(struct shoal_kv_server *server)
 {
     struct epoll_event events[EVENTS_MAX];
     const uint64_t now_ns = shoal_clock_ns();
-    uint64_t next_ns = shoal_tcp_core_expire(&server->core, now_ns);
-    shoal_tcp_core_sweep(&server->core);
+    uint64_t next_ns = shoal_kv_core_expire(&server->core, now_ns);
+    shoal_kv_core_sweep(&server->core);
     next_ns = server_earlier(next_ns, server->accept_ns > now_ns ? server->accept_ns : 0);
     next_ns = server_earlier(next_ns, server->is_stopping ? server->stop_ns : 0);
     await_connections(server, now_ns);
@@ -199,7 +199,7 @@ static void serve_turn(struct shoal_tcp_server *server)
         serve_events(server, events, count);
 }
 
-static bool has_unsent(const struct shoal_tcp_core *core)
+static bool has_unsent(const struct shoal_kv_core *core)
 {
     for (size_t i = 0; i < core->session_count; i++) {
         if (core->sessions[i]->out_bytes > 0)
@@ -210,14 +210,14 @@ static bool has_unsent(const struct shoal_tcp_core *core)
 
 static void *server_serve(void *arg)
 {
-    struct shoal_tcp_server *server = arg;
+    struct shoal_kv_server *server = arg;
     while (!server->is_stopping ||
            ((server->core.member_count > 0 || has_unsent(&server->core)) && shoal_clock_ns() < server->stop_ns))
         serve_turn(server);
     return NULL;
 }
 
-static int server_start_thread(struct shoal_tcp_server *server)
+static int server_start_thread(struct shoal_kv_server *server)
 {
     sigset_t all, before;
     sigfillset(&all);
@@ -229,9 +229,9 @@ static int server_start_thread(struct shoal_tcp_server *server)
     return error;
 }
 
-static void server_destroy(struct shoal_tcp_server *server)
+static void server_destroy(struct shoal_kv_server *server)
 {
-    shoal_tcp_core_fini(&server->core);
+    shoal_kv_core_fini(&server->core);
     if (server->stop_event >= 0)
         close(server->stop_event);
     if (server->core.epoll >= 0)
@@ -239,13 +239,13 @@ static void server_destroy(struct shoal_tcp_server *server)
     free(server);
 }
 
-enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_identity *identity, struct shoal_log *log,
-                                         struct shoal_tcp_server **server_out)
+enum shoal_status shoal_kv_server_start(int listener, const struct shoal_kv_identity *identity, struct shoal_log *log,
+                                        struct shoal_kv_server **server_out)
 {
-    struct shoal_tcp_server *server = calloc(1, sizeof *server);
+    struct shoal_kv_server *server = calloc(1, sizeof *server);
     if (!server)
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for rank 0's store");
-    if (shoal_tcp_core_init(&server->core, identity, log) != SHOAL_OK) {
+    if (shoal_kv_core_init(&server->core, identity, log) != SHOAL_OK) {
         free(server);
         return shoal_log_fail(log, SHOAL_ERR_MEMORY, "bootstrap", "no memory for rank 0's store");
     }
@@ -263,7 +263,7 @@ enum shoal_status shoal_tcp_server_start(int listener, const struct shoal_tcp_id
     return SHOAL_OK;
 }
 
-void shoal_tcp_server_stop(struct shoal_tcp_server *server)
+void shoal_kv_server_stop(struct shoal_kv_server *server)
 {
     const uint64_t one = 1;
     if (write(server->stop_event, &one, sizeof one) == (ssize_t)sizeof one)

@@ -1,4 +1,4 @@
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -59,13 +59,13 @@ bool shoal_auth_is_available(void)
     return sodium.is_loaded;
 }
 
-bool shoal_auth_mac(const unsigned char key[32], const struct shoal_auth_span *spans, size_t span_count,
+bool shoal_auth_mac(const unsigned char key[SHOAL_SECRET_BYTES], const struct shoal_auth_span *spans, size_t span_count,
                     unsigned char mac[SHOAL_AUTH_MAC_BYTES])
 {
     if (!shoal_auth_is_available())
         return false;
     _Alignas(64) unsigned char state[STATE_BYTES_MAX];
-    sodium.hmac_init(state, key, 32);
+    sodium.hmac_init(state, key, SHOAL_SECRET_BYTES);
     for (size_t i = 0; i < span_count; i++)
         sodium.hmac_update(state, spans[i].data, spans[i].bytes);
     sodium.hmac_final(state, mac);

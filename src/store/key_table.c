@@ -1,4 +1,4 @@
-#include "bootstrap/key_table.h"
+#include "store/key_table.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* A table from texts to bytes, in memory, with limits. The TCP store's server and a job of one rank keep their values in it.
  * Not thread-safe: its owner locks. */
-#ifndef SHOAL_BOOTSTRAP_KEY_TABLE_H
-#define SHOAL_BOOTSTRAP_KEY_TABLE_H
+#ifndef SHOAL_STORE_KEY_TABLE_H
+#define SHOAL_STORE_KEY_TABLE_H
 
 #include "base/compiler.h"
 

@@ -1,6 +1,6 @@
 /* Network addresses as text and as the kernel expects them. The system's resolver looks names up, within its own time limit. */
-#ifndef SHOAL_BOOTSTRAP_ADDRESS_H
-#define SHOAL_BOOTSTRAP_ADDRESS_H
+#ifndef SHOAL_LINK_ADDRESS_H
+#define SHOAL_LINK_ADDRESS_H
 
 #include <sys/socket.h>
 
