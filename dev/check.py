@@ -49,7 +49,7 @@ ALLOWED = {
     "link": {"base"},
     "store": {"base", "link"},
     "bootstrap": {"base", "link", "store"},
-    "membership": {"base", "topology", "link", "store", "bootstrap"},
+    "membership": {"base", "topology", "link", "bootstrap"},
     "transport": {"base", "memory"},
     "transport/shm": {"base", "topology", "memory", "link", "bootstrap", "membership", "transport"},
     "transport/fabric": {"base", "observe", "topology", "memory", "link", "membership", "transport"},

@@ -231,7 +231,7 @@ static enum shoal_status await_result(const struct gather *gather)
         return fail_without_result(gather);
     if (result.status == SHOAL_OK)
         return SHOAL_OK;
-    shoal_kv_text_clean(result.cause, sizeof result.cause);
+    shoal_link_text_clean(result.cause, sizeof result.cause);
     return shoal_log_fail(gather->log, (enum shoal_status)result.status, "bootstrap", "rank 0: %s", result.cause);
 }
 

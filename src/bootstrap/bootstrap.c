@@ -7,6 +7,7 @@
 #include "bootstrap/sources.h"
 #include "link/address.h"
 #include "link/auth.h"
+#include "link/secret.h"
 #include "store/key_table.h"
 
 static void bootstrap_free_bytes(unsigned char **bytes)
@@ -23,6 +24,18 @@ static enum shoal_status bootstrap_check_ranks(const char *what, int rank, int s
 }
 
 /* ---- sources ---- */
+
+/* A single rank needs no proof. */
+enum shoal_status shoal_bootstrap_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                              struct shoal_bootstrap *bootstrap)
+{
+    static const unsigned char context[SHOAL_SECRET_BYTES] = "shoal job secret, version 1";
+    char error[320];
+    const enum shoal_status status =
+        shoal_secret_load(settings->secret, settings->secret_file, context, &bootstrap->has_secret,
+                          bootstrap->size > 1 ? bootstrap->secret : NULL, error, sizeof error);
+    return status == SHOAL_OK ? SHOAL_OK : shoal_log_fail(log, status, "bootstrap", "%s", error);
+}
 
 enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, int size,
                                                const struct shoal_bootstrap_settings *settings, struct shoal_log *log,

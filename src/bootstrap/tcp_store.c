@@ -31,23 +31,21 @@ static enum shoal_status fill_identity(const struct shoal_tcp_point *point, cons
                                        const struct shoal_bootstrap *bootstrap, struct shoal_log *log,
                                        struct shoal_kv_identity *identity)
 {
+    struct shoal_link_hello *hello = &identity->link.hello;
     memset(identity, 0, sizeof *identity);
-    identity->side.hello.protocol = SHOAL_KV_PROTOCOL;
-    identity->side.hello.rank = (uint32_t)bootstrap->rank;
-    identity->side.hello.size = (uint32_t)bootstrap->size;
-    identity->side.hello.has_secret = bootstrap->has_secret;
-    identity->side.hello.job = point->job;
-    identity->side.hello.settings = shoal_agreed_hash(&settings->agreed.agreed);
-    identity->side.agreed = settings->agreed.agreed;
-    identity->agreed = settings->agreed;
-    identity->side.hello.process = (uint32_t)getpid();
-    snprintf(identity->side.hello.version, sizeof identity->side.hello.version, "%s", shoal_version());
-    if (gethostname(identity->side.hello.host, sizeof identity->side.hello.host - 1) != 0)
-        strcpy(identity->side.hello.host, "?");
-    memcpy(identity->secret, bootstrap->secret, sizeof identity->secret);
+    shoal_kv_identity_agree(identity, &settings->agreed);
+    hello->rank = (uint32_t)bootstrap->rank;
+    hello->size = (uint32_t)bootstrap->size;
+    hello->has_secret = bootstrap->has_secret;
+    hello->job = point->job;
+    hello->process = (uint32_t)getpid();
+    snprintf(hello->version, sizeof hello->version, "%s", shoal_version());
+    if (gethostname(hello->host, sizeof hello->host - 1) != 0)
+        strcpy(hello->host, "?");
+    memcpy(identity->link.secret, bootstrap->secret, sizeof identity->link.secret);
     identity->is_named = point->is_named;
     identity->has_choice = point->port_count > 1;
-    if (shoal_auth_random(&identity->side.hello.tag, sizeof identity->side.hello.tag) != SHOAL_OK)
+    if (shoal_auth_random(&hello->tag, sizeof hello->tag) != SHOAL_OK)
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "no random numbers from the system: %s", strerror(errno));
     return SHOAL_OK;
 }
@@ -85,7 +83,7 @@ static enum shoal_status tcp_store_fail_to_listen(const struct shoal_tcp_point *
 /* Fails because ranks of this job would take the holder's job for theirs. */
 static enum shoal_status refuse_holder(struct shoal_kv_client *client, struct shoal_log *log)
 {
-    shoal_kv_text_clean(client->met.host, sizeof client->met.host);
+    shoal_link_text_clean(client->met.host, sizeof client->met.host);
     return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                           "rank 0 cannot listen at %s: another Shoal job, of %u ranks, uses that port (its rank 0 is %s:%u), "
                           "and ranks could not distinguish the two jobs; " SHOAL_KV_MIXED_ADVICE,
@@ -106,7 +104,7 @@ static enum shoal_status meet_holder(const struct shoal_address *address, const 
     shoal_log_init_quiet(&quiet);
     shoal_kv_client_init(&client, &quiet);
     const enum shoal_kv_join join = shoal_kv_client_join(&client, address, identity, until_ns, until_ns, reason);
-    enum shoal_status status = client.refusal == SHOAL_KV_PAST ? SHOAL_PENDING : SHOAL_OK;
+    enum shoal_status status = client.refusal == SHOAL_LINK_PAST ? SHOAL_PENDING : SHOAL_OK;
     if (join != SHOAL_KV_JOIN_ELSEWHERE)
         status = refuse_holder(&client, log);
     shoal_kv_client_fini(&client);
@@ -230,12 +228,12 @@ struct search {
 /* An answer from a Shoal job is worth more than silence, and silence more than a refused connection. */
 static void note_reason(struct search *search, const char reason[SHOAL_KV_REASON_MAX])
 {
-    const enum shoal_kv_verdict refusal = search->client->refusal;
-    const int weight = refusal != SHOAL_KV_OK ? 3 : strstr(reason, strerror(ECONNREFUSED)) ? 1 : 2;
+    const enum shoal_link_verdict refusal = search->client->refusal;
+    const int weight = refusal != SHOAL_LINK_OK ? 3 : strstr(reason, strerror(ECONNREFUSED)) ? 1 : 2;
     if (weight < search->weight)
         return;
     search->weight = weight;
-    search->met_secret |= refusal == SHOAL_KV_SECRET_WRONG || refusal == SHOAL_KV_SECRET_ONE_SIDED;
+    search->met_secret |= refusal == SHOAL_LINK_SECRET_WRONG || refusal == SHOAL_LINK_SECRET_ONE_SIDED;
     memcpy(search->reason, reason, sizeof search->reason);
 }
 
@@ -267,7 +265,7 @@ static void warn_that_it_waits(struct search *search)
     port_text(search->point, ports, sizeof ports);
     shoal_log_line(search->client->log, SHOAL_LOG_WARN, "bootstrap",
                    "has waited %llu ms for rank 0 of %u: nothing of this job listens at %s, %s (%s); did it start?",
-                   (unsigned long long)((now_ns - search->begun_ns) / SHOAL_NS_PER_MS), search->identity->side.hello.size,
+                   (unsigned long long)((now_ns - search->begun_ns) / SHOAL_NS_PER_MS), search->identity->link.hello.size,
                    search->point->host, ports, search->reason);
     search->warn_ns += now_ns - search->begun_ns;
 }
@@ -295,7 +293,7 @@ static enum shoal_status tcp_store_join(struct search *search, uint32_t timeout_
         search->client->log, search->met_secret ? SHOAL_ERR_AUTH : SHOAL_ERR_TIMEOUT, "bootstrap",
         "rank 0 of %u did not come within %u ms (SHOAL_BOOTSTRAP_TIMEOUT_MS, or create_timeout_ms): nothing of "
         "this job listens at %s, %s (%s)",
-        search->identity->side.hello.size, timeout_ms, search->point->host, ports, search->reason);
+        search->identity->link.hello.size, timeout_ms, search->point->host, ports, search->reason);
 }
 
 static int tcp_store_set(void *arg, const char *key, const void *value, size_t bytes)
@@ -400,7 +398,7 @@ enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_point *found, cons
     }
     bootstrap->store = (struct shoal_store){tcp_store_set, tcp_store_get, tcp_store_erase, store};
     bootstrap->above = (struct shoal_store){.get = get_above, .arg = store};
-    if (store->tree.below.fd >= 0)
+    if (store->tree.below.link.fd >= 0)
         bootstrap->below = (struct shoal_store){.set = set_below, .arg = store};
     bootstrap->state = store;
     bootstrap->close = tcp_store_close;

@@ -93,6 +93,19 @@ int shoal_address_listen(int fd, const struct shoal_address *address)
     return does ? 0 : -errno;
 }
 
+int shoal_address_connect(int fd, const struct shoal_address *to)
+{
+    if (connect(fd, (const struct sockaddr *)&to->socket, to->bytes) == 0)
+        return 0;
+    return errno == EINTR ? EINPROGRESS : errno;
+}
+
+int shoal_address_error(int fd)
+{
+    int error = 0;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){sizeof error}) == 0 ? error : errno;
+}
+
 void shoal_address_port_put(struct shoal_address *address, uint16_t port)
 {
     if (address->socket.ss_family == AF_INET6)

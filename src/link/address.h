@@ -32,6 +32,12 @@ SHOAL_MUST_USE enum shoal_status shoal_address_list_find(const char *host, const
 /* Makes a new TCP socket listen at exactly this address. Returns 0 or -errno. */
 int shoal_address_listen(int fd, const struct shoal_address *address);
 
+/* Begins to connect a non-blocking socket. Returns 0, EINPROGRESS, or the errno of a failure. */
+int shoal_address_connect(int fd, const struct shoal_address *to);
+
+/* Returns the result of a connection that was in progress: 0 or an errno. */
+int shoal_address_error(int fd);
+
 void shoal_address_port_put(struct shoal_address *address, uint16_t port);
 bool shoal_address_is_loopback(const struct shoal_address *address);
 

@@ -130,18 +130,11 @@ int shoal_control_socket_connect(const struct shoal_address *to)
     if (fd < 0)
         return fd;
     tune(fd);
-    if (connect(fd, (const struct sockaddr *)&to->socket, to->bytes) == 0 || errno == EINPROGRESS)
+    const int error = shoal_address_connect(fd, to);
+    if (error == 0 || error == EINPROGRESS)
         return fd;
-    const int error = errno;
     shoal_control_socket_close(fd);
     return -error;
-}
-
-int shoal_control_socket_error(int fd)
-{
-    int error = 0;
-    socklen_t bytes = sizeof error;
-    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
 }
 
 int64_t shoal_control_socket_unanswered_ms(int fd)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 
 /* How long a server may take to answer beyond the wait it was asked for. */
@@ -18,14 +19,15 @@ void shoal_kv_client_init(struct shoal_kv_client *client, struct shoal_log *log)
     memset(client, 0, sizeof *client);
     pthread_mutex_init(&client->lock, NULL);
     client->log = log;
-    client->fd = -1;
+    client->link.fd = -1;
 }
 
 static void hang_up(struct shoal_kv_client *client)
 {
-    if (client->fd >= 0)
-        close(client->fd);
-    client->fd = -1;
+    if (client->link.fd >= 0)
+        close(client->link.fd);
+    client->link.fd = -1;
+    shoal_link_close(&client->link);
 }
 
 void shoal_kv_client_fini(struct shoal_kv_client *client)
@@ -56,93 +58,39 @@ static int wait_for(int fd, short events, uint64_t deadline_ns)
     }
 }
 
-static int send_all(int fd, const void *data, size_t bytes, int flags, uint64_t deadline_ns)
+/* Sends and receives until something happens on the link. Returns 0 or an errno: ETIMEDOUT at the deadline, with the link as it
+ * was. If the connection cannot be written to, receiving reports why, after what the server has sent before. */
+static int await_event(struct shoal_link *link, uint64_t deadline_ns, enum shoal_link_event *event_out,
+                       struct shoal_link_frame *frame_out)
 {
-    const char *at = data;
-    while (bytes > 0) {
-        const ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL | flags);
-        if (sent >= 0) {
-            at += sent;
-            bytes -= (size_t)sent;
-            continue;
-        }
-        const int error = errno == EAGAIN ? wait_for(fd, POLLOUT, deadline_ns) : errno == EINTR ? 0 : errno;
+    for (;;) {
+        *event_out = shoal_link_next(link, shoal_clock_ns(), frame_out);
+        (void)shoal_link_flush(link);
+        if (*event_out == SHOAL_LINK_BROKEN)
+            return link->error;
+        if (*event_out != SHOAL_LINK_NOTHING)
+            return 0;
+        const int error = wait_for(link->fd, shoal_link_unsent(link) > 0 ? POLLIN | POLLOUT : POLLIN, deadline_ns);
         if (error)
             return error;
+        if (shoal_link_receive(link) < 0)
+            return link->error;
     }
-    return 0;
-}
-
-static int receive_all(int fd, void *data, size_t bytes, uint64_t deadline_ns)
-{
-    char *at = data;
-    while (bytes > 0) {
-        const ssize_t got = recv(fd, at, bytes, 0);
-        if (got > 0) {
-            at += got;
-            bytes -= (size_t)got;
-            continue;
-        }
-        const int error = got == 0          ? ECONNRESET
-                          : errno == EAGAIN ? wait_for(fd, POLLIN, deadline_ns)
-                          : errno == EINTR  ? 0
-                                            : errno;
-        if (error)
-            return error;
-    }
-    return 0;
-}
-
-static int client_send_frame(int fd, struct shoal_kv_head head, const char *key, const void *value, uint64_t deadline_ns)
-{
-    head.magic = SHOAL_KV_MAGIC;
-    int error = send_all(fd, &head, sizeof head, head.key_bytes + head.value_bytes > 0 ? MSG_MORE : 0, deadline_ns);
-    if (!error)
-        error = send_all(fd, key, head.key_bytes, head.value_bytes > 0 ? MSG_MORE : 0, deadline_ns);
-    return error ? error : send_all(fd, value, head.value_bytes, 0, deadline_ns);
-}
-
-/* Discards bytes that do not fit. */
-static int skip_bytes(int fd, size_t bytes, uint64_t deadline_ns)
-{
-    char piece[1024];
-    int error = 0;
-    for (; bytes > 0 && !error; bytes -= shoal_min_size(bytes, sizeof piece))
-        error = receive_all(fd, piece, shoal_min_size(bytes, sizeof piece), deadline_ns);
-    return error;
-}
-
-/* Returns EPROTO if the bytes received are not a frame of this kind. */
-static int receive_frame(int fd, enum shoal_kv_kind kind, struct shoal_kv_head *head, void *value, size_t capacity,
-                         uint64_t deadline_ns)
-{
-    const int error = receive_all(fd, head, sizeof *head, deadline_ns);
-    if (error)
-        return error;
-    if (head->magic != SHOAL_KV_MAGIC || head->kind != kind || head->verdict >= SHOAL_KV_VERDICT_END || head->key_bytes != 0 ||
-        head->value_bytes > SHOAL_VALUE_BYTES_MAX)
-        return EPROTO;
-    const size_t kept = shoal_min_size(head->value_bytes, capacity);
-    const int value_error = receive_all(fd, value, kept, deadline_ns);
-    return value_error ? value_error : skip_bytes(fd, head->value_bytes - kept, deadline_ns);
 }
 
 /* ---- joining ---- */
 
 static int open_connection(struct shoal_kv_client *client, const struct shoal_address *address, uint64_t attempt_ns)
 {
-    client->fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (client->fd < 0)
+    const int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    shoal_link_open(&client->link, &client->own, fd, true, 0);
+    if (fd < 0)
         return errno;
-    setsockopt(client->fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    if (connect(client->fd, (const struct sockaddr *)&address->socket, address->bytes) == 0)
-        return 0;
-    if (errno != EINPROGRESS && errno != EINTR)
-        return errno;
-    int error = wait_for(client->fd, POLLOUT, attempt_ns);
-    if (!error)
-        getsockopt(client->fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){sizeof error});
-    return error;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    int error = shoal_address_connect(fd, address);
+    if (error == EINPROGRESS)
+        error = wait_for(fd, POLLOUT, attempt_ns);
+    return error ? error : shoal_address_error(fd);
 }
 
 static enum shoal_kv_join elsewhere(struct shoal_kv_client *client, int error, char reason[SHOAL_KV_REASON_MAX])
@@ -156,60 +104,56 @@ static enum shoal_kv_join elsewhere(struct shoal_kv_client *client, int error, c
 }
 
 /* A job without its own name can recognize its rank 0 only by the secret. */
-static bool is_of_another_job(enum shoal_kv_verdict verdict, const struct shoal_kv_identity *identity,
-                              const struct shoal_kv_side *mine, const struct shoal_kv_challenge *challenge)
+static bool is_of_another_job(const struct shoal_link *link, const struct shoal_kv_identity *identity)
 {
-    unsigned char wanted[SHOAL_AUTH_MAC_BYTES];
-    if (verdict == SHOAL_KV_NOT_OURS || verdict == SHOAL_KV_PAST)
+    if (link->verdict == SHOAL_LINK_NOT_OURS || link->verdict == SHOAL_LINK_PAST)
         return true;
-    if (identity->is_named || !identity->has_choice || !mine->hello.has_secret)
+    if (identity->is_named || !identity->has_choice || !link->client.has_secret)
         return false;
-    return !challenge->server.has_secret ||
-           !shoal_kv_proof_build(identity->secret, true, &mine->hello, &challenge->server, wanted) ||
-           !shoal_auth_equal(wanted, challenge->proof, sizeof wanted);
+    return !link->is_other_proved;
 }
 
 static enum shoal_kv_join refused(struct shoal_kv_client *client, const struct shoal_kv_identity *identity,
-                                  enum shoal_kv_verdict verdict, const struct shoal_kv_side *mine,
-                                  const struct shoal_kv_challenge *challenge, char reason[SHOAL_KV_REASON_MAX])
+                                  char reason[SHOAL_KV_REASON_MAX])
 {
-    const struct shoal_kv_side server = {challenge->server, challenge->agreed};
+    const struct shoal_link *link = &client->link;
     char text[512];
-    shoal_kv_refusal_print(verdict, &identity->agreed, mine, &server, text, sizeof text);
-    hang_up(client);
+    shoal_kv_refusal_print(link, &identity->agreed, text, sizeof text);
     snprintf(reason, SHOAL_KV_REASON_MAX, "%s: %s", client->server, text);
-    client->refusal = verdict;
-    client->met = challenge->server;
-    if (is_of_another_job(verdict, identity, mine, challenge))
+    client->refusal = link->verdict;
+    client->met = link->server;
+    hang_up(client);
+    if (is_of_another_job(link, identity))
         return SHOAL_KV_JOIN_ELSEWHERE;
-    client->failure = shoal_log_fail(client->log, shoal_kv_verdict_status(verdict), "bootstrap", "rank %d's store at %s: %s",
-                                     client->owner, client->server, text);
+    client->failure = shoal_log_fail(client->log, shoal_link_verdict_status(client->refusal), "bootstrap",
+                                     "rank %d's store at %s: %s", client->owner, client->server, text);
     return SHOAL_KV_JOIN_REFUSED;
 }
 
-/* The server proves itself first. Only then does this rank show the server that it knows the secret. */
-static enum shoal_kv_join prove(struct shoal_kv_client *client, const struct shoal_kv_identity *identity,
-                                const struct shoal_kv_side *mine, const struct shoal_kv_challenge *challenge,
-                                uint64_t deadline_ns, char reason[SHOAL_KV_REASON_MAX])
+/* Sends BYE to a server that has not answered the proof in time: it may still accept this rank, and must not take its leaving
+ * for a loss. */
+static void leave_slow_server(struct shoal_link *link)
 {
-    unsigned char wanted[SHOAL_AUTH_MAC_BYTES], proof[SHOAL_AUTH_MAC_BYTES];
-    const bool is_made = shoal_kv_proof_build(identity->secret, true, &mine->hello, &challenge->server, wanted) &&
-                         shoal_kv_proof_build(identity->secret, false, &mine->hello, &challenge->server, proof);
-    const bool is_known = is_made && (!mine->hello.has_secret || shoal_auth_equal(wanted, challenge->proof, sizeof wanted));
-    struct shoal_kv_head head = {.kind = SHOAL_KV_PROOF, .verdict = is_known ? SHOAL_KV_OK : SHOAL_KV_SECRET_WRONG};
-    head.value_bytes = is_known ? sizeof proof : 0;
-    int error = client_send_frame(client->fd, head, NULL, proof, deadline_ns);
-    if (!is_known)
-        return refused(client, identity, SHOAL_KV_SECRET_WRONG, mine, challenge, reason);
-    if (!error)
-        error = receive_frame(client->fd, SHOAL_KV_WELCOME, &head, NULL, 0, deadline_ns);
-    if (error == ETIMEDOUT) /* a slow server may still accept this rank, and must not take its leaving for a loss */
-        (void)client_send_frame(client->fd, (struct shoal_kv_head){.kind = SHOAL_KV_BYE}, NULL, NULL, deadline_ns);
-    if (error)
-        return elsewhere(client, error, reason);
-    if (head.verdict != SHOAL_KV_OK)
-        return refused(client, identity, (enum shoal_kv_verdict)head.verdict, mine, challenge, reason);
-    return SHOAL_KV_JOIN_DONE;
+    const struct shoal_link_frame bye = {.head = {.kind = SHOAL_KV_BYE}};
+    if (link->state == SHOAL_LINK_EXPECT_WELCOME && shoal_link_send(link, &bye))
+        (void)shoal_link_flush(link);
+}
+
+/* Until the server has proved itself, it may be the wrong one. */
+static int shake_hands(struct shoal_kv_client *client, uint64_t attempt_ns, uint64_t deadline_ns)
+{
+    struct shoal_link *link = &client->link;
+    struct shoal_link_frame frame;
+    enum shoal_link_event event;
+    int error = shoal_link_greet(link) ? 0 : link->error;
+    do {
+        if (!error)
+            error = await_event(link, link->state == SHOAL_LINK_EXPECT_WELCOME ? deadline_ns : attempt_ns, &event, &frame);
+        if (error == ETIMEDOUT)
+            leave_slow_server(link);
+    } while (!error && event == SHOAL_LINK_SHAKEN);
+    SHOAL_ASSERT(error || link->state == SHOAL_LINK_OPEN || link->state == SHOAL_LINK_CLOSING);
+    return error;
 }
 
 enum shoal_kv_join shoal_kv_client_join(struct shoal_kv_client *client, const struct shoal_address *address,
@@ -218,28 +162,15 @@ enum shoal_kv_join shoal_kv_client_join(struct shoal_kv_client *client, const st
 {
     shoal_address_print(address, client->server);
     attempt_ns = earliest(attempt_ns, deadline_ns);
-    client->refusal = SHOAL_KV_OK;
-    struct shoal_kv_side mine = identity->side;
-    if (shoal_auth_random(mine.hello.nonce, sizeof mine.hello.nonce) != SHOAL_OK)
-        return elsewhere(client, ENOSYS, reason);
-    struct shoal_kv_challenge challenge = {.agreed = {{0}}};
-    struct shoal_kv_head head = {.kind = SHOAL_KV_HELLO, .value_bytes = sizeof mine};
+    client->refusal = SHOAL_LINK_OK;
+    client->own = identity->link;
     int error = open_connection(client, address, attempt_ns);
     if (!error)
-        error = client_send_frame(client->fd, head, NULL, &mine, attempt_ns);
-    if (!error)
-        error = receive_frame(client->fd, SHOAL_KV_CHALLENGE, &head, &challenge, sizeof challenge, attempt_ns);
-    if (!error && head.value_bytes < offsetof(struct shoal_kv_challenge, agreed)) /* another version may end there */
-        error = EPROTO;
+        error = shake_hands(client, attempt_ns, deadline_ns);
+    explicit_bzero(client->own.secret, sizeof client->own.secret);
     if (error)
         return elsewhere(client, error, reason);
-    /* Judge the hello here as well, because a server of another build may check less. */
-    enum shoal_kv_verdict verdict = (enum shoal_kv_verdict)head.verdict;
-    if (verdict == SHOAL_KV_OK)
-        verdict = shoal_kv_hello_judge(&mine.hello, &challenge.server);
-    if (verdict != SHOAL_KV_OK)
-        return refused(client, identity, verdict, &mine, &challenge, reason);
-    return prove(client, identity, &mine, &challenge, deadline_ns, reason);
+    return client->link.state == SHOAL_LINK_OPEN ? SHOAL_KV_JOIN_DONE : refused(client, identity, reason);
 }
 
 /* ---- requests ---- */
@@ -254,16 +185,26 @@ static int client_fail(struct shoal_kv_client *client, int error, const char *wh
     return -1;
 }
 
-/* Sends one request and receives its reply. Returns 0, or -1 after a failure that was logged. */
-static int client_ask(struct shoal_kv_client *client, struct shoal_kv_head *head, const char *key, const void *value,
-                      void *answer, size_t capacity, const char *what)
+static int client_exchange(struct shoal_kv_client *client, const struct shoal_link_frame *request, uint64_t deadline_ns,
+                           struct shoal_link_frame *reply_out)
 {
-    const uint64_t deadline_ns = shoal_clock_ns() + (head->number + (uint64_t)ANSWER_MS) * SHOAL_NS_PER_MS;
-    if (client->fd < 0)
-        return client_fail(client, ENOTCONN, what, key);
-    int error = client_send_frame(client->fd, *head, key, value, deadline_ns);
-    if (!error)
-        error = receive_frame(client->fd, SHOAL_KV_REPLY, head, answer, capacity, deadline_ns);
+    enum shoal_link_event event;
+    if (client->link.fd < 0)
+        return ENOTCONN;
+    if (!shoal_link_send(&client->link, request))
+        return client->link.error;
+    const int error = await_event(&client->link, deadline_ns, &event, reply_out);
+    return error || reply_out->head.kind == SHOAL_KV_REPLY ? error : EPROTO;
+}
+
+/* Sends one request and receives its reply, which is valid until the next request. Returns 0, or -1 after a failure that was
+ * logged. */
+static int client_ask(struct shoal_kv_client *client, struct shoal_link_head head, const char *key, const void *value,
+                      const char *what, struct shoal_link_frame *reply_out)
+{
+    const uint64_t deadline_ns = shoal_clock_ns() + (head.number + (uint64_t)ANSWER_MS) * SHOAL_NS_PER_MS;
+    const struct shoal_link_frame request = {.head = head, .key = key, .value = value};
+    const int error = client_exchange(client, &request, deadline_ns, reply_out);
     return error ? client_fail(client, error, what, key) : 0;
 }
 
@@ -279,12 +220,14 @@ static bool is_key_short(struct shoal_kv_client *client, const char *key, size_t
 
 static int set_locked(struct shoal_kv_client *client, const char *key, const void *value, size_t bytes)
 {
+    struct shoal_link_frame reply;
     if (!is_key_short(client, key, bytes))
         return -1;
-    struct shoal_kv_head head = {.kind = SHOAL_KV_SET, .key_bytes = (uint16_t)strlen(key), .value_bytes = (uint32_t)bytes};
-    if (client_ask(client, &head, key, value, NULL, 0, "set"))
+    const struct shoal_link_head head = {
+        .kind = SHOAL_KV_SET, .key_bytes = (uint16_t)strlen(key), .value_bytes = (uint32_t)bytes};
+    if (client_ask(client, head, key, value, "set", &reply))
         return -1;
-    if (head.verdict == SHOAL_KV_OK)
+    if (reply.head.verdict == SHOAL_LINK_OK)
         return 0;
     client->failure = shoal_log_fail(client->log, SHOAL_ERR_MEMORY, "bootstrap", "rank %d's store at %s has no room for \"%s\"",
                                      client->owner, client->server, key);
@@ -299,31 +242,38 @@ int shoal_kv_client_set(struct shoal_kv_client *client, const char *key, const v
     return result;
 }
 
-/* A reply that names a lost rank may be longer than the value asked for, so it first goes into its own buffer. */
-static long get_locked(struct shoal_kv_client *client, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+/* The reply names a lost rank, or two processes with one rank. */
+static void fail_to_get(struct shoal_kv_client *client, const char *key, const struct shoal_link_frame *reply)
 {
-    if (!is_key_short(client, key, 0))
-        return -2;
-    struct shoal_kv_head head = {.kind = SHOAL_KV_GET, .key_bytes = (uint16_t)strlen(key), .number = timeout_ms};
-    unsigned char answer[SHOAL_VALUE_BYTES_MAX];
-    if (client_ask(client, &head, key, NULL, answer, sizeof answer, "get"))
-        return -2;
-    if (head.verdict == SHOAL_KV_ABSENT)
-        return -1;
-    if (head.verdict == SHOAL_KV_OK) {
-        memcpy(value, answer, shoal_min_size(head.value_bytes, capacity));
-        return (long)head.value_bytes;
-    }
-    char *cause = (char *)answer;
-    cause[shoal_min_size(head.value_bytes, CAUSE_SAID_BYTES - 1)] = 0;
-    shoal_kv_text_clean(cause, CAUSE_SAID_BYTES);
+    char cause[CAUSE_SAID_BYTES];
+    const size_t bytes = shoal_min_size(reply->head.value_bytes, sizeof cause - 1);
+    memcpy(cause, reply->value, bytes);
+    cause[bytes] = 0;
+    shoal_link_text_clean(cause, sizeof cause);
     client->failure =
-        head.verdict == SHOAL_KV_MIXED
-            ? shoal_log_fail(client->log, shoal_kv_verdict_status(SHOAL_KV_MIXED), "bootstrap",
+        reply->head.verdict == SHOAL_LINK_MIXED
+            ? shoal_log_fail(client->log, shoal_link_verdict_status(SHOAL_LINK_MIXED), "bootstrap",
                              "%s, so ranks of two jobs meet at %s and nothing distinguishes the jobs; " SHOAL_KV_MIXED_ADVICE,
                              cause, client->server)
             : shoal_log_fail(client->log, SHOAL_ERR_PEER_LOST, "bootstrap", "%s ended while ranks were joining (at \"%s\")",
                              cause, key);
+}
+
+static long get_locked(struct shoal_kv_client *client, const char *key, void *value, size_t capacity, uint32_t timeout_ms)
+{
+    struct shoal_link_frame reply;
+    if (!is_key_short(client, key, 0))
+        return -2;
+    const struct shoal_link_head head = {.kind = SHOAL_KV_GET, .key_bytes = (uint16_t)strlen(key), .number = timeout_ms};
+    if (client_ask(client, head, key, NULL, "get", &reply))
+        return -2;
+    if (reply.head.verdict == SHOAL_KV_ABSENT)
+        return -1;
+    if (reply.head.verdict == SHOAL_LINK_OK) {
+        memcpy(value, reply.value, shoal_min_size(reply.head.value_bytes, capacity));
+        return (long)reply.head.value_bytes;
+    }
+    fail_to_get(client, key, &reply);
     return -2;
 }
 
@@ -338,8 +288,9 @@ long shoal_kv_client_get(struct shoal_kv_client *client, const char *key, void *
 int shoal_kv_client_erase(struct shoal_kv_client *client, const char *key)
 {
     pthread_mutex_lock(&client->lock);
-    struct shoal_kv_head head = {.kind = SHOAL_KV_ERASE, .key_bytes = (uint16_t)strlen(key)};
-    const int result = is_key_short(client, key, 0) ? client_ask(client, &head, key, NULL, NULL, 0, "erase") : -1;
+    const struct shoal_link_head head = {.kind = SHOAL_KV_ERASE, .key_bytes = (uint16_t)strlen(key)};
+    struct shoal_link_frame reply;
+    const int result = is_key_short(client, key, 0) ? client_ask(client, head, key, NULL, "erase", &reply) : -1;
     pthread_mutex_unlock(&client->lock);
     return result;
 }
@@ -347,10 +298,9 @@ int shoal_kv_client_erase(struct shoal_kv_client *client, const char *key)
 void shoal_kv_client_leave(struct shoal_kv_client *client)
 {
     pthread_mutex_lock(&client->lock);
-    const uint64_t deadline_ns = shoal_clock_ns() + SHOAL_NS_PER_S;
-    struct shoal_kv_head head = {.kind = SHOAL_KV_BYE};
-    if (client->fd >= 0 && client_send_frame(client->fd, head, NULL, NULL, deadline_ns) == 0)
-        (void)receive_frame(client->fd, SHOAL_KV_REPLY, &head, NULL, 0, deadline_ns);
+    const struct shoal_link_frame bye = {.head = {.kind = SHOAL_KV_BYE}};
+    struct shoal_link_frame reply;
+    (void)client_exchange(client, &bye, shoal_clock_ns() + SHOAL_NS_PER_S, &reply);
     hang_up(client);
     pthread_mutex_unlock(&client->lock);
 }

@@ -9,11 +9,12 @@
 struct shoal_kv_client {
     pthread_mutex_t lock;
     struct shoal_log *log;
-    int fd;
-    int owner;                     /* the rank that serves the store: 0, except in the tree */
-    enum shoal_status failure;     /* the last failure logged */
-    enum shoal_kv_verdict refusal; /* of the last attempt to join; OK if not refused */
-    struct shoal_kv_hello met;     /* the server that refused */
+    struct shoal_link link; /* its descriptor is -1 while there is no connection */
+    struct shoal_link_identity own;
+    int owner;                       /* the rank that serves the store: 0, except in the tree */
+    enum shoal_status failure;       /* the last failure logged */
+    enum shoal_link_verdict refusal; /* of the last attempt to join; OK if not refused */
+    struct shoal_link_hello met;     /* the server that refused */
     char server[SHOAL_ADDRESS_TEXT_MAX];
 };
 

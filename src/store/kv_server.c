@@ -12,7 +12,6 @@
 
 #include "base/clock.h"
 
-#define PIECE_BYTES 16384
 #define ACCEPT_PAUSE_MS 100
 
 #define EVENTS_MAX 256 /* most events fetched from the kernel at once */
@@ -45,34 +44,16 @@ int shoal_kv_server_listen(const struct shoal_address *address)
 /* Returns false if the connection is over. */
 static bool server_send_some(struct shoal_kv_session *session)
 {
-    while (session->out_sent < session->out_bytes) {
-        const ssize_t sent = send(session->fd, session->out + session->out_sent, session->out_bytes - session->out_sent,
-                                  MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0)
-            return errno == EAGAIN || errno == EWOULDBLOCK;
-        session->out_sent += (size_t)sent;
-    }
-    session->out_bytes = session->out_sent = 0;
-    return session->state != SHOAL_KV_CLOSING;
+    const bool is_alive = session->link.state != SHOAL_LINK_ENDED && shoal_link_flush(&session->link);
+    return is_alive && (session->link.state != SHOAL_LINK_CLOSING || shoal_link_unsent(&session->link) > 0);
 }
 
 /* Receives one piece per turn, so that a busy connection does not starve the others. */
-static bool server_receive_some(struct shoal_kv_server *server, struct shoal_kv_session *session)
-{
-    char piece[PIECE_BYTES];
-    const ssize_t got = recv(session->fd, piece, sizeof piece, MSG_DONTWAIT);
-    if (got < 0)
-        return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
-    return got > 0 && shoal_kv_session_feed(&server->core, session, piece, (size_t)got);
-}
-
 static void serve_session(struct shoal_kv_server *server, struct shoal_kv_session *session, uint32_t events, uint64_t now_ns)
 {
     bool is_alive = server_send_some(session);
     if (is_alive && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && shoal_kv_session_is_ready(session))
-        is_alive = server_receive_some(server, session);
+        is_alive = shoal_link_receive(&session->link) >= 0;
     else if (events & (EPOLLHUP | EPOLLERR | EPOLLRDHUP))
         is_alive = false;
     while (is_alive && shoal_kv_session_step(&server->core, session, now_ns)) {
@@ -90,7 +71,7 @@ static void pause_accepting(struct shoal_kv_server *server, int error, uint64_t 
     if (!server->has_warned)
         shoal_log_line(server->core.log, SHOAL_LOG_WARN, "bootstrap",
                        "rank %u's store has %zu of %u ranks and cannot take more for now: %s; see `ulimit -n`",
-                       server->core.identity.side.hello.rank, server->core.member_count, server->core.identity.side.hello.size,
+                       server->core.identity.link.hello.rank, server->core.member_count, server->core.identity.link.hello.size,
                        strerror(error));
     server->has_warned = true;
 }
@@ -148,10 +129,10 @@ static void await_sessions(struct shoal_kv_server *server)
         uint32_t events = EPOLLRDHUP;
         if (shoal_kv_session_is_ready(session))
             events |= EPOLLIN;
-        if (session->out_bytes > 0 || session->state == SHOAL_KV_CLOSING)
+        if (shoal_link_unsent(&session->link) > 0 || session->link.state == SHOAL_LINK_CLOSING)
             events |= EPOLLOUT;
         if (events != session->awaited &&
-            !server_await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->fd, events, session))
+            !server_await(server, session->awaited ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, session->link.fd, events, session))
             shoal_kv_session_close(&server->core, session); /* out of memory: nothing could be received from it */
         session->awaited = events;
     }
@@ -176,7 +157,7 @@ static void serve_events(struct shoal_kv_server *server, const struct epoll_even
             has_caller = true;
         else if (events[i].data.ptr == &server->stop_event)
             begin_stop(server, now_ns);
-        else if (session->state != SHOAL_KV_DEAD)
+        else if (session->link.state != SHOAL_LINK_ENDED)
             serve_session(server, session, events[i].events, now_ns);
     }
     shoal_kv_core_sweep(&server->core);
@@ -202,7 +183,7 @@ static void serve_turn(struct shoal_kv_server *server)
 static bool has_unsent(const struct shoal_kv_core *core)
 {
     for (size_t i = 0; i < core->session_count; i++) {
-        if (core->sessions[i]->out_bytes > 0)
+        if (shoal_link_unsent(&core->sessions[i]->link) > 0)
             return true;
     }
     return false;

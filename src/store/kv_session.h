@@ -1,5 +1,5 @@
-/* The server of Shoal's own store without its sockets, so that a fuzzer and tests can drive it: bytes of a connection go in,
- * bytes come out, and time is an argument. One thread, the server's, calls all functions on a core. */
+/* The server of Shoal's own store without its sockets, so that a fuzzer and tests can drive it: bytes of a connection go into
+ * its link, bytes come out, and time is an argument. One thread, the server's, calls all functions on a core. */
 #ifndef SHOAL_STORE_KV_SESSION_H
 #define SHOAL_STORE_KV_SESSION_H
 
@@ -8,39 +8,23 @@
 /* How many connections without proof are allowed in addition to one per rank, as all ranks may connect at once. A further
  * connection replaces the oldest that has not said hello, or else the oldest. */
 #define SHOAL_KV_STRANGERS_MAX 64
-#define SHOAL_KV_HANDSHAKE_MS 5000
 /* How many refusals one server logs. */
 #define SHOAL_KV_REFUSALS_LOGGED_MAX 16
 
-enum shoal_kv_session_state {
-    SHOAL_KV_EXPECT_HELLO,
-    SHOAL_KV_EXPECT_PROOF,
-    SHOAL_KV_JOINED,
-    SHOAL_KV_WAITING, /* a GET waits for its key */
-    SHOAL_KV_CLOSING, /* `out` is sent, then the connection ends */
-    SHOAL_KV_DEAD,
-};
-
 struct shoal_kv_session {
-    enum shoal_kv_session_state state;
-    int fd;
+    struct shoal_link link;
     uint32_t awaited; /* the events the server asked the kernel for; the server's own field */
     bool is_member;   /* has joined, and has not said BYE */
     uint32_t rank;    /* of a member */
-    struct shoal_kv_side client;
-    struct shoal_kv_hello server;
-    unsigned char *in;
-    size_t in_bytes, in_capacity;
-    unsigned char *out;
-    size_t out_bytes, out_sent;
+    bool is_waiting;  /* its GET waits for `key`, until this time */
+    uint64_t until_ns;
     char key[SHOAL_KEY_BYTES_MAX];
     size_t key_bytes;
-    uint64_t deadline_ns; /* of the handshake, or of the waiting GET */
 };
 
 enum shoal_kv_rank_state { SHOAL_KV_RANK_ABSENT, SHOAL_KV_RANK_HERE, SHOAL_KV_RANK_LEFT, SHOAL_KV_RANK_LOST };
 
-#define SHOAL_KV_CAUSE_BYTES (2 * SHOAL_KV_HOST_BYTES + 96)
+#define SHOAL_KV_CAUSE_BYTES (2 * SHOAL_LINK_HOST_BYTES + 96)
 
 struct shoal_kv_core {
     struct shoal_kv_identity identity;
@@ -51,7 +35,7 @@ struct shoal_kv_core {
     size_t session_count, session_max, stranger_max;
     unsigned char *ranks; /* enum shoal_kv_rank_state per rank */
     size_t member_count;
-    enum shoal_kv_verdict failure;    /* LOST or MIXED: sent to each rank that waits for a key; or OK */
+    uint8_t failure;                  /* LOST or MIXED: sent to each rank that waits for a key; or OK */
     char cause[SHOAL_KV_CAUSE_BYTES]; /* names the first rank that was lost, or the two processes with one rank */
     unsigned refusal_count;
     unsigned stray_count; /* connections that sent bytes no rank would send */
@@ -78,9 +62,6 @@ void shoal_kv_session_close(struct shoal_kv_core *core, struct shoal_kv_session 
 
 /* Returns true if the session may receive more input: no request waits and no reply is unsent. */
 bool shoal_kv_session_is_ready(const struct shoal_kv_session *session);
-
-/* Appends bytes received (at most 16 KiB at once). Returns false if that ended the session. */
-bool shoal_kv_session_feed(struct shoal_kv_core *core, struct shoal_kv_session *session, const void *data, size_t bytes);
 
 /* Handles the next whole request, if there is one and the session is ready. Returns false if there was nothing to do. */
 bool shoal_kv_session_step(struct shoal_kv_core *core, struct shoal_kv_session *session, uint64_t now_ns);

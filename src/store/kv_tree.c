@@ -18,7 +18,7 @@ int shoal_kv_tree_parent(int rank)
     return rank - rank % span;
 }
 
-static bool serves_others(const struct shoal_kv_hello *hello)
+static bool serves_others(const struct shoal_link_hello *hello)
 {
     return hello->rank > 0 && hello->rank % SHOAL_KV_TREE_RADIX == 0 && hello->rank + 1 < hello->size;
 }
@@ -34,7 +34,7 @@ static void kv_tree_print_key(int rank, char key[32])
 static int listen_beside(const struct shoal_kv_client *root, struct shoal_address *address, int *listener_out)
 {
     *address = (struct shoal_address){.bytes = sizeof address->socket};
-    if (getsockname(root->fd, (struct sockaddr *)&address->socket, &address->bytes) != 0)
+    if (getsockname(root->link.fd, (struct sockaddr *)&address->socket, &address->bytes) != 0)
         return errno;
     shoal_address_port_put(address, 0);
     const int listener = shoal_kv_server_listen(address);
@@ -108,7 +108,7 @@ long shoal_kv_tree_get_above(struct shoal_kv_tree *tree, const char *key, void *
 {
     if (!tree->has_looked)
         look_above(tree);
-    if (tree->above.fd < 0)
+    if (tree->above.link.fd < 0)
         return shoal_kv_client_get(tree->root, key, value, capacity, timeout_ms);
     const long got = shoal_kv_client_get(&tree->above, key, value, capacity, timeout_ms);
     if (got < -1)
@@ -121,14 +121,14 @@ long shoal_kv_tree_get_above(struct shoal_kv_tree *tree, const char *key, void *
 void shoal_kv_tree_open(struct shoal_kv_tree *tree, struct shoal_kv_client *root, const struct shoal_kv_identity *identity,
                         bool may_serve)
 {
-    const int rank = (int)identity->side.hello.rank;
+    const int rank = (int)identity->link.hello.rank;
     tree->root = root;
     tree->identity = *identity;
     shoal_kv_client_init(&tree->below, root->log);
     shoal_kv_client_init(&tree->above, root->log);
     tree->below.owner = rank;
     tree->above.owner = rank > 0 ? shoal_kv_tree_parent(rank) : 0;
-    if (may_serve && serves_others(&identity->side.hello))
+    if (may_serve && serves_others(&identity->link.hello))
         serve_below(tree);
 }
 
@@ -140,5 +140,5 @@ void shoal_kv_tree_close(struct shoal_kv_tree *tree)
         shoal_kv_server_stop(tree->server);
     shoal_kv_client_fini(&tree->above);
     shoal_kv_client_fini(&tree->below);
-    explicit_bzero(&tree->identity.secret, sizeof tree->identity.secret);
+    explicit_bzero(tree->identity.link.secret, sizeof tree->identity.link.secret);
 }

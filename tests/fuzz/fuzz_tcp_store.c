@@ -26,20 +26,20 @@ static void drop_line(void *arg, int level, const char *line)
     (void)arg, (void)level, (void)line;
 }
 
-static size_t frame_build(unsigned char *to, enum shoal_kv_kind kind, const char *key, const void *value, size_t value_bytes)
+static size_t frame_build(unsigned char *to, unsigned kind, const char *key, const void *value, size_t value_bytes)
 {
-    const struct shoal_kv_head head = {.magic = SHOAL_KV_MAGIC,
-                                       .kind = (uint8_t)kind,
-                                       .key_bytes = (uint16_t)strlen(key),
-                                       .value_bytes = (uint32_t)value_bytes,
-                                       .number = kind == SHOAL_KV_GET ? 100 : 0};
+    const struct shoal_link_head head = {.magic = SHOAL_LINK_MAGIC,
+                                         .kind = (uint8_t)kind,
+                                         .key_bytes = (uint16_t)strlen(key),
+                                         .value_bytes = (uint32_t)value_bytes,
+                                         .number = kind == SHOAL_KV_GET ? 100 : 0};
     memcpy(to, &head, sizeof head);
     memcpy(to + sizeof head, key, head.key_bytes);
     memcpy(to + sizeof head + head.key_bytes, value, value_bytes);
     return sizeof head + head.key_bytes + value_bytes;
 }
 
-static void fill_hello(struct shoal_kv_hello *hello, uint32_t rank)
+static void fill_hello(struct shoal_link_hello *hello, uint32_t rank)
 {
     memset(hello, 0, sizeof *hello);
     hello->protocol = SHOAL_KV_PROTOCOL;
@@ -50,21 +50,19 @@ static void fill_hello(struct shoal_kv_hello *hello, uint32_t rank)
 
 static bool is_open(const struct harness *h, int slot)
 {
-    return h->sessions[slot] && h->sessions[slot]->state < SHOAL_KV_CLOSING;
+    return h->sessions[slot] && h->sessions[slot]->link.state < SHOAL_LINK_CLOSING;
 }
 
 /* Handles a piece of input as the server's thread does, and sends all replies at once. */
 static void deliver(struct harness *h, int slot, const void *data, size_t bytes)
 {
     struct shoal_kv_session *session = h->sessions[slot];
-    if (bytes == 0 || !is_open(h, slot) || !shoal_kv_session_is_ready(session) ||
-        !shoal_kv_session_feed(&h->core, session, data, bytes))
+    if (bytes == 0 || !is_open(h, slot) || !shoal_kv_session_is_ready(session) || !shoal_link_feed(&session->link, data, bytes))
         return;
     while (is_open(h, slot) && shoal_kv_session_step(&h->core, session, h->now_ns)) {
-        assert(session->out_bytes <= SHOAL_KV_FRAME_BYTES_MAX);
-        session->out_bytes = 0;
+        assert(shoal_link_unsent(&session->link) <= shoal_kv_service.out_bytes_max);
+        session->link.out.begin = session->link.out.end = 0;
     }
-    assert(session->in_bytes <= session->in_capacity);
 }
 
 static void sweep(struct harness *h)
@@ -74,7 +72,7 @@ static void sweep(struct harness *h)
     for (int i = 0; i < SESSION_COUNT; i++) {
         if (!h->sessions[i])
             continue;
-        h->sessions[i]->out_bytes = 0;
+        h->sessions[i]->link.out.begin = h->sessions[i]->link.out.end = 0;
         if (!is_open(h, i)) {
             shoal_kv_session_close(&h->core, h->sessions[i]);
             h->sessions[i] = NULL;
@@ -91,11 +89,11 @@ static void sweep(struct harness *h)
 static void join(struct harness *h, int slot)
 {
     unsigned char frame[512];
-    struct shoal_kv_hello hello;
+    struct shoal_link_hello hello;
     const unsigned char proof[SHOAL_AUTH_MAC_BYTES] = {0};
     fill_hello(&hello, (uint32_t)slot);
-    deliver(h, slot, frame, frame_build(frame, SHOAL_KV_HELLO, "", &hello, sizeof hello));
-    deliver(h, slot, frame, frame_build(frame, SHOAL_KV_PROOF, "", proof, sizeof proof));
+    deliver(h, slot, frame, frame_build(frame, SHOAL_LINK_HELLO, "", &hello, sizeof hello));
+    deliver(h, slot, frame, frame_build(frame, SHOAL_LINK_PROOF, "", proof, sizeof proof));
     assert(h->sessions[slot]->is_member);
 }
 
@@ -106,7 +104,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     struct harness h = {.now_ns = 1};
     struct shoal_kv_identity identity;
     memset(&identity, 0, sizeof identity);
-    fill_hello(&identity.side.hello, 0);
+    identity.link.service = &shoal_kv_service;
+    fill_hello(&identity.link.hello, 0);
     shoal_log_init(&h.log, &settings, drop_line, NULL);
     if (shoal_kv_core_init(&h.core, &identity, &h.log) != SHOAL_OK)
         return 0;
@@ -126,7 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 }
 
 #ifndef SHOAL_LIBFUZZER
-static size_t add_piece(uint8_t *to, int slot, enum shoal_kv_kind kind, const char *key, const void *value, size_t value_bytes)
+static size_t add_piece(uint8_t *to, int slot, unsigned kind, const char *key, const void *value, size_t value_bytes)
 {
     const size_t bytes = frame_build(to + 2, kind, key, value, value_bytes);
     to[0] = (uint8_t)slot;
@@ -137,13 +136,13 @@ static size_t add_piece(uint8_t *to, int slot, enum shoal_kv_kind kind, const ch
 /* A complete run of three ranks. */
 static size_t build_seed(uint8_t *seed)
 {
-    struct shoal_kv_hello hello;
+    struct shoal_link_hello hello;
     const unsigned char proof[SHOAL_AUTH_MAC_BYTES] = {0};
     size_t used = 0;
     for (int slot = 1; slot < SESSION_COUNT; slot++) {
         fill_hello(&hello, (uint32_t)slot);
-        used += add_piece(seed + used, slot, SHOAL_KV_HELLO, "", &hello, sizeof hello);
-        used += add_piece(seed + used, slot, SHOAL_KV_PROOF, "", proof, sizeof proof);
+        used += add_piece(seed + used, slot, SHOAL_LINK_HELLO, "", &hello, sizeof hello);
+        used += add_piece(seed + used, slot, SHOAL_LINK_PROOF, "", proof, sizeof proof);
         used += add_piece(seed + used, slot, SHOAL_KV_GET, "shoal/a/0", "", 0);
     }
     used += add_piece(seed + used, 0, SHOAL_KV_SET, "shoal/a/0", "value", 5);

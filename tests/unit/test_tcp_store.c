@@ -67,15 +67,12 @@ static int set_up_identity(void **state)
     assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
     shoal_log_init(&f->server_log, &settings.log, keep_line, &f->server_lines);
     shoal_log_init(&f->client_log, &settings.log, keep_line, &f->client_lines);
-    f->identity.side.hello.protocol = SHOAL_KV_PROTOCOL;
-    f->identity.side.hello.size = SIZE;
-    f->identity.side.hello.job = 77;
-    f->identity.side.hello.settings = 88;
-    f->identity.side.agreed = settings.bootstrap.agreed.agreed;
-    f->identity.agreed = settings.bootstrap.agreed;
-    f->identity.side.hello.process = (uint32_t)getpid();
-    strcpy(f->identity.side.hello.version, "1.2.3");
-    strcpy(f->identity.side.hello.host, "here");
+    shoal_kv_identity_agree(&f->identity, &settings.bootstrap.agreed);
+    f->identity.link.hello.size = SIZE;
+    f->identity.link.hello.job = 77;
+    f->identity.link.hello.process = (uint32_t)getpid();
+    strcpy(f->identity.link.hello.version, "1.2.3");
+    strcpy(f->identity.link.hello.host, "here");
     for (int i = 0; i < SIZE; i++)
         shoal_kv_client_init(&f->clients[i], &f->client_log);
     *state = f;
@@ -93,8 +90,8 @@ static int set_up_secret(void **state)
 {
     set_up_identity(state);
     struct fixture *f = *state;
-    f->identity.side.hello.has_secret = 1;
-    memset(f->identity.secret, 5, sizeof f->identity.secret);
+    f->identity.link.hello.has_secret = 1;
+    memset(f->identity.link.secret, 5, sizeof f->identity.link.secret);
     start(f);
     return 0;
 }
@@ -104,7 +101,7 @@ static int set_up_many(void **state)
 {
     set_up_identity(state);
     struct fixture *f = *state;
-    f->identity.side.hello.size = 70;
+    f->identity.link.hello.size = 70;
     start(f);
     return 0;
 }
@@ -113,7 +110,7 @@ static int set_up_crowd(void **state)
 {
     set_up_identity(state);
     struct fixture *f = *state;
-    f->identity.side.hello.size = CROWD;
+    f->identity.link.hello.size = CROWD;
     start(f);
     return 0;
 }
@@ -144,7 +141,7 @@ static enum shoal_kv_join join_as(struct fixture *f, int slot, struct shoal_kv_i
 static enum shoal_kv_join join_rank(struct fixture *f, int rank)
 {
     struct shoal_kv_identity identity = f->identity;
-    identity.side.hello.rank = (uint32_t)rank;
+    identity.link.hello.rank = (uint32_t)rank;
     return join_as(f, rank, identity, NULL);
 }
 
@@ -289,10 +286,12 @@ static void tcp_store_survives_garbage(void **state)
     expect_alive(f, 0);
 }
 
-static void send_head(int fd, enum shoal_kv_kind kind, size_t key_bytes, size_t value_bytes)
+static void send_head(int fd, unsigned kind, size_t key_bytes, size_t value_bytes)
 {
-    const struct shoal_kv_head head = {
-        .magic = SHOAL_KV_MAGIC, .kind = (uint8_t)kind, .key_bytes = (uint16_t)key_bytes, .value_bytes = (uint32_t)value_bytes};
+    const struct shoal_link_head head = {.magic = SHOAL_LINK_MAGIC,
+                                         .kind = (uint8_t)kind,
+                                         .key_bytes = (uint16_t)key_bytes,
+                                         .value_bytes = (uint32_t)value_bytes};
     assert_int_equal(send(fd, &head, sizeof head, MSG_NOSIGNAL), sizeof head);
 }
 
@@ -301,18 +300,18 @@ static void tcp_store_ends_frames_out_of_turn_or_size(void **state)
     struct fixture *f = *state;
     assert_int_equal(join_rank(f, 0), SHOAL_KV_JOIN_DONE);
     const struct {
-        enum shoal_kv_kind kind;
+        unsigned kind;
         size_t key_bytes, value_bytes;
-    } heads[] = {{SHOAL_KV_SET, 0, 0},   {SHOAL_KV_BYE, 0, 0},     {SHOAL_KV_HELLO, 0, SHOAL_KV_HELLO_BYTES_MAX + 1},
-                 {SHOAL_KV_HELLO, 0, 0}, {SHOAL_KV_SET, 256, 0},   {SHOAL_KV_SET, 3, UINT32_MAX},
-                 {SHOAL_KV_PROOF, 0, 0}, {SHOAL_KV_WELCOME, 0, 0}, {SHOAL_KV_KIND_END, 0, 0}};
+    } heads[] = {{SHOAL_KV_SET, 0, 0},     {SHOAL_KV_BYE, 0, 0},       {SHOAL_LINK_HELLO, 0, SHOAL_LINK_STRANGER_BYTES_MAX + 1},
+                 {SHOAL_LINK_HELLO, 0, 0}, {SHOAL_KV_SET, 256, 0},     {SHOAL_KV_SET, 3, UINT32_MAX},
+                 {SHOAL_LINK_PROOF, 0, 0}, {SHOAL_LINK_WELCOME, 0, 0}, {SHOAL_KV_KIND_END, 0, 0}};
     for (size_t i = 0; i < SHOAL_COUNT_OF(heads); i++) {
         const int fd = connect_raw(f);
         send_head(fd, heads[i].kind, heads[i].key_bytes, heads[i].value_bytes);
         assert_true(is_ended(fd));
         close(fd);
     }
-    send_head(f->clients[0].fd, SHOAL_KV_SET, 3, SHOAL_VALUE_BYTES_MAX + 1); /* a member may not either */
+    send_head(f->clients[0].link.fd, SHOAL_KV_SET, 3, SHOAL_VALUE_BYTES_MAX + 1); /* a member may not either */
     char byte;
     usleep(50000);
     assert_int_equal(shoal_kv_client_get(&f->clients[0], "k", &byte, 1, 0), -2);
@@ -328,27 +327,28 @@ static void tcp_store_is_not_held_up_by_silent_connections(void **state)
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
         fds[i] = connect_raw(f);
         if (i % 3 == 0)
-            send_head(fds[i], SHOAL_KV_HELLO, 0, sizeof(struct shoal_kv_hello)); /* and nothing more */
+            send_head(fds[i], SHOAL_LINK_HELLO, 0, sizeof(struct shoal_link_hello)); /* and nothing more */
     }
     for (int i = 0; i < SIZE; i++)
         assert_int_equal(join_rank(f, i), SHOAL_KV_JOIN_DONE);
     expect_alive(f, 3);
     assert_true(is_ended(fds[0])); /* the oldest had to make room, all before its timeout */
-    assert_true(shoal_clock_ns() - before_ns < (SHOAL_KV_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
+    assert_true(shoal_clock_ns() - before_ns < (SHOAL_LINK_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++)
         close(fds[i]);
     expect_alive(f, 0);
 }
 
 struct challenge {
-    struct shoal_kv_head head;
-    struct shoal_kv_challenge value;
+    struct shoal_link_head head;
+    struct shoal_link_challenge value;
+    struct shoal_agreed agreed;
 };
 
-static int send_hello(const struct fixture *f, const struct shoal_kv_hello *hello)
+static int send_hello(const struct fixture *f, const struct shoal_link_hello *hello)
 {
     const int fd = connect_raw(f);
-    send_head(fd, SHOAL_KV_HELLO, 0, sizeof *hello);
+    send_head(fd, SHOAL_LINK_HELLO, 0, sizeof *hello);
     assert_int_equal(send(fd, hello, sizeof *hello, MSG_NOSIGNAL), sizeof *hello);
     return fd;
 }
@@ -356,10 +356,10 @@ static int send_hello(const struct fixture *f, const struct shoal_kv_hello *hell
 static void hear_challenge(int fd, struct challenge *challenge)
 {
     assert_int_equal(recv(fd, challenge, sizeof *challenge, MSG_WAITALL), sizeof *challenge);
-    assert_int_equal(challenge->head.verdict, SHOAL_KV_OK);
+    assert_int_equal(challenge->head.verdict, SHOAL_LINK_OK);
 }
 
-static int say_hello(const struct fixture *f, const struct shoal_kv_hello *hello, struct challenge *challenge)
+static int say_hello(const struct fixture *f, const struct shoal_link_hello *hello, struct challenge *challenge)
 {
     const int fd = send_hello(f, hello);
     hear_challenge(fd, challenge);
@@ -368,13 +368,13 @@ static int say_hello(const struct fixture *f, const struct shoal_kv_hello *hello
 
 static void send_proof(int fd, const unsigned char proof[SHOAL_AUTH_MAC_BYTES])
 {
-    send_head(fd, SHOAL_KV_PROOF, 0, SHOAL_AUTH_MAC_BYTES);
+    send_head(fd, SHOAL_LINK_PROOF, 0, SHOAL_AUTH_MAC_BYTES);
     assert_int_equal(send(fd, proof, SHOAL_AUTH_MAC_BYTES, MSG_NOSIGNAL), SHOAL_AUTH_MAC_BYTES);
 }
 
 static uint8_t hear_welcome(int fd)
 {
-    struct shoal_kv_head head;
+    struct shoal_link_head head;
     assert_int_equal(recv(fd, &head, sizeof head, MSG_WAITALL), sizeof head);
     return head.verdict;
 }
@@ -396,7 +396,7 @@ static void tcp_store_takes_all_ranks_at_once(void **state)
     const struct rlimit enough = {before.rlim_max, before.rlim_max};
     setrlimit(RLIMIT_NOFILE, &enough);
     for (int i = 0; i < CROWD; i++) {
-        struct shoal_kv_hello hello = f->identity.side.hello;
+        struct shoal_link_hello hello = f->identity.link.hello;
         hello.rank = (uint32_t)i;
         fds[i] = send_hello(f, &hello);
     }
@@ -408,7 +408,7 @@ static void tcp_store_takes_all_ranks_at_once(void **state)
     for (int i = 0; i < CROWD; i++)
         send_proof(fds[i], none);
     for (int i = 0; i < CROWD; i++)
-        assert_int_equal(hear_welcome(fds[i]), SHOAL_KV_OK);
+        assert_int_equal(hear_welcome(fds[i]), SHOAL_LINK_OK);
     for (size_t i = 0; i < SHOAL_COUNT_OF(silent); i++)
         close(silent[i]);
     for (int i = 0; i < CROWD; i++)
@@ -422,7 +422,7 @@ static void tcp_store_ends_a_handshake_that_takes_too_long(void **state)
     const uint64_t before_ns = shoal_clock_ns();
     const int fd = connect_raw(f);
     assert_true(is_ended(fd)); /* within the seconds that connect_raw() sets, instead of never */
-    assert_true((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS >= SHOAL_KV_HANDSHAKE_MS);
+    assert_true((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS >= SHOAL_LINK_HANDSHAKE_MS);
     close(fd);
 }
 
@@ -455,15 +455,15 @@ static void tcp_store_refuses_another_version(void **state)
 {
     struct fixture *f = *state;
     struct shoal_kv_identity identity = f->identity;
-    identity.side.hello.rank = 2;
-    strcpy(identity.side.hello.version, "1.2.4");
+    identity.link.hello.rank = 2;
+    strcpy(identity.link.hello.version, "1.2.4");
     assert_int_equal(join_as(f, 2, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     assert_int_equal(f->clients[2].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "rank 2 (here:");
     expect_both_say(f, "1.2.3");
     expect_both_say(f, "1.2.4");
-    strcpy(identity.side.hello.version, "1.2.3");
-    identity.side.hello.protocol = 9;
+    strcpy(identity.link.hello.version, "1.2.3");
+    identity.link.hello.protocol = 9;
     assert_int_equal(join_as(f, 2, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     expect_both_say(f, "protocol 9");
 }
@@ -472,7 +472,7 @@ static void have_other(struct shoal_kv_identity *identity, const char *setting, 
 {
     for (size_t i = 0; i < identity->agreed.count; i++) {
         if (strcmp(identity->agreed.settings[i]->name, setting) == 0)
-            identity->side.agreed.values[i] = value;
+            memcpy(identity->link.greeting.bytes + i * sizeof value, &value, sizeof value);
     }
 }
 
@@ -480,7 +480,7 @@ static void tcp_store_refuses_other_settings(void **state)
 {
     struct fixture *f = *state;
     struct shoal_kv_identity identity = f->identity;
-    identity.side.hello.settings = 0x99;
+    identity.link.hello.settings = 0x99;
     have_other(&identity, "SHOAL_DEPTH", 7);
     have_other(&identity, "SHOAL_ALGORITHMS", 1);
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_KV_JOIN_REFUSED);
@@ -492,16 +492,16 @@ static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
 {
     struct fixture *f = *state;
     struct shoal_kv_identity identity = f->identity;
-    identity.side.hello.size = 3;
+    identity.link.hello.size = 3;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_ARGUMENT);
     expect_both_say(f, "it counts 3 ranks, and rank 0 counts 4");
     assert_int_equal(join_rank(f, 1), SHOAL_KV_JOIN_DONE);
-    identity.side.hello.size = SIZE;
-    identity.side.hello.rank = 1;
+    identity.link.hello.size = SIZE;
+    identity.link.hello.rank = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     expect_both_say(f, "two processes claim to be this rank");
-    identity.side.hello.rank = SIZE;
+    identity.link.hello.rank = SIZE;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     expect_both_say(f, "only ranks 0 to 3");
     expect_alive(f, 1);
@@ -510,23 +510,24 @@ static void tcp_store_refuses_wrong_ranks_and_sizes(void **state)
 /* A server that accepts hello and proof and then stops. The last message it received is the client's. */
 struct standing {
     int listener;
-    struct shoal_kv_hello hello;
-    struct shoal_kv_head last;
+    struct shoal_link_hello hello;
+    struct shoal_link_head last;
 };
 
 static void *stand_still(void *arg)
 {
     struct standing *standing = arg;
-    struct challenge challenge = {{.magic = SHOAL_KV_MAGIC, .kind = SHOAL_KV_CHALLENGE}, {.server = standing->hello}};
-    char value[SHOAL_KV_HELLO_BYTES_MAX];
-    struct shoal_kv_head head;
+    struct challenge challenge = {
+        {.magic = SHOAL_LINK_MAGIC, .kind = SHOAL_LINK_CHALLENGE}, {.server = standing->hello}, {{0}}};
+    char value[SHOAL_LINK_STRANGER_BYTES_MAX];
+    struct shoal_link_head head;
     const int fd = accept(standing->listener, NULL, NULL);
-    challenge.head.value_bytes = sizeof challenge.value;
+    challenge.head.value_bytes = sizeof challenge.value + sizeof challenge.agreed;
     while (recv(fd, &head, sizeof head, MSG_WAITALL) == sizeof head) {
         standing->last = head;
         if (head.value_bytes > 0 && recv(fd, value, head.value_bytes, MSG_WAITALL) <= 0)
             break;
-        if (head.kind == SHOAL_KV_HELLO && send(fd, &challenge, sizeof challenge, MSG_NOSIGNAL) < 0)
+        if (head.kind == SHOAL_LINK_HELLO && send(fd, &challenge, sizeof challenge, MSG_NOSIGNAL) < 0)
             break;
     }
     close(fd);
@@ -536,7 +537,7 @@ static void *stand_still(void *arg)
 static void tcp_store_client_that_gives_up_says_bye(void **state)
 {
     struct fixture *f = *state;
-    struct standing standing = {.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .hello = f->identity.side.hello};
+    struct standing standing = {.listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), .hello = f->identity.link.hello};
     struct shoal_address at = f->address;
     char reason[SHOAL_KV_REASON_MAX];
     pthread_t thread;
@@ -558,7 +559,7 @@ static void tcp_store_of_another_job_is_passed_by(void **state)
     struct fixture *f = *state;
     struct shoal_kv_identity identity = f->identity;
     char reason[SHOAL_KV_REASON_MAX];
-    identity.side.hello.job = 78;
+    identity.link.hello.job = 78;
     assert_int_equal(join_as(f, 0, identity, reason), SHOAL_KV_JOIN_ELSEWHERE);
     assert_non_null(strstr(reason, "another Shoal job"));
     assert_string_equal(f->client_lines.text, "");
@@ -572,11 +573,11 @@ static void tcp_store_wants_the_secret(void **state)
         skip();
     }
     struct shoal_kv_identity identity = f->identity;
-    identity.secret[7] ^= 1;
+    identity.link.secret[7] ^= 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "its secret is not rank 0's");
-    identity.side.hello.has_secret = 0;
+    identity.link.hello.has_secret = 0;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     assert_int_equal(f->clients[0].failure, SHOAL_ERR_AUTH);
     expect_both_say(f, "rank 0 has a secret and it has none");
@@ -588,7 +589,7 @@ static void tcp_store_without_secret_refuses_one(void **state)
 {
     struct fixture *f = *state;
     struct shoal_kv_identity identity = f->identity;
-    identity.side.hello.has_secret = 1;
+    identity.link.hello.has_secret = 1;
     assert_int_equal(join_as(f, 0, identity, NULL), SHOAL_KV_JOIN_REFUSED);
     expect_both_say(f, "it has a secret and rank 0 has none");
 }
@@ -602,14 +603,16 @@ static void tcp_store_refuses_a_recorded_proof(void **state)
     }
     struct challenge first, second;
     unsigned char proof[SHOAL_AUTH_MAC_BYTES];
-    const int a = say_hello(f, &f->identity.side.hello, &first);
-    const int b = say_hello(f, &f->identity.side.hello, &second);
+    const int a = say_hello(f, &f->identity.link.hello, &first);
+    const int b = say_hello(f, &f->identity.link.hello, &second);
     assert_memory_not_equal(first.value.server.nonce, second.value.server.nonce, sizeof first.value.server.nonce);
-    assert_true(shoal_kv_proof_build(f->identity.secret, false, &f->identity.side.hello, &first.value.server, proof));
-    assert_int_equal(prove(b, proof), SHOAL_KV_SECRET_WRONG);
-    const int c = say_hello(f, &f->identity.side.hello, &second);
-    assert_int_equal(prove(c, second.value.proof), SHOAL_KV_SECRET_WRONG); /* the server's own proof, reflected */
-    assert_int_equal(prove(a, proof), SHOAL_KV_OK);
+    const struct shoal_link_greeting none = {.count = 0};
+    const struct shoal_link_meeting meeting = {&f->identity.link.hello, &first.value.server, &none, &f->identity.link.greeting};
+    assert_true(shoal_link_proof_build(f->identity.link.secret, false, &meeting, proof));
+    assert_int_equal(prove(b, proof), SHOAL_LINK_SECRET_WRONG);
+    const int c = say_hello(f, &f->identity.link.hello, &second);
+    assert_int_equal(prove(c, second.value.proof), SHOAL_LINK_SECRET_WRONG); /* the server's own proof, reflected */
+    assert_int_equal(prove(a, proof), SHOAL_LINK_OK);
     close(a);
     close(b);
     close(c);
@@ -703,7 +706,7 @@ static void tcp_store_stays_while_a_rank_still_asks(void **state)
 static void open_tree(struct fixture *f, int slot, int rank, bool may_serve, struct shoal_kv_tree *tree)
 {
     struct shoal_kv_identity identity = f->identity;
-    identity.side.hello.rank = (uint32_t)rank;
+    identity.link.hello.rank = (uint32_t)rank;
     memset(tree, 0, sizeof *tree);
     assert_int_equal(join_as(f, slot, identity, NULL), SHOAL_KV_JOIN_DONE);
     shoal_kv_tree_open(tree, &f->clients[slot], &identity, may_serve);
