@@ -311,7 +311,8 @@ def check_logs():
 
 
 # Also compiled into the command: they need only libc, and auth.c libsodium at run time (decision 22).
-ALSO_FOR_TOOLS = {"base/timed_call.h", "topology/limits.h", "topology/links.h", "link/auth.h"}
+ALSO_FOR_TOOLS = {"base/clock.h", "base/timed_call.h", "topology/limits.h", "topology/links.h", "link/address.h", "link/auth.h",
+                  "link/link.h", "link/secret.h"}
 
 
 def check_public():

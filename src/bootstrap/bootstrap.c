@@ -31,9 +31,8 @@ enum shoal_status shoal_bootstrap_secret_load(const struct shoal_bootstrap_setti
 {
     static const unsigned char context[SHOAL_SECRET_BYTES] = "shoal job secret, version 1";
     char error[320];
-    const enum shoal_status status =
-        shoal_secret_load(settings->secret, settings->secret_file, context, &bootstrap->has_secret,
-                          bootstrap->size > 1 ? bootstrap->secret : NULL, error, sizeof error);
+    const enum shoal_status status = shoal_secret_load(settings->secret, settings->secret_file, context, &bootstrap->has_secret,
+                                                       bootstrap->size > 1 ? bootstrap->secret : NULL, error, sizeof error);
     return status == SHOAL_OK ? SHOAL_OK : shoal_log_fail(log, status, "bootstrap", "%s", error);
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/timed_call.h"
+#include "bootstrap/lookup.h"
 #include "bootstrap/sources.h"
 #include "link/auth.h"
 
@@ -98,7 +99,7 @@ static void share(void *data)
     struct shoal_log log;
     shoal_log_init_quiet(&log);
     sharing->error = EHOSTUNREACH;
-    if (shoal_address_list_find(sharing->host, "MASTER_ADDR", 0, &log, &list) == SHOAL_OK) {
+    if (shoal_lookup_find(sharing->host, "MASTER_ADDR", 0, &log, &list) == SHOAL_OK) {
         for (int i = 0; i < list.count && sharing->error; i++) {
             shoal_address_port_put(&list.at[i], sharing->port);
             sharing->error = ask_at(&list.at[i], sharing);

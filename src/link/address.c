@@ -4,13 +4,9 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "base/clock.h"
-
-#define LOOKUP_PAUSE_MS 100
 
 static bool address_parse_port(const char *text, uint16_t *port_out)
 {
@@ -63,25 +59,21 @@ static void copy_found(const struct addrinfo *found, struct shoal_address_list *
     }
 }
 
-enum shoal_status shoal_address_list_find(const char *host, const char *what, uint64_t deadline_ns, struct shoal_log *log,
-                                          struct shoal_address_list *list_out)
+int shoal_address_ask(const char *host, struct shoal_address_list *list_out)
 {
     const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
-    int error;
-    while ((error = getaddrinfo(host, NULL, &wanted, &found)) == EAI_AGAIN && shoal_clock_ns() < deadline_ns)
-        poll(NULL, 0, LOOKUP_PAUSE_MS);
-    if (error)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the host name \"%.200s\" in %s cannot be looked up: %s",
-                              host, what, error == EAI_SYSTEM ? strerror(errno) : gai_strerror(error));
-    struct shoal_address_list list;
-    copy_found(found, &list);
-    freeaddrinfo(found);
-    if (list.count == 0)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
-                              "the host name \"%.200s\" in %s has no IPv4 or IPv6 address", host, what);
-    *list_out = list;
-    return SHOAL_OK;
+    const int error = getaddrinfo(host, NULL, &wanted, &found);
+    copy_found(error ? NULL : found, list_out);
+    if (!error)
+        freeaddrinfo(found);
+    return error;
+}
+
+/* strerror returns a constant for the numbers that the kernel sets; strerrordesc_np needs glibc 2.32. */
+const char *shoal_address_ask_error(int error)
+{
+    return error == EAI_SYSTEM ? strerror(errno) : gai_strerror(error);
 }
 
 int shoal_address_listen(int fd, const struct shoal_address *address)

@@ -1,4 +1,4 @@
-/* Network addresses as text and as the kernel expects them. The system's resolver looks names up, within its own time limit. */
+/* Network addresses as text and as the kernel expects them. Libc only. */
 #ifndef SHOAL_LINK_ADDRESS_H
 #define SHOAL_LINK_ADDRESS_H
 
@@ -24,10 +24,11 @@ struct shoal_address_list {
 /* Parses "host:port" or "[v6]:port". Returns false if the text is neither, or if the port is 0. */
 bool shoal_address_parse(const char *text, char host[SHOAL_ADDRESS_HOST_MAX], uint16_t *port_out);
 
-/* Looks a name up, and retries until the deadline while the resolver answers "try again". `what` names the source of the name
- * in the error that is logged. */
-SHOAL_MUST_USE enum shoal_status shoal_address_list_find(const char *host, const char *what, uint64_t deadline_ns,
-                                                         struct shoal_log *log, struct shoal_address_list *list_out);
+/* Looks a name up, once, within the resolver's own time limit. Returns 0, or an error of getaddrinfo(). The list may be
+ * empty. */
+int shoal_address_ask(const char *host, struct shoal_address_list *list_out);
+/* Returns the text of such an error, in static storage. Call it at once: it may refer to errno. */
+const char *shoal_address_ask_error(int error);
 
 /* Makes a new TCP socket listen at exactly this address. Returns 0 or -errno. */
 int shoal_address_listen(int fd, const struct shoal_address *address);

@@ -1,6 +1,8 @@
 #include "link/link.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -9,6 +11,7 @@
 #include "base/clock.h"
 
 #define CAPACITY_STEP 4096
+#define PROBE_S 1 /* between the kernel's keep-alives */
 
 void shoal_link_open(struct shoal_link *link, const struct shoal_link_identity *own, int fd, bool is_client, uint64_t now_ns)
 {
@@ -36,6 +39,16 @@ static bool fail(struct shoal_link *link, int error)
 {
     shoal_link_end(link, error);
     return false;
+}
+
+void shoal_link_watch(int fd, unsigned silent_ms)
+{
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silent_ms, sizeof silent_ms);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){PROBE_S}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){PROBE_S}, sizeof(int));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){(int)silent_ms / 1000 / PROBE_S}, sizeof(int));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
 }
 
 /* ---- queues ---- */
@@ -391,7 +404,9 @@ static bool is_link_head_sound(const struct shoal_link *link, const struct shoal
 enum shoal_link_event shoal_link_next(struct shoal_link *link, uint64_t now_ns, struct shoal_link_frame *frame_out)
 {
     struct shoal_link_frame frame;
-    if (link->state == SHOAL_LINK_CONNECTING || link->state >= SHOAL_LINK_CLOSING)
+    if (link->state == SHOAL_LINK_ENDED)
+        return SHOAL_LINK_BROKEN;
+    if (link->state == SHOAL_LINK_CONNECTING || link->state == SHOAL_LINK_CLOSING)
         return SHOAL_LINK_NOTHING;
     const size_t bytes = frame_bytes_wanted(link);
     if (in_count(link) >= sizeof frame.head) {

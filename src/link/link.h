@@ -8,6 +8,8 @@
 #ifndef SHOAL_LINK_LINK_H
 #define SHOAL_LINK_LINK_H
 
+#include <errno.h>
+
 #include "link/link_wire.h"
 
 #define SHOAL_LINK_HANDSHAKE_MS 5000 /* how long the connecting side may take to prove itself */
@@ -79,6 +81,16 @@ enum shoal_link_event {
     SHOAL_LINK_FRAME,
     SHOAL_LINK_BROKEN /* the link has ended, for the reason `error` */
 };
+
+/* Has the kernel watch a connection: unacknowledged data and unanswered keep-alives both end it after silent_ms. So a host that
+ * is cut off is noticed, whereas a process that is only slow or stopped keeps its connection. */
+void shoal_link_watch(int fd, unsigned silent_ms);
+
+/* Returns true if an error of accept() or socket() means that descriptors or memory are exhausted for now. */
+static inline bool shoal_link_is_exhausted(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
 
 /* Begins a link on a socket that is connected to a client, or (is_client) that connects to a server. A listening side's
  * handshake ends SHOAL_LINK_HANDSHAKE_MS from now; a connecting side's caller sets a deadline if it wants one. */

@@ -43,7 +43,7 @@ static void accept_one(struct shoal_control *control, uint64_t now_ns)
     const int fd = shoal_control_socket_accept(control->listener);
     if (fd >= 0)
         shoal_control_tree_add(control, fd, -1, now_ns);
-    else if (fd == -EMFILE || fd == -ENFILE || fd == -ENOBUFS || fd == -ENOMEM)
+    else if (shoal_link_is_exhausted(-fd))
         control->accept_ns = now_ns + ACCEPT_PAUSE_MS * SHOAL_NS_PER_MS;
 }
 

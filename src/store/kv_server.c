@@ -81,8 +81,7 @@ static void server_accept_one(struct shoal_kv_server *server, uint64_t now_ns)
     int fd = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
         const int error = errno;
-        const bool is_short = error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
-        if (is_short && !shoal_kv_core_drop_stranger(&server->core))
+        if (shoal_link_is_exhausted(error) && !shoal_kv_core_drop_stranger(&server->core))
             pause_accepting(server, error, now_ns);
         return;
     }
