@@ -12,7 +12,7 @@
 enum { RUN_LINK_SILENT_MS = 3000 };
 
 struct run_link {
-    struct shoal_link link; /* its descriptor is -1 while there is no connection */
+    struct shoal_link link; /* its fd is -1 while this is not connected */
     int host;               /* at host 0: the member's host; -1: a stranger */
 };
 

@@ -4,7 +4,7 @@
 
 #include "base/log.h"
 
-#define SHOAL_SECRET_BYTES 32 /* of a job secret, hashed to a key */
+#define SHOAL_SECRET_BYTES 32 /* a job secret, hashed to a key */
 #define SHOAL_AUTH_MAC_BYTES 32
 #define SHOAL_AUTH_NONCE_BYTES 16
 

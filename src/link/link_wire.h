@@ -62,7 +62,7 @@ struct shoal_link_head {
     uint8_t verdict;
     uint16_t key_bytes;
     uint32_t value_bytes;
-    uint32_t number; /* of the service's own use */
+    uint32_t number; /* the service's own */
 };
 _Static_assert(sizeof(struct shoal_link_head) == 16, "the head on the wire");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are copied as they are in memory");

@@ -124,7 +124,7 @@ void shoal_control_tree_sweep(struct shoal_control *control)
             control->links[kept++] = link;
             continue;
         }
-        SHOAL_ASSERT(link->is_over); /* whoever ends a link says why */
+        SHOAL_ASSERT(link->is_over); /* with a cause */
         mourn(control, link);
         shoal_control_socket_close(link->link.fd);
         shoal_control_link_destroy(link);

@@ -9,7 +9,7 @@
 struct shoal_kv_client {
     pthread_mutex_t lock;
     struct shoal_log *log;
-    struct shoal_link link; /* its descriptor is -1 while there is no connection */
+    struct shoal_link link; /* its fd is -1 while this is not connected */
     struct shoal_link_identity own;
     int owner;                       /* the rank that serves the store: 0, except in the tree */
     enum shoal_status failure;       /* the last failure logged */
