@@ -85,7 +85,7 @@ ALSO = {"fusion": {"base/struct_bytes.h"},
         "data": {"base/struct_bytes.h"},
         "pipeline/schedule": {"base/struct_bytes.h"},
         "pipeline/run": {"base/assert.h", "base/struct_bytes.h"},
-        "pipeline/partition": {"base/struct_bytes.h"}}
+        "pipeline/partition": {"base/json_text.h", "base/struct_bytes.h"}}
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
     "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
@@ -311,7 +311,7 @@ def check_logs():
 
 
 # Also compiled into the command: they need only libc, and auth.c libsodium at run time (decision 22).
-ALSO_FOR_TOOLS = {"base/clock.h", "base/timed_call.h", "topology/limits.h", "topology/links.h", "link/address.h", "link/auth.h",
+ALSO_FOR_TOOLS = {"base/clock.h", "base/json_text.h", "base/node_list.h", "base/spelling.h", "base/timed_call.h", "topology/limits.h", "topology/links.h", "link/address.h", "link/auth.h",
                   "link/link.h", "link/secret.h"}
 
 

@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "base/json_text.h"
 #include "trace.h"
 
 struct json {
@@ -58,7 +59,7 @@ static void number_if(struct json *json, const char *name, bool is_known, double
 static void text(struct json *json, const char *name, const char *value)
 {
     key(json, name);
-    trace_json_print_text(json->out, value);
+    shoal_json_print_text(json->out, value);
 }
 
 static void truth(struct json *json, const char *name, bool value)

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#include "base/json_text.h"
+
 const char *sim_size_print(double bytes, char text_out[24])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -118,7 +120,7 @@ void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json
         if (is_json)
             printf("\"%s\":", fields[i].name);
         if (fields[i].text && is_json)
-            trace_json_print_text(stdout, fields[i].text);
+            shoal_json_print_text(stdout, fields[i].text);
         else if (fields[i].text)
             csv_text_print(fields[i].text);
         else

@@ -200,7 +200,4 @@ enum trace_step { TRACE_MEMBER, TRACE_END, TRACE_BAD };
 void trace_json_open(struct trace_json *json, char *text);
 enum trace_step trace_json_next(struct trace_json *json);
 
-/* Prints "text" with its quotes, escaped. */
-void trace_json_print_text(FILE *out, const char *text);
-
 #endif
