@@ -49,17 +49,20 @@ ALLOWED = {
     "topology": {"base"},
     "memory": {"base", "topology"},
     "device": {"base"},
-    "bootstrap": {"base"},
-    "membership": {"base", "topology", "bootstrap"},
+    "link": {"base"},
+    "store": {"base", "link"},
+    "bootstrap": {"base", "link", "store"},
+    "membership": {"base", "topology", "link", "bootstrap"},
     "transport": {"base", "memory"},
-    "transport/shm": {"base", "topology", "memory", "bootstrap", "membership", "transport"},
-    "transport/fabric": {"base", "observe", "topology", "memory", "bootstrap", "membership", "transport"},
+    "transport/shm": {"base", "topology", "memory", "link", "bootstrap", "membership", "transport"},
+    "transport/fabric": {"base", "observe", "topology", "memory", "link", "membership", "transport"},
     "transport/hosts": {"base", "membership", "transport/shm", "transport/fabric"},
     "collective": {"base", "plan", "transport"},
     "engine": {"base", "observe", "plan", "topology", "device", "transport", "collective"},
-    "comm": {"base", "observe", "topology", "device", "memory", "bootstrap", "transport/shm", "transport/fabric", "transport/hosts",
+    "comm": {"base", "observe", "topology", "device", "memory", "link", "bootstrap", "transport/shm", "transport/fabric", "transport/hosts",
              "collective", "engine"},
-    "inspect": {"base", "topology", "device", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
+    "predict": {"base", "device", "collective", "comm"},
+    "inspect": {"base", "topology", "device", "link", "bootstrap", "transport/shm", "transport/fabric", "collective", "comm"},
     "fusion": set(),
     "fusion/layout": {"fusion"},
     "fusion/codec": {"fusion"},
@@ -85,7 +88,7 @@ ALSO = {"fusion": {"base/struct_bytes.h"},
         "data": {"base/struct_bytes.h"},
         "pipeline/schedule": {"base/struct_bytes.h"},
         "pipeline/run": {"base/assert.h", "base/struct_bytes.h"},
-        "pipeline/partition": {"base/struct_bytes.h"}}
+        "pipeline/partition": {"base/json_text.h", "base/struct_bytes.h"}}
 # The folders of tools/ and the other folders that each one includes.
 COMMANDS = {
     "advise": {"sim", "step"},
@@ -327,7 +330,8 @@ def check_logs():
 
 
 # Also compiled into the command: they need only libc, and auth.c libsodium at run time (decision 22).
-ALSO_FOR_TOOLS = {"base/timed_call.h", "topology/limits.h", "topology/links.h", "bootstrap/auth.h"}
+ALSO_FOR_TOOLS = {"base/clock.h", "base/json_text.h", "base/node_list.h", "base/spelling.h", "base/timed_call.h", "topology/limits.h", "topology/links.h", "link/address.h", "link/auth.h",
+                  "link/link.h", "link/secret.h"}
 
 
 def check_public():

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "base/json_text.h"
+
 static enum json_step bad(struct json_reader *json, const char *error)
 {
     json->error = error;
@@ -15,18 +17,6 @@ static void space_skip(struct json_reader *json)
 }
 
 /* ---- Texts --------------------------------------------------------------------------------------------------------------- */
-
-/* Returns the bytes of the UTF-8 character at text, or 0 if it is invalid. */
-static size_t character_bytes(const unsigned char *text)
-{
-    const size_t bytes = *text < 0x80 ? 1 : *text < 0xc2 ? 0 : *text < 0xe0 ? 2 : *text < 0xf0 ? 3 : *text < 0xf5 ? 4 : 0;
-    for (size_t i = 1; i < bytes; i++)
-        if ((text[i] & 0xc0) != 0x80)
-            return 0;
-    const bool is_overlong = (*text == 0xe0 && text[1] < 0xa0) || (*text == 0xf0 && text[1] < 0x90);
-    const bool is_no_code = (*text == 0xed && text[1] >= 0xa0) || (*text == 0xf4 && text[1] >= 0x90);
-    return is_overlong || is_no_code ? 0 : bytes;
-}
 
 static size_t code_write(unsigned code, char *to)
 {
@@ -93,7 +83,7 @@ static size_t escape_read(struct json_reader *json, char *to)
 static size_t character_read(struct json_reader *json, char *to)
 {
     const unsigned char first = (unsigned char)*json->at;
-    const size_t bytes = first == '\\' ? escape_read(json, to) : character_bytes((const unsigned char *)json->at);
+    const size_t bytes = first == '\\' ? escape_read(json, to) : shoal_json_character_bytes(json->at);
     if (!first)
         json->error = "a text has no end";
     else if (first < 0x20)
@@ -239,18 +229,4 @@ enum json_step json_next(struct json_reader *json)
         return end_read(json);
     json->is_begun = true;
     return member_read(json);
-}
-
-void json_print_text(FILE *out, const char *text)
-{
-    fputc('"', out);
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\')
-            fprintf(out, "\\%c", *text);
-        else if ((unsigned char)*text < 0x20)
-            fprintf(out, "\\u%04x", (unsigned)*text);
-        else
-            fputc(*text, out);
-    }
-    fputc('"', out);
 }

@@ -1,10 +1,9 @@
 /* JSON of one level: the flat objects that the flight recorder, profiles and reports of other ranks consist of. A reader walks
- * over the members of one object in place and rejects any other text, including nested values; a writer escapes texts. */
+ * over the members of one object in place and rejects any other text, including nested values. base/json_text.h writes texts. */
 #ifndef SHOAL_TOOLS_FLAT_JSON_H
 #define SHOAL_TOOLS_FLAT_JSON_H
 
 #include <stdbool.h>
-#include <stdio.h>
 
 enum json_value { JSON_TEXT, JSON_NUMBER, JSON_NULL, JSON_BOOLEAN };
 
@@ -25,8 +24,5 @@ enum json_step { JSON_MEMBER, JSON_END, JSON_BAD };
 /* Returns the next member, or JSON_BAD with `error` set and `at` at the fault. text ends with a zero byte. */
 void json_open(struct json_reader *json, char *text);
 enum json_step json_next(struct json_reader *json);
-
-/* Prints "text" with its quotes, escaped. */
-void json_print_text(FILE *out, const char *text);
 
 #endif

@@ -3,8 +3,9 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
+
+#include "tool.h"
 
 enum { WIDTH_LEAST = 20, LINE_BYTES = 4096 };
 
@@ -108,15 +109,15 @@ static void end(void)
 
 void fold_begin(void)
 {
-    struct winsize size = {0};
-    if (fold.out || !isatty(STDOUT_FILENO) || ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) || size.ws_col < WIDTH_LEAST)
+    int rows, columns;
+    if (fold.out || !tool_terminal_read(STDOUT_FILENO, &rows, &columns) || columns < WIDTH_LEAST)
         return;
     FILE *folded = fopencookie(NULL, "w", (cookie_io_functions_t){.write = fold_write});
     if (!folded)
         return;
     setvbuf(folded, NULL, _IOLBF, BUFSIZ);
     fold.out = stdout;
-    fold.width = size.ws_col;
+    fold.width = (size_t)columns;
     stdout = folded;
     atexit(end);
 }

@@ -5,10 +5,12 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 
+#include "base/spelling.h"
 #include "topology/limits.h"
 
-enum { WORD_MAX = 32, OPTIONS_MAX = 32 };
+enum { OPTIONS_MAX = 32 };
 
 int tool_usage_fail(const char *command, const char *format, ...)
 {
@@ -38,35 +40,6 @@ bool tool_value_fail(const struct tool_args *args, const char *takes)
     return false;
 }
 
-static size_t least_of(size_t a, size_t b, size_t c)
-{
-    const size_t d = a < b ? a : b;
-    return d < c ? d : c;
-}
-
-/* Returns how many letters must be inserted, removed, changed or swapped with their neighbor to turn a into b. */
-static size_t word_distance(const char *a, const char *b)
-{
-    size_t rows[3][WORD_MAX + 1] = {{0}};
-    size_t *before = rows[0], *above = rows[1], *row = rows[2];
-    const size_t a_length = strlen(a), b_length = strlen(b);
-    for (size_t j = 0; j <= b_length; j++)
-        row[j] = j;
-    for (size_t i = 1; i <= a_length; i++) {
-        size_t *const spare = before;
-        before = above;
-        above = row;
-        row = spare;
-        row[0] = i;
-        for (size_t j = 1; j <= b_length; j++) {
-            row[j] = least_of(above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1]));
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < row[j])
-                row[j] = before[j - 2] + 1;
-        }
-    }
-    return row[b_length];
-}
-
 /* Text that stops early, or has one additional letter, such as "-np" of other launchers. */
 static bool is_beginning(const char *text, const char *word)
 {
@@ -84,13 +57,9 @@ static bool is_near(const char *text, const char *word, size_t distance)
 const char *tool_word_nearest(const char *text, const char *const *words)
 {
     const char *nearest = NULL;
-    size_t least = WORD_MAX;
-    if (!*text || strlen(text) > WORD_MAX)
-        return NULL;
-    for (; *words; words++) {
-        if (strlen(*words) > WORD_MAX)
-            continue;
-        const size_t distance = is_beginning(text, *words) ? 1 : word_distance(text, *words);
+    size_t least = SIZE_MAX;
+    for (; *text && *words; words++) {
+        const size_t distance = is_beginning(text, *words) ? 1 : shoal_spelling_changes(text, *words);
         if (distance < least && is_near(text, *words, distance)) {
             least = distance;
             nearest = *words;
@@ -312,6 +281,16 @@ const char *tool_memory_text(uint64_t before)
     return shoal_topology_oom_kills() > before ? ", probably for lack of memory (the kernel's oom_kill counter rose): give the "
                                                  "container more memory, or start fewer workers"
                                                : "";
+}
+
+bool tool_terminal_read(int fd, int *rows_out, int *columns_out)
+{
+    struct winsize size;
+    if (ioctl(fd, TIOCGWINSZ, &size) || !size.ws_row || !size.ws_col)
+        return false;
+    *rows_out = size.ws_row;
+    *columns_out = size.ws_col;
+    return true;
 }
 
 int tool_output_finish(const char *command, int code)

@@ -91,6 +91,9 @@ bool tool_is_launched(void);
  * since shoal_topology_oom_kills() returned `before`. */
 const char *tool_memory_text(uint64_t before);
 
+/* Reads the size of a terminal. Returns false if it is unknown, for example because fd is not a terminal. */
+bool tool_terminal_read(int fd, int *rows_out, int *columns_out);
+
 /* Flushes stdout. Returns code, or 1 after a line on stderr if the output could not be written. */
 int tool_output_finish(const char *command, int code);
 

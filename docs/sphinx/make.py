@@ -38,7 +38,7 @@ START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/glance"
          "docs/not-planned"]
 GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/shards", "docs/checkpoints", "docs/pipelines", "docs/advice", "docs/outer", "docs/gpu",
           "docs/errors", "docs/trace", "docs/performance"]
-CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/glossary", "docs/style", "docs/testing", "docs/releasing"]
+CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/link", "docs/glossary", "docs/style", "docs/testing", "docs/releasing"]
 FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",
            "launch": "Starting and ending a job", "cliffs": "Shoal against its own smooth curve", "four": "Four ranks of one host", "": "Two ranks of one host"}
 LATEST = 1 << 30  # in the order of versions

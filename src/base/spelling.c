@@ -10,10 +10,13 @@ static size_t least_of(size_t a, size_t b, size_t c)
 }
 
 /* Computes row by row. A row ends with the distance from the first letters of a to all of b. */
-static size_t count_changes(const char *a, size_t a_length, const char *b, size_t b_length)
+size_t shoal_spelling_changes(const char *a, const char *b)
 {
+    const size_t a_length = strlen(a), b_length = strlen(b);
     size_t rows[3][LETTERS_MAX + 1] = {{0}};
     size_t *before = rows[0], *above = rows[1], *row = rows[2];
+    if (a_length > LETTERS_MAX || b_length > LETTERS_MAX)
+        return SIZE_MAX;
     for (size_t j = 0; j <= b_length; j++)
         row[j] = j;
     for (size_t i = 1; i <= a_length; i++) {
@@ -33,11 +36,9 @@ static size_t count_changes(const char *a, size_t a_length, const char *b, size_
 
 size_t shoal_spelling_distance(const char *a, const char *b)
 {
-    const size_t a_length = strlen(a), b_length = strlen(b);
-    if (a_length > LETTERS_MAX || b_length > LETTERS_MAX)
-        return SIZE_MAX;
-    if (strncmp(a, b, a_length) == 0 && b[a_length] == '_')
+    const size_t a_length = strlen(a);
+    if (a_length <= LETTERS_MAX && strncmp(a, b, a_length) == 0 && b[a_length] == '_')
         return 1;
-    const size_t changes = count_changes(a, a_length, b, b_length);
+    const size_t changes = shoal_spelling_changes(a, b);
     return changes <= a_length / 3 ? changes : SIZE_MAX;
 }

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "bootstrap/bootstrap.h"
-#include "bootstrap/tcp_wire.h"
+#include "store/kv_wire.h"
 
 /* Rank 0's deadline may be later than another rank's, so that rank waits this much longer for rank 0's result. */
 #define RESULT_GRACE_MS 1000
@@ -231,7 +231,7 @@ static enum shoal_status await_result(const struct gather *gather)
         return fail_without_result(gather);
     if (result.status == SHOAL_OK)
         return SHOAL_OK;
-    shoal_tcp_text_clean(result.cause, sizeof result.cause);
+    shoal_link_text_clean(result.cause, sizeof result.cause);
     return shoal_log_fail(gather->log, (enum shoal_status)result.status, "bootstrap", "rank 0: %s", result.cause);
 }
 

@@ -4,10 +4,11 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "bootstrap/address.h"
-#include "bootstrap/auth.h"
-#include "bootstrap/key_table.h"
 #include "bootstrap/sources.h"
+#include "link/address.h"
+#include "link/auth.h"
+#include "link/secret.h"
+#include "store/key_table.h"
 
 static void bootstrap_free_bytes(unsigned char **bytes)
 {
@@ -24,6 +25,17 @@ static enum shoal_status bootstrap_check_ranks(const char *what, int rank, int s
 
 /* ---- sources ---- */
 
+/* A single rank needs no proof. */
+enum shoal_status shoal_bootstrap_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
+                                              struct shoal_bootstrap *bootstrap)
+{
+    static const unsigned char context[SHOAL_SECRET_BYTES] = "shoal job secret, version 1";
+    char error[320];
+    const enum shoal_status status = shoal_secret_load(settings->secret, settings->secret_file, context, &bootstrap->has_secret,
+                                                       bootstrap->size > 1 ? bootstrap->secret : NULL, error, sizeof error);
+    return status == SHOAL_OK ? SHOAL_OK : shoal_log_fail(log, status, "bootstrap", "%s", error);
+}
+
 enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, int size,
                                                const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
                                                uint32_t timeout_ms, struct shoal_bootstrap *bootstrap_out)
@@ -39,7 +51,7 @@ enum shoal_status shoal_bootstrap_from_address(const char *address, int rank, in
     point.is_named = settings->job_id[0] != 0;
     struct shoal_bootstrap bootstrap = {
         .rank = rank, .size = size, .launcher = "address", .warn_ms = settings->warn_ms, .phase_begun_ns = shoal_clock_ns()};
-    SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(size == 1 ? shoal_single_store_open(log, &bootstrap)
                         : shoal_tcp_store_open(&point, settings, log, timeout_ms, &bootstrap));
     *bootstrap_out = bootstrap;
@@ -59,7 +71,7 @@ enum shoal_status shoal_bootstrap_from_store(const struct shoal_store *store, in
                                         .store = *store,
                                         .warn_ms = settings->warn_ms,
                                         .phase_begun_ns = shoal_clock_ns()};
-    SHOAL_TRY(shoal_secret_load(settings, log, &bootstrap));
+    SHOAL_TRY(shoal_bootstrap_secret_load(settings, log, &bootstrap));
     SHOAL_TRY(shoal_bootstrap_agree(&bootstrap, settings, log, timeout_ms));
     *bootstrap_out = bootstrap;
     return SHOAL_OK;

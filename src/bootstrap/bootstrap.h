@@ -5,8 +5,8 @@
 
 #include "base/log.h"
 #include "bootstrap/bootstrap_settings.h"
+#include "link/auth.h"
 
-#define SHOAL_SECRET_BYTES 32
 #define SHOAL_BOOTSTRAP_PHASES_MAX 12
 
 /* How long one phase, between two gathers, took. */

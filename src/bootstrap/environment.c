@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/node_list.h"
 #include "bootstrap/sources.h"
 
 #define PORTS_AFTER_MASTER 16
@@ -144,25 +145,6 @@ static enum shoal_status find_master(const struct shoal_bootstrap_settings *sett
     return put_ports(settings, master_port, log, point);
 }
 
-/* Finds the first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
-static bool find_first_node(const char *list, char node[SHOAL_ADDRESS_HOST_MAX])
-{
-    size_t used = 0;
-    while (*list && *list != ',') {
-        const bool is_range = *list == '[';
-        list += is_range;
-        const size_t bytes = strcspn(list, is_range ? "-,]" : "[,");
-        if (bytes >= SHOAL_ADDRESS_HOST_MAX - used)
-            return false;
-        memcpy(node + used, list, bytes);
-        used += bytes;
-        list += is_range ? strcspn(list, "]") : bytes;
-        list += is_range && *list == ']';
-    }
-    node[used] = 0;
-    return used > 0;
-}
-
 static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_point *point)
 {
     const char *set = variable("SLURM_STEP_NODELIST"), *nodes = set ? set : "";
@@ -172,7 +154,7 @@ static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_
         return SHOAL_OK;
     point->host = point->is_one_host ? "127.0.0.1" : point->node;
     point->what = "SLURM_STEP_NODELIST (MASTER_ADDR overrules it)";
-    if (point->is_one_host || find_first_node(nodes, point->node))
+    if (point->is_one_host || shoal_node_list_first(nodes, point->node, sizeof point->node))
         return SHOAL_OK;
     return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
                           "srun started this, but SLURM_STEP_NODELIST is \"%.60s\", which does not begin with a host; set "
@@ -254,7 +236,7 @@ static enum shoal_status open_variables(const struct recipe *recipe, const struc
 {
     struct shoal_tcp_point point;
     SHOAL_TRY(find_self(recipe, log, bootstrap));
-    SHOAL_TRY(shoal_secret_load(settings, log, bootstrap));
+    SHOAL_TRY(shoal_bootstrap_secret_load(settings, log, bootstrap));
     SHOAL_TRY(take_secret_of_agent(log, timeout_ms, bootstrap));
     if (bootstrap->size == 1)
         return shoal_single_store_open(log, bootstrap);
@@ -269,7 +251,7 @@ static enum shoal_status finish_private(const struct shoal_bootstrap_settings *s
     if (log->rank < 0)
         log->rank = bootstrap->rank;
     shoal_bootstrap_end_phase(bootstrap, bootstrap->launcher);
-    enum shoal_status status = shoal_secret_load(settings, log, bootstrap);
+    enum shoal_status status = shoal_bootstrap_secret_load(settings, log, bootstrap);
     if (status == SHOAL_OK)
         status = shoal_bootstrap_agree(bootstrap, settings, log, timeout_ms);
     if (status != SHOAL_OK)

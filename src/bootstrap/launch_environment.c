@@ -99,7 +99,7 @@ static void check_variables(struct reading *reading, const struct shoal_launch_e
 static void launch_check_secret(struct reading *reading, struct shoal_launch_environment *around)
 {
     struct shoal_bootstrap pair = {.size = 2};
-    if (shoal_secret_load(reading->settings, &reading->log, &pair) != SHOAL_OK)
+    if (shoal_bootstrap_secret_load(reading->settings, &reading->log, &pair) != SHOAL_OK)
         (void)shoal_log_last_error(&reading->log, around->secret_error, sizeof around->secret_error);
     around->has_secret = pair.has_secret;
     explicit_bzero(&pair, sizeof pair);

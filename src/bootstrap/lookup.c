@@ -1,19 +1,40 @@
 #include "bootstrap/lookup.h"
 
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/timed_call.h"
 
+#define PAUSE_MS 100
+
+enum shoal_status shoal_lookup_find(const char *host, const char *what, uint64_t deadline_ns, struct shoal_log *log,
+                                    struct shoal_address_list *list_out)
+{
+    struct shoal_address_list list;
+    int error;
+    while ((error = shoal_address_ask(host, &list)) == EAI_AGAIN && shoal_clock_ns() < deadline_ns)
+        poll(NULL, 0, PAUSE_MS);
+    if (error)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap", "the host name \"%.200s\" in %s cannot be looked up: %s",
+                              host, what, shoal_address_ask_error(error));
+    if (list.count == 0)
+        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
+                              "the host name \"%.200s\" in %s has no IPv4 or IPv6 address", host, what);
+    *list_out = list;
+    return SHOAL_OK;
+}
+
 static void lookup_ask(void *data)
 {
     struct shoal_lookup *lookup = data;
     struct shoal_log log;
     shoal_log_init_quiet(&log);
-    lookup->status = shoal_address_list_find(lookup->host, lookup->what, lookup->until_ns, &log, &lookup->list);
+    lookup->status = shoal_lookup_find(lookup->host, lookup->what, lookup->until_ns, &log, &lookup->list);
     (void)shoal_log_last_error(&log, lookup->error, sizeof lookup->error);
     shoal_log_fini(&log);
 }

@@ -3,7 +3,7 @@
 #ifndef SHOAL_BOOTSTRAP_LOOKUP_H
 #define SHOAL_BOOTSTRAP_LOOKUP_H
 
-#include "bootstrap/address.h"
+#include "link/address.h"
 
 struct shoal_lookup {
     char host[SHOAL_ADDRESS_HOST_MAX];
@@ -20,6 +20,11 @@ void shoal_lookup_run(const char *host, const char *what, uint32_t timeout_ms, s
 /* Like shoal_lookup_run(), but for callers that need the addresses: retries until deadline_ns, and logs a failure:
  * ERR_ARGUMENT, ERR_TIMEOUT. */
 SHOAL_MUST_USE enum shoal_status shoal_lookup_list(const char *host, const char *what, uint64_t deadline_ns,
+                                                   struct shoal_log *log, struct shoal_address_list *list_out);
+
+/* Looks a name up within the resolver's own time limit, and retries until the deadline while the resolver answers "try again".
+ * Logs a failure: ERR_ARGUMENT. */
+SHOAL_MUST_USE enum shoal_status shoal_lookup_find(const char *host, const char *what, uint64_t deadline_ns,
                                                    struct shoal_log *log, struct shoal_address_list *list_out);
 
 /* Returns 0 if a rank could listen at that address and port now, else errno. Does not listen. */

@@ -1,8 +1,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bootstrap/key_table.h"
 #include "bootstrap/sources.h"
+#include "store/key_table.h"
 
 struct single {
     pthread_mutex_t lock;

@@ -5,8 +5,8 @@
 #define SHOAL_BOOTSTRAP_SOURCES_H
 
 #include "base/ranks.h"
-#include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
+#include "link/address.h"
 
 /* The meeting point of Shoal's own store: rank 0 listens at the first free port, and the others try the ports in order. */
 struct shoal_tcp_point {
@@ -50,8 +50,8 @@ SHOAL_MUST_USE enum shoal_status shoal_pmi1_store_open(struct shoal_log *log, ui
                                                        struct shoal_bootstrap *bootstrap);
 
 /* Loads SHOAL_SECRET, or the first line of SHOAL_SECRET_FILE, hashed to a key. If neither is set, has_secret stays false. */
-SHOAL_MUST_USE enum shoal_status shoal_secret_load(const struct shoal_bootstrap_settings *settings, struct shoal_log *log,
-                                                   struct shoal_bootstrap *bootstrap);
+SHOAL_MUST_USE enum shoal_status shoal_bootstrap_secret_load(const struct shoal_bootstrap_settings *settings,
+                                                             struct shoal_log *log, struct shoal_bootstrap *bootstrap);
 
 struct shoal_torch_point {
     const char *host;

@@ -6,8 +6,9 @@
 
 #include "base/clock.h"
 #include "base/timed_call.h"
-#include "bootstrap/auth.h"
+#include "bootstrap/lookup.h"
 #include "bootstrap/sources.h"
+#include "link/auth.h"
 
 /* The part of torch's TCPStore protocol that hands out a secret. The source is torch/csrc/distributed/c10d/TCPStoreBackend.hpp
  * (torch 1.8 to 2.13 and later, either backend). Numbers are sent as stored in memory, and texts follow their length in 64
@@ -98,7 +99,7 @@ static void share(void *data)
     struct shoal_log log;
     shoal_log_init_quiet(&log);
     sharing->error = EHOSTUNREACH;
-    if (shoal_address_list_find(sharing->host, "MASTER_ADDR", 0, &log, &list) == SHOAL_OK) {
+    if (shoal_lookup_find(sharing->host, "MASTER_ADDR", 0, &log, &list) == SHOAL_OK) {
         for (int i = 0; i < list.count && sharing->error; i++) {
             shoal_address_port_put(&list.at[i], sharing->port);
             sharing->error = ask_at(&list.at[i], sharing);

@@ -5,10 +5,10 @@
 
 #include "base/clock.h"
 #include "base/struct_bytes.h"
-#include "bootstrap/auth.h"
 #include "comm/comm_world.h"
 #include "comm/context.h"
 #include "comm/device_peers.h"
+#include "link/auth.h"
 #include "transport/shm/shm_link.h"
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */

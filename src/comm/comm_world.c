@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 #include "topology/nic.h"
 
 /* The addresses of a rank's interfaces, best first, which every rank receives. */

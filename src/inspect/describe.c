@@ -5,12 +5,13 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/json_text.h"
 #include "base/struct_bytes.h"
-#include "bootstrap/address.h"
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/lookup.h"
 #include "comm/comm_world.h"
 #include "inspect/describe_gpus.h"
+#include "link/address.h"
 #include "topology/limits.h"
 #include "topology/links.h"
 #include "topology/nic.h"
@@ -619,16 +620,9 @@ static enum shoal_status describe_explain(const struct inquiry *inquiry, FILE *o
 /* Prints "name":"text", without a newline at the end of the text. */
 static void print_json_text(const char *name, const char *text, FILE *out)
 {
-    fprintf(out, "\"%s\":\"", name);
-    for (; *text && !(*text == '\n' && !text[1]); text++) {
-        if (*text == '"' || *text == '\\')
-            fprintf(out, "\\%c", *text);
-        else if ((unsigned char)*text < 0x20)
-            fprintf(out, "\\u%04x", (unsigned)*text);
-        else
-            fputc(*text, out);
-    }
-    fputc('"', out);
+    const size_t bytes = strlen(text);
+    fprintf(out, "\"%s\":", name);
+    shoal_json_print_bytes(out, text, bytes > 0 && text[bytes - 1] == '\n' ? bytes - 1 : bytes);
 }
 
 /* Prints why the entry was chosen, without "because" and, for tuning overrides, without the facts that the rest of the line

@@ -54,7 +54,7 @@ static void print_device(const struct gpus *gpus, int device, FILE *out)
     print_node(gpus, at < 0 ? -1 : gpus->links.gpu[at].node, out);
     if (adapter >= 0)
         fprintf(out, ", adapter %s (%s)", gpus->links.adapter[adapter].name,
-                shoal_link_text(shoal_links_to_adapter(&gpus->links, at, adapter)));
+                shoal_path_text(shoal_links_to_adapter(&gpus->links, at, adapter)));
     fputc('\n', out);
 }
 
@@ -69,7 +69,7 @@ static void print_links(const struct gpus *gpus, FILE *out)
         for (int peer = 0; peer < count; peer++)
             fprintf(out, "%8s",
                     peer == device ? "-"
-                                   : shoal_link_word(shoal_links_between(&gpus->links, gpus->at[device], gpus->at[peer])));
+                                   : shoal_path_word(shoal_links_between(&gpus->links, gpus->at[device], gpus->at[peer])));
     }
     fprintf(out, "\n  memory of others    %s (%d of %d pairs)\n",
             gpus->reaching == gpus->pairs ? "is reached"

@@ -7,10 +7,10 @@
 #include <sys/resource.h>
 #include <sys/utsname.h>
 
-#include "bootstrap/auth.h"
 #include "collective/select.h"
 #include "collective/tuning.h"
 #include "device/kernels.h"
+#include "link/auth.h"
 #include "topology/features.h"
 #include "topology/limits.h"
 #include "transport/fabric/fabric_endpoint.h"

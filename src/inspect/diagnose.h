@@ -2,9 +2,9 @@
 #ifndef SHOAL_INSPECT_DIAGNOSE_H
 #define SHOAL_INSPECT_DIAGNOSE_H
 
-#include "bootstrap/address.h"
 #include "bootstrap/launch_environment.h"
 #include "comm/settings.h"
+#include "link/address.h"
 #include "topology/nic.h"
 
 struct shoal_diagnosis {

@@ -30,8 +30,8 @@ static void nudge(struct shoal_control *control)
 static void destroy(struct shoal_control *control)
 {
     for (size_t i = 0; i < control->link_count; i++) {
-        shoal_control_socket_close(control->links[i]->fd);
-        free(control->links[i]);
+        shoal_control_socket_close(control->links[i]->link.fd);
+        shoal_control_link_destroy(control->links[i]);
     }
     for (int r = 0; control->watched && r < shoal_control_tree_size(control); r++) {
         if (control->watched[r].fd >= 0)
@@ -51,7 +51,7 @@ static void destroy(struct shoal_control *control)
     free(control);
 }
 
-static void fill_hello(const struct shoal_bootstrap *bootstrap, struct shoal_tcp_hello *hello)
+static void fill_hello(const struct shoal_bootstrap *bootstrap, struct shoal_link_hello *hello)
 {
     memset(hello, 0, sizeof *hello);
     hello->protocol = SHOAL_CONTROL_PROTOCOL;
@@ -81,7 +81,7 @@ static bool make_tables(struct shoal_control *control)
 static enum shoal_status create(const struct shoal_bootstrap *bootstrap, const struct shoal_control_options *options,
                                 struct shoal_control **control_out)
 {
-    struct shoal_tcp_hello hello;
+    struct shoal_link_hello hello;
     fill_hello(bootstrap, &hello);
     struct shoal_control *control = calloc(1, sizeof *control);
     if (!control || !shoal_control_core_init(&control->core, &hello, bootstrap->secret, options->log)) {
@@ -142,8 +142,8 @@ static void fill_contact(const struct shoal_control *control, struct shoal_contr
 {
     memset(mine, 0, sizeof *mine);
     mine->family = control->own.socket.ss_family;
-    mine->process = control->core.hello.process;
-    memcpy(mine->host, control->core.hello.host, sizeof mine->host);
+    mine->process = control->core.own.hello.process;
+    memcpy(mine->host, control->core.own.hello.host, sizeof mine->host);
     if (mine->family == AF_INET6) {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)(const void *)&control->own.socket;
         memcpy(mine->address, &in6->sin6_addr, sizeof in6->sin6_addr);
@@ -164,8 +164,8 @@ static enum shoal_status gather_contacts(struct shoal_control *control, struct s
     SHOAL_TRY(shoal_bootstrap_gather(bootstrap, control->core.log, "control", &mine, control->contacts, sizeof mine,
                                      control->timeout_ms));
     for (int r = 0; r < shoal_control_tree_size(control); r++)
-        shoal_tcp_text_clean(control->contacts[r].host, sizeof control->contacts[r].host);
-    control->core.hello.job = control->contacts[0].job;
+        shoal_link_text_clean(control->contacts[r].host, sizeof control->contacts[r].host);
+    control->core.own.hello.job = control->contacts[0].job;
     return SHOAL_OK;
 }
 

@@ -30,9 +30,8 @@
 #define SHOAL_CONTROL_UNREACHABLE_MS 5000 /* no acknowledgement from its kernel, for data or a new connection: lost */
 #define SHOAL_CONTROL_ENDED_MS 500        /* how long the goodbye of a process that ended may take to arrive */
 #define SHOAL_CONTROL_FAREWELL_MS 2000    /* how long shoal_control_close() waits for others at most */
-#define SHOAL_CONTROL_HANDSHAKE_MS 5000
-#define SHOAL_CONTROL_STRANGERS_MAX 64 /* connections that have not proved who they are; one more replaces the oldest */
-#define SHOAL_CONTROL_NOTICES_KEPT 64  /* the latest ones, for ranks that connect later */
+#define SHOAL_CONTROL_STRANGERS_MAX 64    /* connections that have not proved who they are; one more replaces the oldest */
+#define SHOAL_CONTROL_NOTICES_KEPT 64     /* the latest ones, for ranks that connect later */
 /* Including notices that are still to be sent to a neighbor. Beyond this, the oldest notice of the least weight is dropped. */
 #define SHOAL_CONTROL_NOTICES_MAX 4096
 

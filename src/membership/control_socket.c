@@ -7,9 +7,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "link/link.h"
 #include "membership/control.h"
-
-#define PROBE_S 1 /* between the kernel's keep-alives */
 
 /* The open sockets of this process. A forked child closes those that were its parent's at the fork. */
 static struct {
@@ -91,17 +90,6 @@ void shoal_control_socket_close(int fd)
     pthread_mutex_unlock(&sockets.lock);
 }
 
-/* Unacknowledged data and unanswered keep-alives both end the connection after SHOAL_CONTROL_UNREACHABLE_MS. */
-static void tune(int fd)
-{
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &(unsigned){SHOAL_CONTROL_UNREACHABLE_MS}, sizeof(unsigned));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){PROBE_S}, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){PROBE_S}, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){SHOAL_CONTROL_UNREACHABLE_MS / 1000 / PROBE_S}, sizeof(int));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
-}
-
 int shoal_control_socket_listen(const struct shoal_address *address)
 {
     const int fd = open_noted(address->socket.ss_family);
@@ -120,7 +108,7 @@ int shoal_control_socket_accept(int listener)
     const int fd = note(accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     pthread_mutex_unlock(&sockets.lock);
     if (fd >= 0)
-        tune(fd);
+        shoal_link_watch(fd, SHOAL_CONTROL_UNREACHABLE_MS);
     return fd;
 }
 
@@ -129,19 +117,12 @@ int shoal_control_socket_connect(const struct shoal_address *to)
     const int fd = open_noted(to->socket.ss_family);
     if (fd < 0)
         return fd;
-    tune(fd);
-    if (connect(fd, (const struct sockaddr *)&to->socket, to->bytes) == 0 || errno == EINPROGRESS)
+    shoal_link_watch(fd, SHOAL_CONTROL_UNREACHABLE_MS);
+    const int error = shoal_address_connect(fd, to);
+    if (error == 0 || error == EINPROGRESS)
         return fd;
-    const int error = errno;
     shoal_control_socket_close(fd);
     return -error;
-}
-
-int shoal_control_socket_error(int fd)
-{
-    int error = 0;
-    socklen_t bytes = sizeof error;
-    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes) == 0 ? error : errno;
 }
 
 int64_t shoal_control_socket_unanswered_ms(int fd)

@@ -3,16 +3,13 @@
 #ifndef SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
 #define SHOAL_MEMBERSHIP_CONTROL_SOCKET_H
 
-#include "bootstrap/address.h"
+#include "link/address.h"
 
 /* Each returns -errno on failure. A connection in progress is not a failure. Any thread. */
 int shoal_control_socket_listen(const struct shoal_address *address);
 int shoal_control_socket_accept(int listener);
 int shoal_control_socket_connect(const struct shoal_address *to);
 void shoal_control_socket_close(int fd);
-
-/* Returns the result of a connection that was in progress: 0 or an error number. */
-int shoal_control_socket_error(int fd);
 
 /* Returns how long ago the other side's kernel last acknowledged anything, or -1 if the connection is ending. If the kernel
  * acknowledges while its process is silent, the process is stopped; with keep-alives it should acknowledge every second. */

@@ -16,7 +16,7 @@
 
 static bool is_stranger(const struct shoal_control_link *link)
 {
-    return !link->is_outgoing && !shoal_control_link_is_member(link);
+    return !link->link.is_client && !shoal_control_link_is_member(link);
 }
 
 /* Drops the oldest if there are too many. */
@@ -43,38 +43,37 @@ static void accept_one(struct shoal_control *control, uint64_t now_ns)
     const int fd = shoal_control_socket_accept(control->listener);
     if (fd >= 0)
         shoal_control_tree_add(control, fd, -1, now_ns);
-    else if (fd == -EMFILE || fd == -ENFILE || fd == -ENOBUFS || fd == -ENOMEM)
+    else if (shoal_link_is_exhausted(-fd))
         control->accept_ns = now_ns + ACCEPT_PAUSE_MS * SHOAL_NS_PER_MS;
 }
 
 static void finish_connect(struct shoal_control *control, struct shoal_control_link *link, uint64_t now_ns)
 {
-    link->error = shoal_control_socket_error(link->fd);
-    if (link->error)
+    const int error = shoal_address_error(link->link.fd);
+    if (error) {
+        shoal_link_end(&link->link, error);
         shoal_control_link_end(&control->core, link, SHOAL_CONTROL_CLOSED);
-    else
-        shoal_control_link_greet(&control->core, link, now_ns);
+        return;
+    }
+    shoal_control_link_greet(&control->core, link, now_ns);
 }
 
 static void end_of_socket(struct shoal_control *control, struct shoal_control_link *link, int error)
 {
     const bool is_far = error == ETIMEDOUT || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN;
-    link->error = error ? error : ECONNRESET;
+    shoal_link_end(&link->link, error);
     shoal_control_link_end(&control->core, link, is_far ? SHOAL_CONTROL_UNREACHABLE : SHOAL_CONTROL_CLOSED);
 }
 
 /* Receives one piece per turn, so that a busy neighbor does not starve the others. */
 static void receive_some(struct shoal_control *control, struct shoal_control_link *link, uint64_t now_ns)
 {
-    const ssize_t got = recv(link->fd, link->in + link->in_bytes, sizeof link->in - link->in_bytes, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR))
+    const long got = shoal_link_receive(&link->link);
+    if (got < 0)
+        end_of_socket(control, link, link->link.error);
+    if (got <= 0)
         return;
-    if (got <= 0) {
-        end_of_socket(control, link, got < 0 ? errno : 0);
-        return;
-    }
     link->received_ns = now_ns;
-    link->in_bytes += (size_t)got;
     while (shoal_control_link_step(&control->core, link, now_ns))
         continue;
     if (shoal_control_link_is_member(link) && shoal_control_state_is_stopped(&control->core.state, link->peer))
@@ -82,31 +81,17 @@ static void receive_some(struct shoal_control *control, struct shoal_control_lin
 }
 
 /* Ignores errors of sending: the receiving side handles them, after it has read what came before. */
-static bool send_some(struct shoal_control_link *link)
-{
-    while (link->out_sent < link->out_bytes) {
-        const ssize_t sent =
-            send(link->fd, link->out + link->out_sent, link->out_bytes - link->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0)
-            return false;
-        link->out_sent += (size_t)sent;
-    }
-    link->out_bytes = link->out_sent = 0;
-    return true;
-}
-
 static void flush(struct shoal_control *control, struct shoal_control_link *link)
 {
-    if (link->state == SHOAL_CONTROL_LINK_CONNECTING || link->state == SHOAL_CONTROL_LINK_DEAD)
+    const struct shoal_link *out = &link->link;
+    if (out->state == SHOAL_LINK_CONNECTING || out->state == SHOAL_LINK_ENDED)
         return;
-    while (send_some(link)) {
+    while (shoal_link_flush(&link->link) && shoal_link_unsent(out) == 0) {
         shoal_control_link_fill(&control->core, link);
-        if (link->out_bytes == 0)
+        if (shoal_link_unsent(out) == 0)
             break;
     }
-    if (link->state == SHOAL_CONTROL_LINK_CLOSING && link->out_bytes == 0)
+    if (out->state == SHOAL_LINK_CLOSING && shoal_link_unsent(out) == 0)
         shoal_control_link_end(&control->core, link, SHOAL_CONTROL_CLOSED);
 }
 
@@ -118,10 +103,10 @@ static void flush_all(struct shoal_control *control)
 
 static void serve_link(struct shoal_control *control, struct shoal_control_link *link, short events, uint64_t now_ns)
 {
-    if (link->state == SHOAL_CONTROL_LINK_CONNECTING) {
+    if (link->link.state == SHOAL_LINK_CONNECTING) {
         if (events)
             finish_connect(control, link, now_ns);
-    } else if ((events & (POLLIN | POLLHUP | POLLERR)) && link->state != SHOAL_CONTROL_LINK_DEAD) {
+    } else if ((events & (POLLIN | POLLHUP | POLLERR)) && link->link.state != SHOAL_LINK_ENDED) {
         receive_some(control, link, now_ns);
     }
 }
@@ -141,7 +126,7 @@ static void excuse(struct shoal_control *control, uint64_t now_ns)
     memset(control->awaited_ns, 0, (size_t)shoal_control_tree_size(control) * sizeof *control->awaited_ns);
     for (size_t i = 0; i < control->link_count; i++) {
         control->links[i]->received_ns = now_ns;
-        control->links[i]->deadline_ns += control->links[i]->deadline_ns ? gap_ns : 0;
+        control->links[i]->link.deadline_ns += control->links[i]->link.deadline_ns ? gap_ns : 0;
     }
     for (int r = 0; r < shoal_control_tree_size(control); r++)
         control->watched[r].ended_ns += control->watched[r].ended_ns ? gap_ns : 0;
@@ -149,7 +134,7 @@ static void excuse(struct shoal_control *control, uint64_t now_ns)
 
 static void look_at_silence(struct shoal_control *control, struct shoal_control_link *link, uint64_t now_ns)
 {
-    if (link->peer < 0 || link->state == SHOAL_CONTROL_LINK_CONNECTING || link->state >= SHOAL_CONTROL_LINK_CLOSING ||
+    if (link->peer < 0 || link->link.state == SHOAL_LINK_CONNECTING || link->link.state >= SHOAL_LINK_CLOSING ||
         !shoal_control_tree_is_alive(control, link->peer) || (control->phase == SHOAL_CONTROL_OPENING && !link->was_up))
         return;
     const uint32_t pauses = control->core.state.ranks[link->peer].pauses;
@@ -160,7 +145,7 @@ static void look_at_silence(struct shoal_control *control, struct shoal_control_
     const uint64_t silent_ms = (now_ns - link->received_ns) / SHOAL_NS_PER_MS;
     if (silent_ms < SHOAL_CONTROL_SILENT_MS)
         return;
-    const int64_t unanswered_ms = shoal_control_socket_unanswered_ms(link->fd);
+    const int64_t unanswered_ms = shoal_control_socket_unanswered_ms(link->link.fd);
     if (silent_ms >= SHOAL_CONTROL_UNREACHABLE_MS && unanswered_ms >= SHOAL_CONTROL_UNREACHABLE_MS) {
         end_of_socket(control, link, ETIMEDOUT); /* the kernel reports this only at a retry, maybe seconds later */
     } else if (unanswered_ms >= 0 && unanswered_ms < SHOAL_CONTROL_ANSWERED_MS &&
@@ -172,9 +157,9 @@ static void look_at_silence(struct shoal_control *control, struct shoal_control_
 
 static void expire(struct shoal_control *control, struct shoal_control_link *link, uint64_t now_ns)
 {
-    if (link->deadline_ns == 0 || now_ns < link->deadline_ns || link->state == SHOAL_CONTROL_LINK_DEAD)
+    if (!shoal_link_is_late(&link->link, now_ns) || link->link.state == SHOAL_LINK_ENDED)
         return;
-    if (link->state != SHOAL_CONTROL_LINK_CLOSING)
+    if (link->link.state != SHOAL_LINK_CLOSING)
         shoal_control_link_refuse(&control->core, link, SHOAL_CONTROL_SLOW);
     shoal_control_link_end(&control->core, link, SHOAL_CONTROL_NO_CAUSE);
 }
@@ -294,7 +279,7 @@ static void trim(struct shoal_control *control)
     uint64_t needed = control->notices_delivered;
     for (size_t i = 0; i < control->link_count; i++) {
         const struct shoal_control_link *link = control->links[i];
-        if (link->state == SHOAL_CONTROL_LINK_UP && link->notices_sent < needed)
+        if (shoal_control_link_is_up(link) && link->notices_sent < needed)
             needed = link->notices_sent;
     }
     pthread_mutex_lock(&control->core.lock);
@@ -347,7 +332,7 @@ static int next_ms(const struct shoal_control *control, uint64_t now_ns)
         put_earlier(&next_ns, is_trying ? until_ns : control->attempt.retry_ns);
     }
     for (size_t i = 0; i < control->link_count; i++)
-        put_earlier(&next_ns, control->links[i]->deadline_ns);
+        put_earlier(&next_ns, control->links[i]->link.deadline_ns);
     for (int r = 0; r < shoal_control_tree_size(control); r++) {
         const uint64_t ended_ns = control->watched[r].ended_ns;
         if (ended_ns && shoal_control_tree_is_alive(control, r))
@@ -361,11 +346,11 @@ enum polled { EVENT, LISTENER, LINKS };
 static struct pollfd poll_of(const struct shoal_control_link *link)
 {
     short events = POLLIN;
-    if (link->state == SHOAL_CONTROL_LINK_CONNECTING)
+    if (link->link.state == SHOAL_LINK_CONNECTING)
         events = POLLOUT;
-    else if (link->out_bytes > 0)
+    else if (shoal_link_unsent(&link->link) > 0)
         events = POLLIN | POLLOUT;
-    return (struct pollfd){.fd = link->fd, .events = events};
+    return (struct pollfd){.fd = link->link.fd, .events = events};
 }
 
 /* Fills in the event, the listener, the links in their order, then the watched processes in the order of ranks. */

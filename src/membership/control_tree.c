@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 
 #define RETRY_MS 50
@@ -77,7 +78,7 @@ bool shoal_control_tree_is_alive(const struct shoal_control *control, int rank)
 struct shoal_control_link *shoal_control_tree_link(const struct shoal_control *control, int rank)
 {
     for (size_t i = 0; i < control->link_count; i++) {
-        if (control->links[i]->peer == rank && control->links[i]->state < SHOAL_CONTROL_LINK_CLOSING)
+        if (control->links[i]->peer == rank && control->links[i]->link.state < SHOAL_LINK_CLOSING)
             return control->links[i];
     }
     return NULL;
@@ -108,9 +109,9 @@ static void mourn(struct shoal_control *control, const struct shoal_control_link
 {
     if (link->was_up && !link->is_shut && link->cause != SHOAL_CONTROL_NO_CAUSE) {
         shoal_control_tree_end(control, link->peer, link->cause);
-    } else if (link->is_outgoing && !link->was_up && link->peer == control->attempt.target) {
-        note_try(control, link->error);
-        control->attempt.verdict = link->verdict;
+    } else if (link->link.is_client && !link->was_up && link->peer == control->attempt.target) {
+        note_try(control, link->link.error);
+        control->attempt.verdict = link->link.verdict;
     }
 }
 
@@ -119,13 +120,14 @@ void shoal_control_tree_sweep(struct shoal_control *control)
     size_t kept = 0;
     for (size_t i = 0; i < control->link_count; i++) {
         struct shoal_control_link *link = control->links[i];
-        if (link->state != SHOAL_CONTROL_LINK_DEAD) {
+        if (link->link.state != SHOAL_LINK_ENDED) {
             control->links[kept++] = link;
             continue;
         }
+        SHOAL_ASSERT(link->is_over); /* with a cause */
         mourn(control, link);
-        shoal_control_socket_close(link->fd);
-        free(link);
+        shoal_control_socket_close(link->link.fd);
+        shoal_control_link_destroy(link);
     }
     control->link_count = kept;
 }
@@ -149,9 +151,9 @@ static enum shoal_status say_unreached(struct shoal_control *control)
     char here[256], there[256];
     print_rank(control, shoal_control_tree_rank(control), here, sizeof here);
     print_rank(control, attempt->target, there, sizeof there);
-    if (attempt->verdict != SHOAL_TCP_OK)
+    if (attempt->verdict != SHOAL_LINK_OK)
         return shoal_log_fail(
-            control->core.log, shoal_tcp_verdict_status(attempt->verdict), "bootstrap",
+            control->core.log, shoal_link_verdict_status(attempt->verdict), "bootstrap",
             "control tree: %s and its parent, %s, could not prove to each other that they belong to one job; see above", here,
             there);
     if (attempt->error == ECONNREFUSED)
@@ -160,7 +162,7 @@ static enum shoal_status say_unreached(struct shoal_control *control)
             "control tree: %s cannot reach its parent, %s: it refuses the connection; its process has ended, or "
             "a firewall rejects it: open the ports of SHOAL_PORTS",
             here, there);
-    if (link && link->state != SHOAL_CONTROL_LINK_CONNECTING)
+    if (link && link->link.state != SHOAL_LINK_CONNECTING)
         return shoal_log_fail(
             control->core.log, SHOAL_ERR_TIMEOUT, "bootstrap",
             "control tree: %s is connected to its parent, %s, which has not answered within %u ms; is it stopped, "
@@ -213,11 +215,11 @@ static void seek(struct shoal_control *control, int target, uint64_t now_ns)
 static bool is_hopeless(const struct shoal_control *control, const struct shoal_control_link *link, uint64_t now_ns)
 {
     const struct shoal_control_attempt *attempt = &control->attempt;
-    const bool is_connected = link && link->state != SHOAL_CONTROL_LINK_CONNECTING;
+    const bool is_connected = link && link->link.state != SHOAL_LINK_CONNECTING;
     if (attempt->refused_ns && now_ns >= attempt->refused_ns + REFUSED_MS * SHOAL_NS_PER_MS && !is_connected)
         return true;
     if (control->phase == SHOAL_CONTROL_OPENING)
-        return attempt->verdict != SHOAL_TCP_OK || now_ns >= attempt->until_ns;
+        return attempt->verdict != SHOAL_LINK_OK || now_ns >= attempt->until_ns;
     return now_ns >= attempt->until_ns && !is_connected;
 }
 
@@ -269,7 +271,7 @@ void shoal_control_tree_drop_useless(struct shoal_control *control)
 {
     for (size_t i = 0; i < control->link_count; i++) {
         struct shoal_control_link *link = control->links[i];
-        if (link->is_outgoing && !link->was_up && !shoal_control_tree_is_alive(control, link->peer))
+        if (link->link.is_client && !link->was_up && !shoal_control_tree_is_alive(control, link->peer))
             shoal_control_link_end(&control->core, link, SHOAL_CONTROL_NO_CAUSE);
     }
 }
@@ -292,7 +294,7 @@ static const struct shoal_control_link *find_way(const struct shoal_control *con
         return control->core.linked[target];
     for (size_t i = 0; i < control->link_count; i++) {
         const struct shoal_control_link *link = control->links[i];
-        if (link->is_outgoing && link->state == SHOAL_CONTROL_LINK_UP && (!way || link->id > way->id))
+        if (link->link.is_client && shoal_control_link_is_up(link) && (!way || link->id > way->id))
             way = link;
     }
     return way;
@@ -300,7 +302,7 @@ static const struct shoal_control_link *find_way(const struct shoal_control *con
 
 static bool counts(const struct shoal_control_link *link, const struct shoal_control_link *way)
 {
-    return shoal_control_link_is_member(link) && (!link->is_outgoing || link == way);
+    return shoal_control_link_is_member(link) && (!link->link.is_client || link == way);
 }
 
 static size_t count_unreleased(const struct shoal_control *control)
@@ -319,7 +321,7 @@ static bool may_release(const struct shoal_control *control, const struct shoal_
 {
     if (shoal_control_state_life(&control->core.state, link->peer) != SHOAL_CONTROL_GONE)
         return false;
-    if (!link->is_outgoing)
+    if (!link->link.is_client)
         return link->is_released;
     return link != find_way(control) || (control->attempt.target < 0 && link->is_released);
 }
@@ -331,7 +333,7 @@ static void release_leaving(struct shoal_control *control)
     for (size_t i = 0; i < control->link_count; i++) {
         struct shoal_control_link *link = control->links[i];
         const bool is_last = unreleased == (link->is_released ? 0 : 1);
-        if (link->state != SHOAL_CONTROL_LINK_UP || (counts(link, way) && !is_last))
+        if (!shoal_control_link_is_up(link) || (counts(link, way) && !is_last))
             continue;
         link->needs_release = true;
         control->is_closed |= is_last;
@@ -347,7 +349,7 @@ void shoal_control_tree_release(struct shoal_control *control)
     }
     for (size_t i = 0; i < control->link_count; i++) {
         struct shoal_control_link *link = control->links[i];
-        if (link->state == SHOAL_CONTROL_LINK_UP)
+        if (shoal_control_link_is_up(link))
             link->needs_release = may_release(control, link);
     }
 }
@@ -380,7 +382,7 @@ static void shut(struct shoal_control *control)
         struct shoal_control_link *link = control->links[i];
         link->is_shut = true;
         if (shoal_control_link_is_member(link))
-            shutdown(link->fd, SHUT_WR);
+            shutdown(link->link.fd, SHUT_WR);
     }
 }
 

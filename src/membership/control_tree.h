@@ -21,7 +21,7 @@ struct shoal_control_attempt {
     uint64_t until_ns, retry_ns;
     int error;           /* why the latest try failed */
     uint64_t refused_ns; /* since when all tries were refused; 0: the latest was not */
-    enum shoal_tcp_verdict verdict;
+    enum shoal_link_verdict verdict;
 };
 
 struct shoal_control_watched {

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/json_text.h"
 #include "observe/recorder.h"
 
 /* ---- Host and time ------------------------------------------------------------------------------------------------------- */
@@ -50,41 +51,10 @@ static double us_between(const struct stamp *stamp, uint64_t from, uint64_t to)
 
 /* ---- Parts of a line ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the bytes of the UTF-8 character at text, or 0 if it is invalid. */
-static size_t character_bytes(const unsigned char *text)
-{
-    const size_t bytes = text[0] < 0x80   ? 1
-                         : text[0] < 0xc2 ? 0
-                         : text[0] < 0xe0 ? 2
-                         : text[0] < 0xf0 ? 3
-                         : text[0] < 0xf5 ? 4
-                                          : 0;
-    for (size_t i = 1; i < bytes; i++) {
-        if ((text[i] & 0xc0) != 0x80)
-            return 0;
-    }
-    const bool is_overlong = (text[0] == 0xe0 && text[1] < 0xa0) || (text[0] == 0xf0 && text[1] < 0x90);
-    const bool is_no_code = (text[0] == 0xed && text[1] >= 0xa0) || (text[0] == 0xf4 && text[1] >= 0x90);
-    return is_overlong || is_no_code ? 0 : bytes;
-}
-
-/* Names come from users, and a long one may have been cut inside a character. */
 static void print_text(FILE *out, const char *name, const char *text)
 {
-    fprintf(out, "\"%s\":\"", name);
-    for (const unsigned char *c = (const unsigned char *)text; *c;) {
-        const size_t bytes = character_bytes(c);
-        if (*c == '"' || *c == '\\')
-            fprintf(out, "\\%c", *c);
-        else if (*c < 0x20)
-            fprintf(out, "\\u%04x", *c);
-        else if (bytes)
-            fwrite(c, 1, bytes, out);
-        else
-            fputc('?', out);
-        c += bytes ? bytes : 1;
-    }
-    fputc('"', out);
+    fprintf(out, "\"%s\":", name);
+    shoal_json_print_text(out, text);
 }
 
 static const char *recorder_print_type_name(uint8_t type)

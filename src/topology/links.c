@@ -72,7 +72,7 @@ static void find_pci(const char *path, char pci_out[24])
 }
 
 /* Follows a link of sysfs to a device. Returns false if the link leads nowhere, or to a device that is not on a bus. */
-static bool find_device(const char *sys, const char *link, struct shoal_link_device *device_out)
+static bool find_device(const char *sys, const char *link, struct shoal_links_device *device_out)
 {
     char root[PATH_MAX], real[PATH_MAX];
     if (!realpath(sys, root) || !realpath(link, real))
@@ -81,7 +81,7 @@ static bool find_device(const char *sys, const char *link, struct shoal_link_dev
     if (strncmp(real, root, length) != 0 || strncmp(real + length, "/devices/", 9) != 0)
         return false;
     const char *path = real + length + 9;
-    *device_out = (struct shoal_link_device){.node = -1};
+    *device_out = (struct shoal_links_device){.node = -1};
     if (strlen(path) < sizeof device_out->path)
         strcpy(device_out->path, path);
     find_pci(path, device_out->pci);
@@ -104,13 +104,13 @@ static bool is_gpu(const char *device)
 
 static int compare_gpus(const void *left, const void *right)
 {
-    const struct shoal_link_device *a = left, *b = right;
+    const struct shoal_links_device *a = left, *b = right;
     return strcmp(a->pci, b->pci);
 }
 
 static int compare_adapters(const void *left, const void *right)
 {
-    const struct shoal_link_adapter *a = left, *b = right;
+    const struct shoal_links_adapter *a = left, *b = right;
     const int by_pci = strcmp(a->device.pci, b->device.pci);
     return by_pci ? by_pci : strcmp(a->name, b->name);
 }
@@ -133,7 +133,7 @@ static void read_adapters(const char *sys, const char *kind, struct shoal_links 
     char path[PATH_MAX];
     DIR *folder = links_join(path, sys, "class", kind, "") ? opendir(path) : NULL;
     for (const struct dirent *entry; folder && links->adapters < SHOAL_LINKS_ADAPTERS_MAX && (entry = readdir(folder));) {
-        struct shoal_link_adapter *adapter = &links->adapter[links->adapters];
+        struct shoal_links_adapter *adapter = &links->adapter[links->adapters];
         if (entry->d_name[0] == '.' || strlen(entry->d_name) >= sizeof adapter->name)
             continue;
         strcpy(adapter->name, entry->d_name);
@@ -171,62 +171,62 @@ int shoal_links_find_gpu(const struct shoal_links *links, const char *pci)
 /* ---- Classes ------------------------------------------------------------------------------------------------------------- */
 
 /* The common beginning of the two paths ends in a bridge, in a root complex ("pci0000:10"), or above both. */
-static enum shoal_link links_of_paths(const char *one, const char *other)
+static enum shoal_path links_of_paths(const char *one, const char *other)
 {
-    enum shoal_link link = SHOAL_LINK_UNKNOWN;
+    enum shoal_path link = SHOAL_PATH_UNKNOWN;
     while (*one) {
         const size_t length = strcspn(one, "/");
         if (strncmp(one, other, length) != 0 || (other[length] != '/' && other[length] != 0))
             break;
         if (is_pci_id(one, length))
-            link = SHOAL_LINK_SWITCH;
-        else if (strncmp(one, "pci", 3) == 0 && link == SHOAL_LINK_UNKNOWN)
-            link = SHOAL_LINK_ROOT;
+            link = SHOAL_PATH_SWITCH;
+        else if (strncmp(one, "pci", 3) == 0 && link == SHOAL_PATH_UNKNOWN)
+            link = SHOAL_PATH_ROOT;
         one += length + (one[length] == '/');
         other += length + (other[length] == '/');
     }
     return link;
 }
 
-static enum shoal_link link_of(const struct shoal_link_device *one, const struct shoal_link_device *other)
+static enum shoal_path link_of(const struct shoal_links_device *one, const struct shoal_links_device *other)
 {
     if (!one->path[0] || !other->path[0])
-        return SHOAL_LINK_UNKNOWN;
+        return SHOAL_PATH_UNKNOWN;
     if (one->node >= 0 && other->node >= 0 && one->node != other->node)
-        return SHOAL_LINK_SOCKETS;
-    const enum shoal_link link = links_of_paths(one->path, other->path);
-    return link != SHOAL_LINK_UNKNOWN || one->node != other->node ? link : SHOAL_LINK_NODE;
+        return SHOAL_PATH_SOCKETS;
+    const enum shoal_path link = links_of_paths(one->path, other->path);
+    return link != SHOAL_PATH_UNKNOWN || one->node != other->node ? link : SHOAL_PATH_NODE;
 }
 
-enum shoal_link shoal_links_between(const struct shoal_links *links, int gpu, int peer)
+enum shoal_path shoal_links_between(const struct shoal_links *links, int gpu, int peer)
 {
     SHOAL_ASSERT(gpu < links->gpus && peer < links->gpus);
     if (gpu < 0 || peer < 0)
-        return SHOAL_LINK_UNKNOWN;
+        return SHOAL_PATH_UNKNOWN;
     if (gpu == peer)
-        return SHOAL_LINK_SELF;
-    return links->is_nvlink[gpu][peer] ? SHOAL_LINK_NVLINK : link_of(&links->gpu[gpu], &links->gpu[peer]);
+        return SHOAL_PATH_SELF;
+    return links->is_nvlink[gpu][peer] ? SHOAL_PATH_NVLINK : link_of(&links->gpu[gpu], &links->gpu[peer]);
 }
 
-enum shoal_link shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter)
+enum shoal_path shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter)
 {
     SHOAL_ASSERT(gpu < links->gpus && adapter < links->adapters);
-    return gpu < 0 || adapter < 0 ? SHOAL_LINK_UNKNOWN : link_of(&links->gpu[gpu], &links->adapter[adapter].device);
+    return gpu < 0 || adapter < 0 ? SHOAL_PATH_UNKNOWN : link_of(&links->gpu[gpu], &links->adapter[adapter].device);
 }
 
 /* ---- The nearest adapter ------------------------------------------------------------------------------------------------- */
 
 struct nearest {
-    enum shoal_link link;
+    enum shoal_path link;
     uint64_t adapters; /* one bit for each adapter at this distance */
 };
 _Static_assert(SHOAL_LINKS_ADAPTERS_MAX <= 64, "a bit each");
 
 static struct nearest find_nearest(const struct shoal_links *links, int gpu)
 {
-    struct nearest nearest = {SHOAL_LINK_UNKNOWN, 0};
+    struct nearest nearest = {SHOAL_PATH_UNKNOWN, 0};
     for (int i = 0; i < links->adapters; i++) {
-        const enum shoal_link link = shoal_links_to_adapter(links, gpu, i);
+        const enum shoal_path link = shoal_links_to_adapter(links, gpu, i);
         if (link < nearest.link)
             nearest = (struct nearest){link, 0};
         if (link == nearest.link)
@@ -281,22 +281,22 @@ void shoal_links_print_cores(const char *sys, int node, char *text, size_t bytes
         *text = 0;
 }
 
-static const char *const link_texts[SHOAL_LINKS][2] = {
-    [SHOAL_LINK_SELF] = {"itself", "-"},
-    [SHOAL_LINK_NVLINK] = {"NVLink", "nvlink"},
-    [SHOAL_LINK_SWITCH] = {"one PCIe switch", "switch"},
-    [SHOAL_LINK_ROOT] = {"one root complex", "root"},
-    [SHOAL_LINK_NODE] = {"one NUMA node", "node"},
-    [SHOAL_LINK_SOCKETS] = {"across sockets", "sockets"},
-    [SHOAL_LINK_UNKNOWN] = {"unknown", "?"},
+static const char *const link_texts[SHOAL_PATHS][2] = {
+    [SHOAL_PATH_SELF] = {"itself", "-"},
+    [SHOAL_PATH_NVLINK] = {"NVLink", "nvlink"},
+    [SHOAL_PATH_SWITCH] = {"one PCIe switch", "switch"},
+    [SHOAL_PATH_ROOT] = {"one root complex", "root"},
+    [SHOAL_PATH_NODE] = {"one NUMA node", "node"},
+    [SHOAL_PATH_SOCKETS] = {"across sockets", "sockets"},
+    [SHOAL_PATH_UNKNOWN] = {"unknown", "?"},
 };
 
-const char *shoal_link_text(enum shoal_link link)
+const char *shoal_path_text(enum shoal_path link)
 {
     return link_texts[link][0];
 }
 
-const char *shoal_link_word(enum shoal_link link)
+const char *shoal_path_word(enum shoal_path link)
 {
     return link_texts[link][1];
 }

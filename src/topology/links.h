@@ -21,34 +21,34 @@
 #define SHOAL_LINKS_NAME_MAX 64
 #define SHOAL_LINKS_SYS "/sys"
 
-/* Nearest first. */
-enum shoal_link {
-    SHOAL_LINK_SELF,
-    SHOAL_LINK_NVLINK,
-    SHOAL_LINK_SWITCH,  /* below one bridge: traffic between the two need not pass through the root complex */
-    SHOAL_LINK_ROOT,    /* in one root complex */
-    SHOAL_LINK_NODE,    /* in several root complexes of one NUMA node */
-    SHOAL_LINK_SOCKETS, /* in different NUMA nodes */
-    SHOAL_LINK_UNKNOWN, /* at least one of the two is not in sysfs */
-    SHOAL_LINKS
+/* How two devices are joined, nearest first. NCCL calls these path types. */
+enum shoal_path {
+    SHOAL_PATH_SELF,
+    SHOAL_PATH_NVLINK,
+    SHOAL_PATH_SWITCH,  /* below one bridge: traffic between the two need not pass through the root complex */
+    SHOAL_PATH_ROOT,    /* in one root complex */
+    SHOAL_PATH_NODE,    /* in several root complexes of one NUMA node */
+    SHOAL_PATH_SOCKETS, /* in different NUMA nodes */
+    SHOAL_PATH_UNKNOWN, /* at least one of the two is not in sysfs */
+    SHOAL_PATHS
 };
 
-struct shoal_link_device {
+struct shoal_links_device {
     char pci[24];   /* "0000:10:1c.0"; empty if it is not on a bus */
     char path[256]; /* in the tree: "pci0000:10/0000:10:1c.0"; empty if not shown */
     int node;       /* NUMA node; -1 if unknown */
 };
 
-struct shoal_link_adapter {
+struct shoal_links_adapter {
     char name[SHOAL_LINKS_NAME_MAX]; /* "rdmap16s27", "mlx5_0", "eth0" */
-    struct shoal_link_device device;
+    struct shoal_links_device device;
 };
 
 struct shoal_links {
     int gpus, adapters;
-    struct shoal_link_device gpu[SHOAL_LINKS_GPUS_MAX];          /* ordered by PCI id */
-    struct shoal_link_adapter adapter[SHOAL_LINKS_ADAPTERS_MAX]; /* ordered by PCI id, then by name */
-    bool is_nvlink[SHOAL_LINKS_GPUS_MAX][SHOAL_LINKS_GPUS_MAX];  /* filled in by the caller, symmetric */
+    struct shoal_links_device gpu[SHOAL_LINKS_GPUS_MAX];          /* ordered by PCI id */
+    struct shoal_links_adapter adapter[SHOAL_LINKS_ADAPTERS_MAX]; /* ordered by PCI id, then by name */
+    bool is_nvlink[SHOAL_LINKS_GPUS_MAX][SHOAL_LINKS_GPUS_MAX];   /* filled in by the caller, symmetric */
 };
 
 /* Reads the devices that sysfs, mounted at `sys`, shows: NVIDIA's GPUs, including those that the process may not use, and the
@@ -59,8 +59,8 @@ void shoal_links_read(const char *sys, struct shoal_links *links_out);
 int shoal_links_find_gpu(const struct shoal_links *links, const char *pci);
 
 /* Pass -1 for a GPU or adapter that sysfs does not show. */
-enum shoal_link shoal_links_between(const struct shoal_links *links, int gpu, int peer);
-enum shoal_link shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter);
+enum shoal_path shoal_links_between(const struct shoal_links *links, int gpu, int peer);
+enum shoal_path shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter);
 
 /* Returns the adapter that a GPU's traffic should use: one of those nearest to the GPU. GPUs with the same nearest adapters
  * divide them, neighbors together. So each rank finds its adapter alone, whichever GPUs it may use, and all nearest adapters
@@ -76,7 +76,7 @@ SHOAL_MUST_USE bool shoal_links_name_adapter(const char *sys, int rank, int rank
 void shoal_links_print_cores(const char *sys, int node, char *text, size_t bytes);
 
 /* Returns "one PCIe switch", or one word for tables: "switch". */
-const char *shoal_link_text(enum shoal_link link);
-const char *shoal_link_word(enum shoal_link link);
+const char *shoal_path_text(enum shoal_path link);
+const char *shoal_path_word(enum shoal_path link);
 
 #endif

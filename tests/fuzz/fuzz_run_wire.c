@@ -23,12 +23,11 @@ static void check_text(const char *text, size_t bytes)
 /* A parsed message is within its limits, and is the same when it is built and parsed again. */
 static void check_message(const struct run_message *message)
 {
-    unsigned char frame[RUN_FRAME_BYTES_MAX];
+    unsigned char value[RUN_VALUE_BYTES_MAX];
     struct run_message again;
-    size_t used = 0;
-    const size_t bytes = run_frame_build(message, frame);
-    assert(bytes <= sizeof frame);
-    assert(run_frame_parse(frame, bytes, false, &again, &used) == RUN_PARSED_FRAME && used == bytes);
+    const size_t bytes = run_value_build(message, value);
+    assert(bytes <= sizeof value);
+    assert(run_value_parse(message->kind, value, bytes, &again));
     if (message->kind == RUN_TOLD || message->kind == RUN_VERDICT) {
         check_text(message->cause.words, sizeof message->cause.words);
         check_text(message->cause.tail, sizeof message->cause.tail);
@@ -36,51 +35,46 @@ static void check_message(const struct run_message *message)
     }
     if (message->kind == RUN_START)
         assert(message->start.grace_ms >= 0 && message->start.answer_ms >= 0);
-    if (message->kind == RUN_HELLO)
-        assert(message->hello.grace_ms >= 0);
-    if (message->kind == RUN_HELLO)
-        assert(message->hello.hosts > 0 && message->hello.workers > 0 && message->hello.index >= 0);
 }
 
-/* The first byte decides whether the sender is a member. */
+/* The input is a list of values: the kind, the length in 16 bits, the bytes. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct run_message message;
-    size_t used = 0;
     parsed = 0;
-    if (!bytes)
-        return 0;
-    const bool before_member = data[0] % 2;
-    data++;
-    bytes--;
-    while (run_frame_parse(data, bytes, before_member, &message, &used) == RUN_PARSED_FRAME) {
-        assert(used >= RUN_HEAD_BYTES && used <= bytes && used <= RUN_FRAME_BYTES_MAX);
-        check_message(&message);
-        data += used;
-        bytes -= used;
-        parsed++;
+    while (bytes >= 3) {
+        const enum run_kind kind = RUN_REFUSED + data[0] % (RUN_KIND_END - RUN_REFUSED);
+        size_t length = (size_t)data[1] | (size_t)data[2] << 8;
+        length = length < bytes - 3 ? length : bytes - 3;
+        if (length <= RUN_VALUE_BYTES_MAX && run_value_parse(kind, data + 3, length, &message)) {
+            assert(message.kind == kind);
+            check_message(&message);
+            parsed++;
+        }
+        data += 3 + length;
+        bytes -= 3 + length;
     }
     return 0;
 }
 
 #ifndef SHOAL_LIBFUZZER
-/* One frame of each kind, one after the other. */
+/* One value of each kind, one after the other. */
 static size_t build_seed(uint8_t *seed)
 {
-    size_t used = 1;
-    seed[0] = 0;
-    for (int kind = 1; kind < RUN_KIND_END; kind++) {
+    size_t used = 0;
+    for (int kind = RUN_REFUSED; kind < RUN_KIND_END; kind++) {
         struct run_message message = {.kind = (enum run_kind)kind};
-        if (kind == RUN_HELLO)
-            message.hello =
-                (struct run_hello){.protocol = RUN_PROTOCOL, .hosts = 2, .workers = 2, .name = "host", .grace_ms = 5};
         if (kind == RUN_START)
             message.start = (struct run_start){.ranks = 4, .session = "run", .grace_ms = 5, .answer_ms = 4010};
         if (kind == RUN_TROUBLE || kind == RUN_STOP)
             message.event.cause = RUN_CAUSE_LOST;
         if (kind == RUN_TOLD || kind == RUN_VERDICT)
             message.cause = (struct run_cause){.name = "host", .words = "killed", .tail = "one\ntwo\n"};
-        used += run_frame_build(&message, seed + used);
+        const size_t bytes = run_value_build(&message, seed + used + 3);
+        seed[used] = (uint8_t)(kind - RUN_REFUSED);
+        seed[used + 1] = (uint8_t)bytes;
+        seed[used + 2] = (uint8_t)(bytes >> 8);
+        used += 3 + bytes;
     }
     return used;
 }
@@ -95,14 +89,14 @@ static size_t mutate(uint8_t *input, size_t bytes, unsigned *random)
 
 int main(int argc, char **argv)
 {
-    static uint8_t seed[RUN_KIND_END * RUN_FRAME_BYTES_MAX], input[sizeof seed];
+    static uint8_t seed[RUN_KIND_END * RUN_VALUE_BYTES_MAX], input[sizeof seed];
     const size_t bytes = build_seed(seed);
     const int runs = argc > 1 ? atoi(argv[1]) : 20000;
     unsigned random = 1;
     for (int i = 0; i < runs; i++) {
         memcpy(input, seed, bytes);
         LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
-        assert(i > 0 || parsed == RUN_KIND_END - 1); /* the seed is accepted completely */
+        assert(i > 0 || parsed == RUN_KIND_END - RUN_REFUSED); /* the seed is accepted completely */
     }
     printf("%d inputs\n", runs);
     return 0;

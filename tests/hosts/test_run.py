@@ -523,7 +523,7 @@ def hosts_that_disagree():
         with Hosts(cluster, ["--meet-timeout", "4"], MEEK, own) as job:
             job.wait(ENDED_S)
             expect([agent.code for agent in job.agents] == [125] * 2, job.told())
-            expect("it counts 3 hosts, and host 0 counts 2" in job.agents[1].output(), job.told())
+            expect("it counts 2 hosts, and this host counts 3; set the same --hosts on all" in job.agents[1].output(), job.told())
 
 
 def other_secrets():
@@ -535,9 +535,13 @@ def other_secrets():
         with Hosts(cluster, ["--meet-timeout", "6"], ["true"], own) as job:
             job.wait(ENDED_S)
             expect(all(agent.code == 125 for agent in job.agents), job.told())
-            expect("its SHOAL_SECRET is not that of this host" in job.agents[2].output(), job.told())
-            expect("it has no SHOAL_SECRET, host 0 has one" in job.agents[1].output(), job.told())
+            expect("its secret is not this host's; set SHOAL_SECRET" in job.agents[2].output(), job.told())
+            expect("it has a secret and this host has none" in job.agents[1].output(), job.told())
             expect("host 1 of 2 did not come" in job.agents[0].output(), job.told())
+
+
+def version():
+    return subprocess.run([COMMAND, "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 STRANGE = r"""
@@ -557,11 +561,12 @@ def listens():
         return None
 while not listens():
     time.sleep(0.05)
-head = lambda kind, body: b"SHRN" + struct.pack("<HHI", kind, 0, len(body)) + body
-hello = struct.pack("<5i", 1, 2, 1, 1, 1) + bytes(24) + struct.pack("<H", 2) + b"h2"
+head = lambda kind, body: b"SHAL" + struct.pack("<BBHII", kind, 0, 0, len(body), 0) + body
+unnamed = 14695981039346656037  # the number of a job without a name: FNV-1a of nothing
+hello = struct.pack("<4I2Q16s16s64s2I2i", 2 << 16 | 3, 1, 2, 1, unnamed, 0, sys.argv[3].encode(), bytes(16), b"h2", 1, 0, 1, 0)
 for _ in range(3):
     for data in (b"", b"GET / HTTP/1.0\r\n\r\n", os.urandom(4096), head(1, hello), head(1, hello) + head(3, bytes(32)),
-                 head(6, struct.pack("<6i", 1, 1, 1, 9, 0, 0)), head(5, b""), head(1, b""), b"SHRN" + b"\xff" * 8):
+                 head(10, struct.pack("<7i", 1, 1, 1, 9, 0, 0, 0)), head(9, b""), head(1, b""), b"SHAL" + b"\xff" * 12):
         put(data)
 for _ in range(100):
     put(b"S")
@@ -575,7 +580,7 @@ def strangers():
     script = ["sh", "-c", f'echo "{READY}"; sleep 4; exit 0']
     with Cluster(3) as cluster:
         words, known = by_options(cluster, 2, 1), {**clean_environment(), "SHOAL_SECRET": "secret"}
-        strange = [sys.executable, "-c", STRANGE, cluster.address(0), str(PORT + 16)]
+        strange = [sys.executable, "-c", STRANGE, cluster.address(0), str(PORT + 16), version()]
         with Hosts(cluster, [], script, words, count=1) as job:
             before = Rank(2, cluster.hosts[2], strange, clean_environment())
             job.strangers.append(before)

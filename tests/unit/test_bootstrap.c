@@ -19,9 +19,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 #include "bootstrap/bootstrap.h"
-#include "bootstrap/key_table.h"
+#include "store/key_table.h"
 #include "comm/settings.h"
 #include "emulated.h"
 

@@ -23,9 +23,9 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "bootstrap/address.h"
-#include "bootstrap/auth.h"
 #include "comm/settings.h"
+#include "link/address.h"
+#include "link/auth.h"
 #include "membership/control.h"
 #include "membership/control_state.h"
 #include "membership/control_tree.h"
@@ -1008,9 +1008,9 @@ static bool is_ended(int fd)
     return got == 0 || errno == ECONNRESET;
 }
 
-static struct shoal_tcp_hello hello_of(const struct world *world, int rank)
+static struct shoal_link_hello hello_of(const struct world *world, int rank)
 {
-    struct shoal_tcp_hello hello = {.protocol = SHOAL_CONTROL_PROTOCOL, .rank = (uint32_t)rank, .size = (uint32_t)world->size};
+    struct shoal_link_hello hello = {.protocol = SHOAL_CONTROL_PROTOCOL, .rank = (uint32_t)rank, .size = (uint32_t)world->size};
     hello.has_secret = world->ranks[0].bootstrap.has_secret;
     hello.job = world->meeting->contacts[0].job;
     snprintf(hello.version, sizeof hello.version, "%s", shoal_version());
@@ -1018,22 +1018,26 @@ static struct shoal_tcp_hello hello_of(const struct world *world, int rank)
     return hello;
 }
 
+struct answer {
+    struct shoal_link_head head;
+    struct shoal_link_challenge challenge;
+};
+
 /* Sends a hello to rank 0 and returns its verdict. */
-static enum shoal_tcp_verdict say_hello(struct world *world, const struct shoal_tcp_hello *hello,
-                                        struct shoal_control_frame *answer)
+static enum shoal_link_verdict say_hello(struct world *world, const struct shoal_link_hello *hello, struct answer *answer)
 {
-    unsigned char bytes[SHOAL_CONTROL_FRAME_BYTES_MAX];
+    const struct {
+        struct shoal_link_head head;
+        struct shoal_link_hello hello;
+    } message = {{.magic = SHOAL_LINK_MAGIC, .kind = SHOAL_LINK_HELLO, .value_bytes = sizeof *hello}, *hello};
     const int fd = connect_to(world, 0);
-    const size_t length =
-        shoal_control_frame_build(&(struct shoal_control_frame){.kind = SHOAL_CONTROL_HELLO, .value.hello = *hello}, bytes);
-    assert_int_equal(send(fd, bytes, length, MSG_NOSIGNAL), length);
-    const size_t wanted = sizeof(struct shoal_control_head) + sizeof(struct shoal_control_challenge);
-    assert_int_equal(recv(fd, bytes, wanted, MSG_WAITALL), wanted);
-    assert_int_equal(shoal_control_frame_parse(bytes, wanted, world->size, false, answer), SHOAL_CONTROL_PARSED_FRAME);
-    if (answer->verdict != SHOAL_TCP_OK)
+    assert_int_equal(send(fd, &message, sizeof message, MSG_NOSIGNAL), sizeof message);
+    assert_int_equal(recv(fd, answer, sizeof *answer, MSG_WAITALL), sizeof *answer);
+    assert_int_equal(answer->head.kind, SHOAL_LINK_CHALLENGE);
+    if (answer->head.verdict != SHOAL_LINK_OK)
         assert_true(is_ended(fd));
     close(fd);
-    return answer->verdict;
+    return answer->head.verdict;
 }
 
 static int count_lines(struct rank *rank, const char *text)
@@ -1049,22 +1053,22 @@ static int count_lines(struct rank *rank, const char *text)
 static void control_refuses_strangers(void **state)
 {
     struct world *world = open_world(3);
-    struct shoal_control_frame answer;
+    struct answer answer;
     (void)state;
     for (int i = 0; i < 3; i++) {
-        struct shoal_tcp_hello hello = hello_of(world, 2);
+        struct shoal_link_hello hello = hello_of(world, 2);
         hello.job++;
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_NOT_OURS);
-        assert_int_equal(answer.value.challenge.server.job, 0);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_LINK_NOT_OURS);
+        assert_int_equal(answer.challenge.server.job, 0);
         hello = hello_of(world, 2);
         strcpy(hello.version, "9.9.9");
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_VERSION);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_LINK_VERSION);
         hello = hello_of(world, 2); /* which has joined already */
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_TAKEN);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_LINK_TAKEN);
         hello = hello_of(world, 0);
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_RANK);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_LINK_RANK);
         hello = hello_of(world, 3);
-        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_RANK);
+        assert_int_equal(say_hello(world, &hello, &answer), SHOAL_LINK_RANK);
     }
     assert_int_equal(count_lines(&world->ranks[0], "is refused"), 4);
     assert_int_equal(count_lines(&world->ranks[0], "Shoal 9.9.9"), 1);
@@ -1082,8 +1086,8 @@ static void control_survives_garbage(void **state)
         unsigned char bytes[300];
         for (size_t b = 0; b < sizeof bytes; b++)
             bytes[b] = (unsigned char)(rand_r(&seed) >> 4);
-        const struct shoal_control_head head = {
-            .magic = SHOAL_CONTROL_MAGIC, .kind = (uint8_t)(i % 10), .value_bytes = (uint16_t)(i * 1000)};
+        const struct shoal_link_head head = {
+            .magic = SHOAL_LINK_MAGIC, .kind = (uint8_t)(i % 10), .value_bytes = (uint32_t)i * 1000};
         if (i >= 10) /* frames of kinds and sizes that a stranger may not send */
             memcpy(bytes, &head, sizeof head);
         const int fd = connect_to(world, i % 3);
@@ -1106,13 +1110,13 @@ static void control_is_not_held_up_by_silent_strangers(void **state)
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++) {
         fds[i] = connect_to(world, 1);
         if (i % 2)
-            assert_int_equal(send(fds[i], "SHAC\1", 5, MSG_NOSIGNAL), 5); /* only the beginning of a hello */
+            assert_int_equal(send(fds[i], "SHAL\1", 5, MSG_NOSIGNAL), 5); /* only the beginning of a hello */
     }
     end_rank(&world->ranks[0], false); /* rank 2 needs rank 1 now */
     expect_lost(world, 0, SOON_MS);
     expect_notices(world, 1);
     assert_true(is_ended(fds[0])); /* the oldest had to make room before its timeout */
-    assert_true(shoal_clock_ns() - before_ns < (SHOAL_CONTROL_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
+    assert_true(shoal_clock_ns() - before_ns < (SHOAL_LINK_HANDSHAKE_MS - 1) * SHOAL_NS_PER_MS);
     assert_true(is_ended(fds[SHOAL_COUNT_OF(fds) - 1])); /* within the seconds that connect_to() sets, instead of never */
     assert_int_equal(count_lines(&world->ranks[1], "did not prove who it is"), 1);
     for (size_t i = 0; i < SHOAL_COUNT_OF(fds); i++)
@@ -1135,8 +1139,8 @@ static void control_a_wrong_secret_is_refused(void **state)
     open_ranks(world, -1);
     assert_int_equal(world->ranks[2].status, SHOAL_ERR_AUTH);
     assert_int_equal(world->ranks[0].status, SHOAL_ERR_TIMEOUT);
-    assert_int_equal(count_lines(&world->ranks[2], "its secret is another"), 1);
-    assert_int_equal(count_lines(&world->ranks[0], "its secret is another"), 1);
+    assert_int_equal(count_lines(&world->ranks[2], "its secret is not this rank's"), 1);
+    assert_int_equal(count_lines(&world->ranks[0], "its secret is not this rank's"), 1);
     assert_int_equal(count_lines(&world->ranks[0], "rank 2 on"), 1);
     free_world(world);
 }
@@ -1144,18 +1148,18 @@ static void control_a_wrong_secret_is_refused(void **state)
 static void control_works_without_a_secret(void **state)
 {
     struct world *world = make_world(4);
-    struct shoal_control_frame answer;
+    struct answer answer;
     (void)state;
     for (int r = 0; r < 4; r++)
         world->ranks[r].bootstrap.has_secret = false;
     open_ranks(world, -1);
     expect_notices(world, 1);
-    struct shoal_tcp_hello hello = hello_of(world, 3);
+    struct shoal_link_hello hello = hello_of(world, 3);
     hello.job ^= 1;
-    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_NOT_OURS);
+    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_LINK_NOT_OURS);
     hello = hello_of(world, 3);
     hello.has_secret = 1;
-    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_TCP_SECRET_ONE_SIDED);
+    assert_int_equal(say_hello(world, &hello, &answer), SHOAL_LINK_SECRET_ONE_SIDED);
     free_world(world);
 }
 

@@ -117,9 +117,9 @@ static void expect_gpus(const char *const *rows)
     for (int gpu = 0; gpu < links.gpus; gpu++) {
         char row[512] = "";
         for (int peer = 0; peer < links.gpus; peer++) {
-            const enum shoal_link link = shoal_links_between(&links, gpu, peer);
+            const enum shoal_path link = shoal_links_between(&links, gpu, peer);
             assert_int_equal(link, shoal_links_between(&links, peer, gpu));
-            snprintf(row + strlen(row), sizeof row - strlen(row), "%s%s", peer ? " " : "", shoal_link_word(link));
+            snprintf(row + strlen(row), sizeof row - strlen(row), "%s%s", peer ? " " : "", shoal_path_word(link));
         }
         assert_string_equal(row, rows[gpu]);
     }
@@ -133,7 +133,7 @@ static void expect_adapters(const char *const *adapters)
         const int adapter = shoal_links_choose_adapter(&links, gpu);
         assert_in_range(adapter, 0, links.adapters - 1);
         snprintf(text, sizeof text, "%s:%s", links.adapter[adapter].name,
-                 shoal_link_word(shoal_links_to_adapter(&links, gpu, adapter)));
+                 shoal_path_word(shoal_links_to_adapter(&links, gpu, adapter)));
         assert_string_equal(text, adapters[gpu]);
     }
 }
@@ -216,14 +216,14 @@ static void links_of_a_p5(void **state)
     shoal_links_read(sys, &links);
     assert_int_equal(links.gpus, 8);
     assert_int_equal(links.adapters, 32);
-    assert_int_equal(shoal_links_between(&links, 0, 1), SHOAL_LINK_ROOT);
-    assert_int_equal(shoal_links_between(&links, 0, 2), SHOAL_LINK_NODE);
-    assert_int_equal(shoal_links_between(&links, 3, 4), SHOAL_LINK_SOCKETS);
+    assert_int_equal(shoal_links_between(&links, 0, 1), SHOAL_PATH_ROOT);
+    assert_int_equal(shoal_links_between(&links, 0, 2), SHOAL_PATH_NODE);
+    assert_int_equal(shoal_links_between(&links, 3, 4), SHOAL_PATH_SOCKETS);
     for (int gpu = 0; gpu < 8; gpu++) {
         const int adapter = shoal_links_choose_adapter(&links, gpu);
         snprintf(name, sizeof name, "rdmap%ds0", 0x11 + gpu * 0x10 + 3);
         assert_string_equal(links.adapter[adapter].name, name);
-        assert_int_equal(shoal_links_to_adapter(&links, gpu, adapter), SHOAL_LINK_SWITCH);
+        assert_int_equal(shoal_links_to_adapter(&links, gpu, adapter), SHOAL_PATH_SWITCH);
     }
 }
 
@@ -375,7 +375,7 @@ static void links_that_are_not_shown_are_unknown(void **state)
     expect_name(0, 0, NULL);
     assert_int_equal(shoal_links_find_gpu(&links, "0000:10:1C.0"), -1);
     assert_int_equal(shoal_links_choose_adapter(&links, -1), -1);
-    assert_int_equal(shoal_links_between(&links, -1, -1), SHOAL_LINK_UNKNOWN);
+    assert_int_equal(shoal_links_between(&links, -1, -1), SHOAL_PATH_UNKNOWN);
     shoal_links_print_cores("/nowhere", -1, cores, sizeof cores);
     assert_string_equal(cores, "");
     put_gpu("pci0000:10/0000:10:1c.0", NULL);
@@ -389,8 +389,8 @@ static void links_that_are_not_shown_are_unknown(void **state)
     assert_int_equal(links.gpus, 3);
     assert_int_equal(shoal_links_find_gpu(&links, "0000:20:1D.0"), 2);
     assert_int_equal(shoal_links_find_gpu(&links, "0000:20:1D.0 and more than any id has"), -1);
-    assert_int_equal(shoal_links_between(&links, 0, 1), SHOAL_LINK_UNKNOWN);
-    assert_int_equal(shoal_links_between(&links, 1, 2), SHOAL_LINK_ROOT);
+    assert_int_equal(shoal_links_between(&links, 0, 1), SHOAL_PATH_UNKNOWN);
+    assert_int_equal(shoal_links_between(&links, 1, 2), SHOAL_PATH_ROOT);
     assert_int_equal(shoal_links_choose_adapter(&links, 0), -1);
     expect_name(0, 3, NULL); /* no adapter */
 }

@@ -42,16 +42,21 @@ static int other_join(struct run_agents *agents, int host)
 {
     int fds[2];
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, fds), 0);
-    assert_true(run_link_open(&agents->links[0], fds[0], RUN_LINK_MEMBER, NEVER));
+    run_link_open(&agents->links[0], &agents->own, fds[0], host < 0, 0);
+    run_link_until(&agents->links[0], NEVER);
+    agents->links[0].link.state = SHOAL_LINK_OPEN;
     agents->links[0].host = host;
     return fds[1];
 }
 
 static void other_send(int fd, const struct run_message *message)
 {
-    unsigned char frame[RUN_FRAME_BYTES_MAX];
-    const size_t bytes = run_frame_build(message, frame);
-    assert_int_equal(write(fd, frame, bytes), bytes);
+    struct {
+        struct shoal_link_head head;
+        unsigned char value[RUN_VALUE_BYTES_MAX];
+    } frame = {.head = {.magic = SHOAL_LINK_MAGIC, .kind = (uint8_t)message->kind}};
+    frame.head.value_bytes = (uint32_t)run_value_build(message, frame.value);
+    assert_int_equal(write(fd, &frame, shoal_link_frame_bytes(&frame.head)), shoal_link_frame_bytes(&frame.head));
 }
 
 /* Closes the other end, so that the next message to it stays queued, and acts on what poll() reports. */
@@ -61,7 +66,7 @@ static void other_leave(struct run_agents *agents, int fd)
     struct pollfd polls[POLLS_MAX];
     close(fd);
     run_link_say(&agents->links[0], &note);
-    assert_true(agents->links[0].out_bytes > 0);
+    assert_true(shoal_link_unsent(&agents->links[0].link) > 0);
     assert_true(run_agents_polls(agents) <= POLLS_MAX);
     run_agents_fill(agents, polls);
     assert_true(poll(polls, run_agents_polls(agents), 0) > 0);
@@ -74,9 +79,9 @@ static void host_0_reads_last_words(void **state)
     struct run_options options;
     char text[RUN_REFUSAL_MAX];
     struct run_agents *agents = agents_open(&options, 0);
-    const struct run_hello hello = {.protocol = RUN_PROTOCOL, .hosts = HOSTS, .index = 1, .workers = 1};
+    const struct run_host host = {.index = 1, .workers = 1};
     const int other = other_join(agents, 1);
-    assert_true(run_hub_join(&agents->hub, &hello, 0, text));
+    assert_true(run_hub_join(&agents->hub, &host, text));
     const struct run_message trouble = {.kind = RUN_TROUBLE, .event = {.cause = RUN_CAUSE_WORKER, .rank = 1, .code = 7}};
     other_send(other, &trouble);
     other_leave(agents, other);

@@ -48,9 +48,9 @@ static void check_sent(struct fake *fake, const char *expected)
 
 static bool join(struct fake *fake, int index, int workers, char text[RUN_REFUSAL_MAX])
 {
-    struct run_hello hello = {.protocol = RUN_PROTOCOL, .hosts = HOSTS, .index = index, .workers = workers};
-    snprintf(hello.name, sizeof hello.name, "h%d", index + 1);
-    return run_hub_join(&fake->hub, &hello, fake->now, text);
+    struct run_host host = {.index = index, .workers = workers};
+    snprintf(host.name, sizeof host.name, "h%d", index + 1);
+    return run_hub_join(&fake->hub, &host, text);
 }
 
 static void open_fake(struct fake *fake, int restarts)
@@ -149,18 +149,12 @@ static void starts_when_all_have_come(void **state)
     close_fake(&fake);
 }
 
-static void refuses_who_does_not_fit(void **state)
+static void refuses_a_second_host_of_one_index(void **state)
 {
     (void)state;
     struct fake fake;
     char text[RUN_REFUSAL_MAX];
-    struct run_hello hello = {.protocol = RUN_PROTOCOL + 1, .hosts = HOSTS, .index = 1, .workers = 1};
     open_fake(&fake, 0);
-    assert_true(!run_hub_join(&fake.hub, &hello, 0, text) && strstr(text, "version"));
-    hello.protocol = RUN_PROTOCOL;
-    hello.hosts = 5;
-    assert_true(!run_hub_join(&fake.hub, &hello, 0, text) && strstr(text, "counts 5 hosts, and host 0 counts 3"));
-    assert_true(!join(&fake, HOSTS, 1, text) && strstr(text, "host 3 of 3"));
     assert_true(join(&fake, 1, 1, text));
     assert_true(!join(&fake, 1, 1, text) && strstr(text, "h2 is host 1 already"));
     check_sent(&fake, "");
@@ -540,9 +534,8 @@ static void waits_as_the_slowest_host_needs(void **state)
     char text[RUN_REFUSAL_MAX];
     open_fake(&fake, 0);
     for (int h = 0; h < HOSTS; h++) {
-        struct run_hello hello = {.protocol = RUN_PROTOCOL, .hosts = HOSTS, .index = h, .workers = workers[h]};
-        hello.grace_ms = graces[h];
-        assert_true(run_hub_join(&fake.hub, &hello, fake.now, text));
+        const struct run_host host = {.index = h, .workers = workers[h], .grace_ms = graces[h]};
+        assert_true(run_hub_join(&fake.hub, &host, text));
     }
     assert_int_equal(fake.last[RUN_START].start.grace_ms, 60000);
     assert_int_equal(fake.last[RUN_START].start.answer_ms, RUN_HUB_ANSWER_MS + 900);
@@ -632,7 +625,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(starts_when_all_have_come),
-        cmocka_unit_test(refuses_who_does_not_fit),
+        cmocka_unit_test(refuses_a_second_host_of_one_index),
         cmocka_unit_test(refuses_too_many_ranks),
         cmocka_unit_test(names_who_has_not_come),
         cmocka_unit_test(ends_while_hosts_come),

@@ -1,4 +1,4 @@
-/* The messages between the agents of a run, and the proof of the secret. */
+/* The messages between the agents of a run, and where their secret comes from. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,41 +11,14 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../tools/run/run_secret.h"
-
-static enum run_parsed parse(const unsigned char *frame, size_t bytes, bool before_member, struct run_message *message)
-{
-    size_t used = 0;
-    const enum run_parsed parsed = run_frame_parse(frame, bytes, before_member, message, &used);
-    if (parsed == RUN_PARSED_FRAME)
-        assert_int_equal(used, bytes);
-    return parsed;
-}
-
-static struct run_message hello_make(void)
-{
-    struct run_message message = {.kind = RUN_HELLO};
-    message.hello = (struct run_hello){
-        .protocol = RUN_PROTOCOL, .hosts = 4, .index = 3, .workers = 8, .has_secret = 1, .name = "h4", .grace_ms = 10000};
-    memset(message.hello.nonce, 7, sizeof message.hello.nonce);
-    memset(message.hello.job, 9, sizeof message.hello.job);
-    return message;
-}
+#include "../../tools/run/run_wire.h"
+#include "link/secret.h"
 
 /* Makes one message of each kind, with texts of some length. */
 static struct run_message message_make(enum run_kind kind)
 {
     struct run_message message = {.kind = kind};
     switch (kind) {
-    case RUN_HELLO:
-        return hello_make();
-    case RUN_CHALLENGE:
-        message.challenge.has_secret = 1;
-        memset(message.challenge.proof, 5, sizeof message.challenge.proof);
-        break;
-    case RUN_PROOF:
-        memset(message.proof, 6, sizeof message.proof);
-        break;
     case RUN_REFUSED:
         snprintf(message.refusal.text, sizeof message.refusal.text, "no");
         break;
@@ -81,165 +54,144 @@ static struct run_message message_make(enum run_kind kind)
 static void messages_come_as_they_were_sent(void **state)
 {
     (void)state;
-    for (int kind = 1; kind < RUN_KIND_END; kind++) {
-        unsigned char frame[RUN_FRAME_BYTES_MAX];
+    for (int kind = RUN_REFUSED; kind < RUN_KIND_END; kind++) {
+        unsigned char value[RUN_VALUE_BYTES_MAX];
         struct run_message found;
         const struct run_message sent = message_make((enum run_kind)kind);
-        const size_t bytes = run_frame_build(&sent, frame);
-        for (size_t part = 0; part < bytes; part++)
-            assert_int_equal(parse(frame, part, false, &found), RUN_PARSED_MORE);
-        assert_int_equal(parse(frame, bytes, false, &found), RUN_PARSED_FRAME);
+        const size_t bytes = run_value_build(&sent, value);
+        assert_true(run_value_parse((enum run_kind)kind, value, bytes, &found));
         assert_memory_equal(&found, &sent, sizeof found);
-        frame[8]++; /* a body that is longer than its fields */
-        frame[bytes] = 0;
-        assert_int_equal(parse(frame, bytes + 1, false, &found), RUN_PARSED_BAD);
-        frame[8] = (unsigned char)(frame[8] - 2);
-        assert_int_equal(parse(frame, bytes - 1, false, &found), RUN_PARSED_BAD);
+        for (size_t part = 0; part < bytes; part++)
+            assert_false(run_value_parse((enum run_kind)kind, value, part, &found));
+        value[bytes] = 0; /* a value that is longer than its fields */
+        assert_false(run_value_parse((enum run_kind)kind, value, bytes + 1, &found));
     }
 }
 
 static void longest_message_fits(void **state)
 {
     (void)state;
-    unsigned char frame[RUN_FRAME_BYTES_MAX];
+    unsigned char value[RUN_VALUE_BYTES_MAX];
     struct run_message sent = {.kind = RUN_VERDICT}, found;
     memset(sent.cause.name, 'n', sizeof sent.cause.name - 1);
     memset(sent.cause.words, 'w', sizeof sent.cause.words - 1);
     memset(sent.cause.tail, 't', sizeof sent.cause.tail - 1);
-    const size_t bytes = run_frame_build(&sent, frame);
-    assert_true(bytes <= sizeof frame);
-    assert_int_equal(parse(frame, bytes, false, &found), RUN_PARSED_FRAME);
+    const size_t bytes = run_value_build(&sent, value);
+    assert_true(bytes <= sizeof value);
+    assert_true(run_value_parse(RUN_VERDICT, value, bytes, &found));
     assert_memory_equal(&found, &sent, sizeof found);
-}
-
-static void strangers_say_little(void **state)
-{
-    (void)state;
-    static const bool is_good[RUN_KIND_END] = {
-        [RUN_HELLO] = true, [RUN_CHALLENGE] = true, [RUN_PROOF] = true, [RUN_REFUSED] = true};
-    for (int kind = 1; kind < RUN_KIND_END; kind++) {
-        unsigned char frame[RUN_FRAME_BYTES_MAX];
-        struct run_message found;
-        const struct run_message sent = message_make((enum run_kind)kind);
-        const size_t bytes = run_frame_build(&sent, frame);
-        assert_int_equal(parse(frame, bytes, true, &found), is_good[kind] ? RUN_PARSED_FRAME : RUN_PARSED_BAD);
-        if (!is_good[kind])
-            assert_int_equal(parse(frame, RUN_HEAD_BYTES, true, &found), RUN_PARSED_BAD); /* before its body has arrived */
-    }
 }
 
 static void bad_bytes_are_refused(void **state)
 {
     (void)state;
-    unsigned char frame[RUN_FRAME_BYTES_MAX];
-    struct run_message found, sent = hello_make();
+    unsigned char value[RUN_VALUE_BYTES_MAX];
+    struct run_message found;
+    const struct run_message sent = message_make(RUN_STOP);
     static const struct {
         int at, value;
-    } changes[] = {{0, 'x'},
-                   {3, 'x'},
-                   {4, 0},
-                   {4, RUN_KIND_END},
-                   {6, 1},
-                   {10, 1},
-                   {11, 0x80},
-                   /* hosts 0, an index of 4096, workers 0, has_secret 2 */
-                   {16, 0},
-                   {21, 16},
-                   {24, 0},
-                   {28, 2}};
+    } changes[] = {/* cause 0 and one too many, host -1, rank -2, code 256, signal 128, asked -1, attempt -1 */
+                   {0, 0}, {0, RUN_CAUSE_END}, {7, 0xff}, {8, 0xfe}, {13, 1}, {16, 128}, {23, 0xff}, {27, 0xff}};
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
-        const size_t bytes = run_frame_build(&sent, frame);
-        frame[changes[i].at] = (unsigned char)changes[i].value;
-        assert_int_equal(parse(frame, bytes, false, &found), RUN_PARSED_BAD);
+        const size_t bytes = run_value_build(&sent, value);
+        assert_true(run_value_parse(RUN_STOP, value, bytes, &found));
+        value[changes[i].at] = (unsigned char)changes[i].value;
+        assert_false(run_value_parse(RUN_STOP, value, bytes, &found));
     }
-    assert_int_equal(parse((const unsigned char *)"GET /", 5, true, &found), RUN_PARSED_BAD);
-    assert_int_equal(parse((const unsigned char *)"S", 1, true, &found), RUN_PARSED_MORE);
+    memset(value, 0xff, 2); /* a text of 65535 bytes */
+    assert_false(run_value_parse(RUN_NOTE, value, 2, &found));
+    assert_false(run_value_parse(RUN_NOTE, value, sizeof value, &found));
 }
 
-/* Host 0 can then report the difference, whatever follows the fields that all versions have. */
-static void hello_of_another_version_is_read(void **state)
+static bool is_host(int32_t workers, int32_t grace_ms, size_t greeting_bytes)
+{
+    const int32_t numbers[] = {workers, grace_ms};
+    struct shoal_link link = {.client = {.rank = 3, .host = "h\0334"}, .greeting.count = greeting_bytes};
+    struct run_host host;
+    memcpy(link.greeting.bytes, numbers, sizeof numbers);
+    const bool is_read = run_host_read(&link, &host);
+    if (is_read) {
+        assert_string_equal(host.name, "h?4");
+        assert_true(host.index == 3 && host.workers == workers && host.grace_ms == grace_ms);
+    }
+    return is_read;
+}
+
+static void greetings_are_within_their_limits(void **state)
 {
     (void)state;
-    struct run_message found, sent = hello_make();
-    sent.hello.protocol = RUN_PROTOCOL - 1;
-    for (int more = -(int)sizeof sent.hello.grace_ms; more <= 4; more += 4) {
-        unsigned char frame[RUN_FRAME_BYTES_MAX] = {0};
-        const size_t bytes = run_frame_build(&sent, frame) + (size_t)more;
-        frame[8] = (unsigned char)(bytes - RUN_HEAD_BYTES);
-        assert_int_equal(parse(frame, bytes, true, &found), RUN_PARSED_FRAME);
-        assert_int_equal(found.hello.protocol, RUN_PROTOCOL - 1);
-        assert_string_equal(found.hello.name, "h4");
-        assert_int_equal(found.hello.grace_ms, 0);
-    }
+    assert_true(is_host(1, 0, sizeof(struct run_greeting)));
+    assert_true(is_host(SHOAL_RANKS_MAX, INT32_MAX, sizeof(struct run_greeting)));
+    assert_false(is_host(0, 0, sizeof(struct run_greeting)));
+    assert_false(is_host(SHOAL_RANKS_MAX + 1, 0, sizeof(struct run_greeting)));
+    assert_false(is_host(1, -1, sizeof(struct run_greeting)));
+    assert_false(is_host(1, 0, sizeof(struct run_greeting) - 1));
+    assert_false(is_host(1, 0, sizeof(struct run_greeting) + 1));
+    assert_false(is_host(1, 0, 0));
 }
 
 static void texts_are_harmless(void **state)
 {
     (void)state;
-    unsigned char frame[RUN_FRAME_BYTES_MAX];
+    unsigned char value[RUN_VALUE_BYTES_MAX];
     struct run_message found, sent = message_make(RUN_TOLD);
     snprintf(sent.cause.words, sizeof sent.cause.words, "a\033[2J\nb\tc\x7f");
     snprintf(sent.cause.tail, sizeof sent.cause.tail, "a\033[2J\r\nb\tc\xc3\xa9\n");
-    const size_t bytes = run_frame_build(&sent, frame);
-    assert_int_equal(parse(frame, bytes, false, &found), RUN_PARSED_FRAME);
+    const size_t bytes = run_value_build(&sent, value);
+    assert_true(run_value_parse(RUN_TOLD, value, bytes, &found));
     assert_string_equal(found.cause.words, "a?[2J?b?c?");
     assert_string_equal(found.cause.tail, "a?[2J?\nb\tc\xc3\xa9\n");
 }
 
 /* ---- the secret ---- */
 
-static struct run_secret secret_of(const char *value)
+struct secret {
+    bool is_set;
+    unsigned char key[SHOAL_SECRET_BYTES];
+};
+
+static const unsigned char context[SHOAL_SECRET_BYTES] = "a test";
+
+static struct secret secret_of(const char *value)
 {
-    struct run_secret secret;
+    struct secret secret = {.is_set = false};
     char error[256];
-    setenv("SHOAL_SECRET", value, 1);
-    assert_true(run_secret_load(&secret, error, sizeof error));
+    assert_int_equal(shoal_secret_load(value, "/no/file", context, &secret.is_set, secret.key, error, sizeof error), SHOAL_OK);
     return secret;
 }
 
-static void proofs_are_of_one_secret_side_and_meeting(void **state)
+static enum shoal_status secret_in(const char *file, struct secret *found, char error[256])
 {
-    (void)state;
-    const struct run_secret secret = secret_of("one"), other = secret_of("two"), none = secret_of("");
-    struct run_hello hello = hello_make().hello, later = hello;
-    struct run_challenge challenge = {.has_secret = 1, .nonce = {1}}, again = challenge;
-    unsigned char proof[RUN_PROOF_BYTES];
-    assert_true(secret.is_set && other.is_set && !none.is_set);
-    assert_true(run_proof_make(&secret, true, &hello, &challenge, proof));
-    assert_true(run_proof_check(&secret, true, &hello, &challenge, proof));
-    assert_false(run_proof_check(&secret, false, &hello, &challenge, proof));
-    assert_false(run_proof_check(&other, true, &hello, &challenge, proof));
-    later.nonce[0]++;
-    assert_false(run_proof_check(&secret, true, &later, &challenge, proof));
-    again.nonce[0]++;
-    assert_false(run_proof_check(&secret, true, &hello, &again, proof));
-    later = hello;
-    later.index--;
-    assert_false(run_proof_check(&secret, true, &later, &challenge, proof));
-    assert_true(run_proof_check(&none, true, &later, &challenge, proof));
+    *found = (struct secret){.is_set = false};
+    return shoal_secret_load("", file, context, &found->is_set, found->key, error, 256);
 }
 
 static void secret_may_be_in_a_file(void **state)
 {
     (void)state;
     char name[] = "/tmp/shoal-secret-XXXXXX", error[256];
-    const struct run_secret wanted = secret_of("the secret");
-    struct run_secret found;
+    if (!shoal_auth_is_available()) {
+        print_message("libsodium is not installed\n");
+        skip();
+    }
+    const struct secret wanted = secret_of("the secret"), other = secret_of("the secret\n");
+    struct secret found;
+    assert_memory_not_equal(wanted.key, other.key, sizeof wanted.key);
     const int fd = mkstemp(name);
     assert_true(fd >= 0);
-    unsetenv("SHOAL_SECRET");
-    setenv("SHOAL_SECRET_FILE", name, 1);
-    assert_false(run_secret_load(&found, error, sizeof error));
+    assert_int_equal(secret_in(name, &found, error), SHOAL_ERR_ARGUMENT);
     assert_non_null(strstr(error, "has no secret in its first line"));
     assert_int_equal(write(fd, "the secret\nmore", 15), 15);
-    assert_true(run_secret_load(&found, error, sizeof error));
-    assert_memory_equal(&found, &wanted, sizeof found);
+    assert_int_equal(secret_in(name, &found, error), SHOAL_OK);
+    assert_true(found.is_set);
+    assert_memory_equal(found.key, wanted.key, sizeof found.key);
     close(fd);
     unlink(name);
-    assert_false(run_secret_load(&found, error, sizeof error));
+    assert_int_equal(secret_in(name, &found, error), SHOAL_ERR_ARGUMENT);
     assert_non_null(strstr(error, "cannot be read: No such file"));
-    unsetenv("SHOAL_SECRET_FILE");
-    assert_true(run_secret_load(&found, error, sizeof error));
+    assert_int_equal(secret_in("", &found, error), SHOAL_OK);
+    assert_false(found.is_set);
+    assert_int_equal(secret_in(NULL, &found, error), SHOAL_OK);
     assert_false(found.is_set);
 }
 
@@ -248,11 +200,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages_come_as_they_were_sent),
         cmocka_unit_test(longest_message_fits),
-        cmocka_unit_test(strangers_say_little),
         cmocka_unit_test(bad_bytes_are_refused),
-        cmocka_unit_test(hello_of_another_version_is_read),
+        cmocka_unit_test(greetings_are_within_their_limits),
         cmocka_unit_test(texts_are_harmless),
-        cmocka_unit_test(proofs_are_of_one_secret_side_and_meeting),
         cmocka_unit_test(secret_may_be_in_a_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -14,9 +14,9 @@
 
 #include "alloc_limit.h"
 #include "collective/select.h"
-#include "inspect/predict_copiers.h"
-#include "inspect/predict_script.h"
-#include "inspect/predict_wire.h"
+#include "predict/predict_copiers.h"
+#include "predict/predict_script.h"
+#include "predict/predict_wire.h"
 
 #define MIB ((size_t)1 << 20)
 #define US SHOAL_PS_PER_US

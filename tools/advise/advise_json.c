@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 
 struct json {
     FILE *out;
@@ -58,7 +58,7 @@ static void number_if(struct json *json, const char *name, bool is_known, double
 static void text(struct json *json, const char *name, const char *value)
 {
     key(json, name);
-    json_print_text(json->out, value);
+    shoal_json_print_text(json->out, value);
 }
 
 static void truth(struct json *json, const char *name, bool value)

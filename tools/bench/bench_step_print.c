@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "bench.h"
-#include "flat_json.h"
 
 /* Returns the share of a time that the backward pass hides, or 1 if that time is zero. */
 static double hidden(double exposed_us, double of_us)
@@ -72,7 +72,7 @@ static void step_object_print(const struct step_result *result)
     const struct step_profile *profile = &options->profile;
     const struct step_report optimizer = optimizer_most(result);
     fputs("{\"record\":\"step\",\"profile\":", stdout);
-    json_print_text(stdout, profile->name);
+    shoal_json_print_text(stdout, profile->name);
     printf(
         ",\"tensors\":%zu,\"bytes\":%zu,\"buffers\":%zu,\"ranks\":%d,\"hosts\":%d,\"steps\":%d,\"busy\":%s,\"compress\":\"%s\","
         "\"memory\":\"%s\",\"views\":%s,\"optimizer\":\"%s\",\"when\":\"%s\",\"shard\":\"%s\",\"clip\":\"%s\",\"thread\":%s,"
@@ -88,7 +88,7 @@ static void step_object_print(const struct step_result *result)
         options->has_no_thread || options->is_on_gpu ? "false" : "true", options->backward_us, result->backward_us,
         result->step_us, result->step_p90_us, result->exposed_us, result->bare_us, hidden(result->exposed_us, result->bare_us),
         result->wire_us, hidden(result->exposed_us, result->wire_us), result->bound.us);
-    json_print_text(stdout, profile->tensors[result->bound.tensor].name);
+    shoal_json_print_text(stdout, profile->tensors[result->bound.tensor].name);
     printf(",\"bound_ready\":%.6f,\"bound_tail_bytes\":%.0f,\"buffer_bytes\":%.0f,\"buffer_us\":%.1f,\"over_bound\":%.5f,"
            "\"rate_gbit_s\":%g,\"balance\":%.6f,\"cpu_s\":%.6f,\"optimizer_us\":%.1f,\"optimizer_share\":%.5f,"
            "\"optimizer_bytes\":%.0f,\"errors\":%.0f}\n",

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 
 static FILE *file_open(const char *name)
 {
@@ -57,7 +57,7 @@ static void label_print(struct painter *painter, const char *what, const char *l
 {
     event_begin(painter, "M");
     fprintf(painter->out, "\"%s_name\",\"args\":{\"name\":", what);
-    json_print_text(painter->out, label);
+    shoal_json_print_text(painter->out, label);
     fputs("}}", painter->out);
 }
 
@@ -66,7 +66,7 @@ static void span_print(struct painter *painter, const char *name, double from_us
     if (!(to_us > from_us))
         return;
     event_begin(painter, "X");
-    json_print_text(painter->out, name);
+    shoal_json_print_text(painter->out, name);
     fprintf(painter->out, ",\"ts\":%.3f,\"dur\":%.3f}", from_us, to_us - from_us);
 }
 
@@ -105,7 +105,7 @@ bool bench_step_trace_write(const struct step_result *result, const char *name)
     if (!painter.out)
         return false;
     fprintf(painter.out, "{\"displayTimeUnit\":\"ms\",\"otherData\":{\"shoal\":\"%s\",\"profile\":", shoal_version());
-    json_print_text(painter.out, result->options->profile.name);
+    shoal_json_print_text(painter.out, result->options->profile.name);
     fputs("},\"traceEvents\":[", painter.out);
     for (; painter.rank < result->ranks; painter.rank++)
         rank_print(&painter, result);

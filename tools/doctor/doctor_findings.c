@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "doctor.h"
 #include "flat_json.h"
 
@@ -198,7 +199,7 @@ void doctor_findings_print(const struct doctor_findings *findings, const struct 
 static void member_print(FILE *out, const char *key, const char *text)
 {
     fprintf(out, "%s\"%s\":", strcmp(key, "level") ? "," : "", key);
-    json_print_text(out, text);
+    shoal_json_print_text(out, text);
 }
 
 static void hosts_print_json(FILE *out, const struct doctor_finding *finding, const struct ask_hosts *hosts)
@@ -209,7 +210,7 @@ static void hosts_print_json(FILE *out, const struct doctor_finding *finding, co
         if (!host_has(finding, i))
             continue;
         fputs(named++ ? "," : "", out);
-        json_print_text(out, hosts->at[i].name);
+        shoal_json_print_text(out, hosts->at[i].name);
     }
     fputc(']', out);
 }

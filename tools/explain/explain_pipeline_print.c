@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 
 struct size_text {
     char at[24];
@@ -175,7 +175,7 @@ void explain_pipeline_print_text(const struct explain_pipeline *explain)
 static void text_print(const char *name, const char *text)
 {
     printf("\"%s\":", name);
-    json_print_text(stdout, text);
+    shoal_json_print_text(stdout, text);
 }
 
 static void stage_print_json(const struct explain_pipeline *explain, uint32_t number)
@@ -185,7 +185,7 @@ static void stage_print_json(const struct explain_pipeline *explain, uint32_t nu
            stage.first_unit, stage.unit_count);
     for (uint32_t i = 0; i < stage.unit_count; i++) {
         fputs(i ? "," : "", stdout);
-        json_print_text(stdout, name_at(explain, stage.first_unit + i));
+        shoal_json_print_text(stdout, name_at(explain, stage.first_unit + i));
     }
     printf("],\"forward_us\":%.17g,\"input_gradient_us\":%.17g,\"weight_gradient_us\":%.17g,\"transfer_us\":%.17g,",
            stage.forward, stage.input_gradient, stage.weight_gradient, stage.transfer);

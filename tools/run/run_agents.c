@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "base/timed_call.h"
-#include "bootstrap/auth.h"
+#include "link/secret.h"
 #include "run_agents_state.h"
 #include "run_events.h"
 
@@ -35,24 +35,24 @@ static bool is_host_0(const struct run_agents *agents)
 
 void run_agents_own(struct run_agents *agents, const struct run_message *message)
 {
-    if (message->kind == RUN_REFUSED && agents->own_at[RUN_REFUSED])
+    if (message->kind == RUN_REFUSED && agents->queued_at[RUN_REFUSED])
         return; /* the first reason is the cause of the others */
     const bool is_by_signal = message->kind == RUN_STOP && message->event.cause == RUN_CAUSE_SIGNAL;
     const int at = is_by_signal ? OWN_STOP_BY_SIGNAL : (int)message->kind;
-    agents->own[at] = *message;
-    agents->own_at[at] = ++agents->own_count;
+    agents->queued[at] = *message;
+    agents->queued_at[at] = ++agents->queued_count;
 }
 
 static bool own_next(struct run_agents *agents, struct run_message *message_out)
 {
     int oldest = 0;
     for (int at = 1; at < OWN_END; at++)
-        if (agents->own_at[at] && (!oldest || agents->own_at[at] < agents->own_at[oldest]))
+        if (agents->queued_at[at] && (!oldest || agents->queued_at[at] < agents->queued_at[oldest]))
             oldest = at;
     if (!oldest)
         return false;
-    *message_out = agents->own[oldest];
-    agents->own_at[oldest] = 0;
+    *message_out = agents->queued[oldest];
+    agents->queued_at[oldest] = 0;
     return true;
 }
 
@@ -63,9 +63,20 @@ bool run_agents_next(struct run_agents *agents, struct run_message *message_out)
     return own_next(agents, message_out);
 }
 
+void run_agents_print_refusal(const struct shoal_link *link, char text[RUN_REFUSAL_MAX])
+{
+    const struct shoal_link_hello *it = shoal_link_other(link), *here = &link->own->hello;
+    const char *name = link->is_client ? "this host" : "host 0";
+    if (link->verdict == SHOAL_LINK_SIZE)
+        snprintf(text, RUN_REFUSAL_MAX, "it counts %u hosts, and %s counts %u; set the same --hosts on all", it->size, name,
+                 here->size);
+    else
+        shoal_link_refusal_print(link->verdict, it, here, name, "hosts", text, RUN_REFUSAL_MAX);
+}
+
 void run_agents_own_refusal(struct run_agents *agents, const char *text)
 {
-    struct run_message message = {.kind = RUN_REFUSED, .refusal.is_final = true};
+    struct run_message message = {.kind = RUN_REFUSED};
     snprintf(message.refusal.text, sizeof message.refusal.text, "%s", text);
     run_agents_own(agents, &message);
 }
@@ -110,8 +121,8 @@ uint64_t run_agents_deadline(const struct run_agents *agents)
 {
     uint64_t at = agents->hosts == 1 || agents->has_left ? NEVER : agents->word_at;
     for (int i = 0; i < agents->link_count; i++)
-        if (agents->links[i].fd >= 0)
-            agents_earlier(&at, agents->links[i].until);
+        if (run_link_is_open(&agents->links[i]))
+            agents_earlier(&at, run_link_deadline(&agents->links[i]));
     if (agents->hosts == 1 || agents->has_left)
         return at;
     if (is_host_0(agents)) {
@@ -119,7 +130,7 @@ uint64_t run_agents_deadline(const struct run_agents *agents)
         if (agents->accept_at > run_agents_now_ms() || agents->listener < 0)
             agents_earlier(&at, agents->accept_at);
     } else {
-        agents_earlier(&at, agents->links[0].fd < 0 ? agents->search.next_at : agents->answer_at);
+        agents_earlier(&at, !run_link_is_open(&agents->links[0]) ? agents->search.next_at : agents->answer_at);
     }
     return at;
 }
@@ -151,7 +162,7 @@ void run_agents_say(struct run_agents *agents, const struct run_message *message
 
 const char *run_agents_name(const struct run_agents *agents)
 {
-    return agents->self.name;
+    return agents->own.hello.host;
 }
 
 void run_agents_leave(struct run_agents *agents)
@@ -160,16 +171,16 @@ void run_agents_leave(struct run_agents *agents)
     agents->search.next_at = NEVER;
     for (int i = 0; i < agents->link_count; i++) {
         struct run_link *link = &agents->links[i];
-        if (link->fd < 0)
+        if (!run_link_is_open(link))
             continue;
         /* Host 0 waits until the others have closed. If it closed first, unread data would end their connections before they
          * have read its last messages. A host that is stopped has sent nothing. */
         if (is_host_0(agents) && link->host >= 0)
-            link->until = run_agents_now_ms() + (run_hub_is_silent(&agents->hub, link->host) ? 0 : CLOSING_MS);
-        else if (!link->out_bytes)
+            run_link_until(link, run_agents_now_ms() + (run_hub_is_silent(&agents->hub, link->host) ? 0 : CLOSING_MS));
+        else if (!shoal_link_unsent(&link->link))
             run_link_close(link);
         else
-            link->state = RUN_LINK_CLOSING;
+            link->link.state = SHOAL_LINK_CLOSING;
         link->host = -1;
     }
 }
@@ -177,7 +188,7 @@ void run_agents_leave(struct run_agents *agents)
 bool run_agents_have_left(const struct run_agents *agents)
 {
     for (int i = 0; i < agents->link_count; i++)
-        if (agents->links[i].fd >= 0 && (is_host_0(agents) || agents->links[i].out_bytes))
+        if (run_link_is_open(&agents->links[i]) && (is_host_0(agents) || shoal_link_unsent(&agents->links[i].link)))
             return false;
     return true;
 }
@@ -186,7 +197,7 @@ bool run_agents_have_left(const struct run_agents *agents)
 
 /* Computes a hash that distinguishes this job from another at the same meeting point. The launcher's name for its step is
  * included if the step has one task for each host, because the step is then this run. */
-static void job_hash(struct run_agents *agents)
+static uint64_t job_hash(const struct run_agents *agents)
 {
     static const struct {
         const char *size, *names[4];
@@ -204,7 +215,7 @@ static void job_hash(struct run_agents *agents)
                 hash = (hash ^ (unsigned char)value[i]) * UINT64_C(1099511628211);
         }
     }
-    memcpy(agents->self.job, &hash, sizeof hash);
+    return hash;
 }
 
 /* Draws a name for the ranks' job, so that no other job and no earlier attempt is mistaken for it. */
@@ -222,9 +233,15 @@ static bool session_draw(char *session, size_t bytes)
     return true;
 }
 
+static int32_t grace_of(const struct run_agents *agents)
+{
+    return agents->options->grace_ms < INT32_MAX ? (int32_t)agents->options->grace_ms : INT32_MAX;
+}
+
 static bool hub_prepare(struct run_agents *agents)
 {
     char text[RUN_REFUSAL_MAX];
+    struct run_host self = {.index = agents->index, .workers = agents->options->workers, .grace_ms = grace_of(agents)};
     struct run_hub_settings settings = {
         .hosts = agents->hosts,
         .restarts = agents->options->restarts,
@@ -235,35 +252,49 @@ static bool hub_prepare(struct run_agents *agents)
     };
     if (!session_draw(settings.session, sizeof settings.session))
         return false;
-    return run_hub_open(&agents->hub, &settings, run_agents_now_ms()) &&
-           run_hub_join(&agents->hub, &agents->self, run_agents_now_ms(), text);
+    memcpy(self.name, agents->own.hello.host, sizeof self.name);
+    return run_hub_open(&agents->hub, &settings, run_agents_now_ms()) && run_hub_join(&agents->hub, &self, text);
 }
 
 static bool agents_prepare(struct run_agents *agents)
 {
     const bool is_alone = agents->hosts == 1;
     agents->link_count = is_alone ? 0 : is_host_0(agents) ? agents->hosts + STRANGERS_MAX : 1;
-    agents->own = calloc(OWN_END, sizeof *agents->own);
+    agents->queued = calloc(OWN_END, sizeof *agents->queued);
     agents->links = calloc((size_t)agents->link_count + 1, sizeof *agents->links);
     for (int i = 0; agents->links && i < agents->link_count; i++)
-        agents->links[i] = (struct run_link){.fd = -1, .host = -1};
-    return agents->own && agents->links && (!is_host_0(agents) || hub_prepare(agents));
+        agents->links[i] = (struct run_link){.link.fd = -1, .host = -1};
+    return agents->queued && agents->links && (!is_host_0(agents) || hub_prepare(agents));
 }
 
-static void self_fill(struct run_agents *agents)
+static void identity_fill(struct run_agents *agents)
 {
-    struct run_hello *self = &agents->self;
-    self->protocol = RUN_PROTOCOL;
-    self->hosts = agents->hosts;
-    self->index = agents->index;
-    self->workers = agents->options->workers;
-    self->has_secret = agents->secret.is_set;
-    self->grace_ms = agents->options->grace_ms < INT32_MAX ? (int32_t)agents->options->grace_ms : INT32_MAX;
-    if (gethostname(self->name, sizeof self->name - 1))
-        snprintf(self->name, sizeof self->name, "?");
-    for (char *at = self->name; *at; at++)
+    const struct run_greeting greeting = {.workers = agents->options->workers, .grace_ms = grace_of(agents)};
+    struct shoal_link_hello *hello = &agents->own.hello;
+    agents->own.service = &run_link_service;
+    agents->own.greeting.count = sizeof greeting;
+    memcpy(agents->own.greeting.bytes, &greeting, sizeof greeting);
+    hello->protocol = RUN_PROTOCOL;
+    hello->size = (uint32_t)agents->hosts;
+    hello->rank = (uint32_t)agents->index;
+    hello->job = job_hash(agents);
+    hello->process = (uint32_t)getpid();
+    snprintf(hello->version, sizeof hello->version, "%s", shoal_version());
+    if (gethostname(hello->host, sizeof hello->host - 1))
+        snprintf(hello->host, sizeof hello->host, "?");
+    for (char *at = hello->host; *at; at++)
         *at = *at > ' ' && *at < 0x7f ? *at : '?';
-    job_hash(agents);
+}
+
+/* The context differs from the ranks', so that an agent's proof is useless to a rank. */
+static bool secret_load(struct run_agents *agents, char *error, size_t error_bytes)
+{
+    static const unsigned char context[SHOAL_SECRET_BYTES] = "shoal run secret, version 1";
+    bool is_set = false;
+    const bool is_good = agents->hosts == 1 || shoal_secret_load(getenv("SHOAL_SECRET"), getenv("SHOAL_SECRET_FILE"), context,
+                                                                 &is_set, agents->own.secret, error, error_bytes) == SHOAL_OK;
+    agents->own.hello.has_secret = is_set;
+    return is_good;
 }
 
 struct run_agents *run_agents_open(const struct run_options *options, struct run_output *output)
@@ -283,12 +314,12 @@ struct run_agents *run_agents_open(const struct run_options *options, struct run
     agents->word_at = run_agents_now_ms() + WORD_MS;
     agents->search.pause_ms = PAUSE_MS_MIN;
     agents->search.give_up_at = run_agents_now_ms() + options->meet_ms;
-    if (agents->hosts > 1 && !run_secret_load(&agents->secret, error, sizeof error)) {
+    if (!secret_load(agents, error, sizeof error)) {
         run_error_print("%s", error);
         run_agents_close(agents);
         return NULL;
     }
-    self_fill(agents);
+    identity_fill(agents);
     if (agents_prepare(agents))
         return agents;
     run_error_print("no memory for the hosts");
@@ -306,8 +337,8 @@ void run_agents_close(struct run_agents *agents)
         close(agents->listener);
     shoal_timed_call_close(agents->search.lookup);
     run_hub_close(&agents->hub);
-    explicit_bzero(&agents->secret, sizeof agents->secret);
-    free(agents->own);
+    explicit_bzero(agents->own.secret, sizeof agents->own.secret);
+    free(agents->queued);
     free(agents->links);
     free(agents);
 }

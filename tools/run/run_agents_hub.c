@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "bootstrap/auth.h"
 #include "run_agents_state.h"
 
 /* If no descriptor is left, wait this long before accepting connections again. */
@@ -20,7 +19,7 @@ void run_agents_hub_send(void *arg, int host, const struct run_message *message)
     }
     for (int i = 0; i < agents->link_count; i++) {
         struct run_link *link = &agents->links[i];
-        if (link->fd < 0 || link->host != host)
+        if (!run_link_is_open(link) || link->host != host)
             continue;
         run_link_say(link, message);
         return;
@@ -32,21 +31,21 @@ static int listener_try(struct run_agents *agents)
 {
     int error = EADDRINUSE;
     for (int offset = 0; offset < run_agents_ports(agents); offset++) {
-        for (int i = 0; i < agents->search.found.count; i++) {
-            struct run_address address = agents->search.found.at[i];
-            run_address_port_put(&address, run_agents_port(agents, offset));
+        for (int i = 0; i < agents->search.found.list.count; i++) {
+            struct shoal_address address = agents->search.found.list.at[i];
+            shoal_address_port_put(&address, (uint16_t)run_agents_port(agents, offset));
             const int fd = socket(address.socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
             if (fd < 0)
                 continue;
-            setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){1}, sizeof(int));
-            if (bind(fd, (struct sockaddr *)&address.socket, address.bytes) == 0 && listen(fd, SOMAXCONN) == 0) {
+            const int failure = -shoal_address_listen(fd, &address);
+            if (!failure) {
                 agents->listener = fd;
                 /* For example, if /etc/hosts maps this host's name to 127.0.1.1. */
-                if (run_address_is_loopback(&address))
+                if (shoal_address_is_loopback(&address))
                     run_search_note(&agents->search, 3, "that is a loopback address of this host, which no other reaches");
                 return 0;
             }
-            error = errno == EADDRINUSE ? error : errno;
+            error = failure == EADDRINUSE ? error : failure;
             close(fd);
         }
     }
@@ -75,99 +74,77 @@ static void listener_open(struct run_agents *agents)
     run_agents_own_refusal(agents, text);
 }
 
-static void link_refuse(struct run_agents *agents, struct run_link *link, bool is_final, const char *text)
+/* Reports one refusal, and leaves the host time to read it. */
+static void refusal_report(struct run_agents *agents, struct run_link *link, const char *text)
 {
-    struct run_message message = {.kind = RUN_REFUSED, .refusal.is_final = is_final};
-    snprintf(message.refusal.text, sizeof message.refusal.text, "%s", text);
-    if (!agents->is_refusing)
-        run_output_say(agents->output, "%s, which wants to join as host %d of %d, is refused: %s", link->hello.name,
-                       link->hello.index, link->hello.hosts, text);
+    struct run_host host;
+    if (!agents->is_refusing && run_host_read(&link->link, &host))
+        run_output_say(agents->output, "%s, which wants to join as host %d of %u, is refused: %s", host.name, host.index,
+                       link->link.client.size, text);
     agents->is_refusing = true;
-    run_link_say(link, &message);
-    link->state = RUN_LINK_CLOSING;
-    link->until = run_agents_now_ms() + CLOSING_MS;
+    link->link.state = SHOAL_LINK_CLOSING;
+    run_link_until(link, run_agents_now_ms() + CLOSING_MS);
 }
 
 /* Logs nothing about another job, because jobs may share a meeting point. */
-static void hello_take(struct run_agents *agents, struct run_link *link, const struct run_hello *hello)
-{
-    struct run_message message = {.kind = RUN_CHALLENGE, .challenge.has_secret = agents->secret.is_set};
-    link->hello = *hello;
-    if (memcmp(hello->job, agents->self.job, sizeof hello->job) != 0) {
-        run_link_close(link);
-        return;
-    }
-    if (hello->has_secret != agents->self.has_secret) {
-        link_refuse(agents, link, false,
-                    hello->has_secret ? "it has a SHOAL_SECRET, host 0 has none; set the same on all hosts"
-                                      : "it has no SHOAL_SECRET, host 0 has one; set the same on all hosts");
-        return;
-    }
-    if (shoal_auth_random(message.challenge.nonce, sizeof message.challenge.nonce) != SHOAL_OK ||
-        !run_proof_make(&agents->secret, true, hello, &message.challenge, message.challenge.proof)) {
-        run_link_close(link);
-        return;
-    }
-    link->challenge = message.challenge;
-    link->state = RUN_LINK_PROOF;
-    run_link_say(link, &message);
-}
-
-static void proof_take(struct run_agents *agents, struct run_link *link, const unsigned char *proof)
+static void host_refused(struct run_agents *agents, struct run_link *link)
 {
     char text[RUN_REFUSAL_MAX];
-    if (!run_proof_check(&agents->secret, false, &link->hello, &link->challenge, proof)) {
-        link_refuse(agents, link, false, "its SHOAL_SECRET is not that of host 0; set the same on all hosts");
+    if (link->link.verdict == SHOAL_LINK_NOT_OURS)
         return;
-    }
-    link->host = link->hello.index;
-    link->state = RUN_LINK_MEMBER;
-    link->until = NEVER;
-    if (run_hub_join(&agents->hub, &link->hello, run_agents_now_ms(), text))
-        return;
-    link->host = -1;
-    link_refuse(agents, link, true, text);
+    run_agents_print_refusal(&link->link, text);
+    refusal_report(agents, link, text);
 }
 
-/* Returns false if the link has ended because of the message. */
-static bool member_take(struct run_agents *agents, struct run_link *link, const struct run_message *message)
+/* Returns false if no agent sends such a greeting. */
+static bool host_opened(struct run_agents *agents, struct run_link *link)
 {
-    if (link->state == RUN_LINK_MEMBER && link->host < 0)
-        return true; /* this host has left */
-    if (link->state == RUN_LINK_MEMBER)
-        run_hub_hear(&agents->hub, link->host, message, run_agents_now_ms());
-    else if (link->state == RUN_LINK_HELLO && message->kind == RUN_HELLO)
-        hello_take(agents, link, &message->hello);
-    else if (link->state == RUN_LINK_PROOF && message->kind == RUN_PROOF)
-        proof_take(agents, link, message->proof);
-    else
+    struct run_message message = {.kind = RUN_REFUSED};
+    struct run_host host;
+    if (!run_host_read(&link->link, &host))
         return false;
-    return link->fd >= 0;
+    link->host = host.index;
+    if (run_hub_join(&agents->hub, &host, message.refusal.text))
+        return true;
+    link->host = -1;
+    run_link_say(link, &message);
+    refusal_report(agents, link, message.refusal.text);
+    return true;
 }
 
 static void link_drop(struct run_agents *agents, struct run_link *link, int error)
 {
     const int host = link->host;
+    const bool has_left = error == 0 || error == ECONNRESET || error == EPIPE || error == EPROTO;
     run_link_close(link);
     if (host >= 0)
-        run_hub_lose(&agents->hub, host, error > 0 && error != ECONNRESET && error != EPIPE ? RUN_HUB_SILENT : RUN_HUB_LEFT,
-                     run_agents_now_ms());
+        run_hub_lose(&agents->hub, host, has_left ? RUN_HUB_LEFT : RUN_HUB_SILENT, run_agents_now_ms());
+}
+
+/* Returns false if the link ends because of the event. */
+static bool host_event_take(struct run_agents *agents, struct run_link *link, enum shoal_link_event event,
+                            const struct run_message *message)
+{
+    if (event == SHOAL_LINK_OPENED)
+        return host_opened(agents, link);
+    if (event == SHOAL_LINK_REFUSED)
+        host_refused(agents, link);
+    else if (event == SHOAL_LINK_FRAME && link->host >= 0) /* otherwise this host has left */
+        run_hub_hear(&agents->hub, link->host, message, run_agents_now_ms());
+    return event != SHOAL_LINK_BROKEN;
 }
 
 static void host_link_serve(struct run_agents *agents, struct run_link *link, short events)
 {
     struct run_message message;
-    const int error = run_link_serve(link, events);
-    enum run_parsed parsed = RUN_PARSED_MORE;
-    while (link->state != RUN_LINK_CLOSING && (parsed = run_link_next(link, &message)) == RUN_PARSED_FRAME)
-        if (!member_take(agents, link, &message)) {
-            link_drop(agents, link, ECONNRESET);
-            return;
-        }
-    if (link->state == RUN_LINK_CLOSING)
-        link->in_bytes = 0;
-    if (error || parsed == RUN_PARSED_BAD || run_agents_now_ms() >= link->until)
-        link_drop(agents, link, parsed == RUN_PARSED_BAD ? ECONNRESET : error);
+    enum shoal_link_event event;
+    run_link_serve(link, events);
+    while (run_link_is_open(link) && (event = run_link_next(link, run_agents_now_ms(), &message)) != SHOAL_LINK_NOTHING)
+        if (!host_event_take(agents, link, event, &message))
+            link_drop(agents, link, link->link.error);
+    const bool is_over = link->link.state == SHOAL_LINK_CLOSING && link->link.error;
+    if (run_link_is_open(link) && (is_over || run_link_is_late(link, run_agents_now_ms())))
+        link_drop(agents, link, link->link.error);
 }
 
 /* Returns a free link, or that of the stranger whose time ends first. */
@@ -176,9 +153,9 @@ static struct run_link *place_find(struct run_agents *agents)
     struct run_link *oldest = NULL;
     for (int i = 0; i < agents->link_count; i++) {
         struct run_link *link = &agents->links[i];
-        if (link->fd < 0)
+        if (!run_link_is_open(link))
             return link;
-        if (link->host < 0 && (!oldest || link->until < oldest->until))
+        if (link->host < 0 && (!oldest || run_link_deadline(link) < run_link_deadline(oldest)))
             oldest = link;
     }
     run_link_close(oldest);
@@ -190,8 +167,8 @@ static void connection_accept(struct run_agents *agents)
     const int fd = accept4(agents->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     const uint64_t now = run_agents_now_ms();
     if (fd >= 0)
-        (void)run_link_open(place_find(agents), fd, RUN_LINK_HELLO, now + HANDSHAKE_MS);
-    else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        run_link_open(place_find(agents), &agents->own, fd, false, now);
+    else if (shoal_link_is_exhausted(errno))
         agents->accept_at = now + ACCEPT_PAUSE_MS;
 }
 
@@ -227,7 +204,7 @@ void run_agents_serve_hosts(struct run_agents *agents, const struct pollfd *poll
         listener_open(agents);
     for (int i = 0; i < agents->link_count; i++) {
         struct run_link *link = &agents->links[i];
-        if (link->fd >= 0 && polls[1 + i].fd == link->fd && (polls[1 + i].revents || now >= link->until))
+        if (run_link_is_open(link) && polls[1 + i].fd == link->link.fd && (polls[1 + i].revents || run_link_is_late(link, now)))
             host_link_serve(agents, link, polls[1 + i].revents);
     }
     if (polls[0].fd >= 0 && polls[0].revents)

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "base/timed_call.h"
-#include "bootstrap/auth.h"
 #include "run_agents_state.h"
 
 enum { CONNECT_MS = 2000, PAUSE_MS_MAX = 1000, PORT_MAX = 65535 };
@@ -14,14 +13,6 @@ enum { CONNECT_MS = 2000, PAUSE_MS_MAX = 1000, PORT_MAX = 65535 };
 enum { WIDE_EVERY = 8 };
 
 /* ---- finding host 0 ---- */
-
-void run_address_port_put(struct run_address *address, int port)
-{
-    if (address->socket.ss_family == AF_INET6)
-        ((struct sockaddr_in6 *)&address->socket)->sin6_port = htons((uint16_t)port);
-    else
-        ((struct sockaddr_in *)&address->socket)->sin_port = htons((uint16_t)port);
-}
 
 int run_agents_ports(const struct run_agents *agents)
 {
@@ -32,13 +23,6 @@ int run_agents_ports(const struct run_agents *agents)
 int run_agents_port(const struct run_agents *agents, int offset)
 {
     return agents->options->place.port + run_agents_ports(agents) - offset;
-}
-
-bool run_address_is_loopback(const struct run_address *address)
-{
-    if (address->socket.ss_family == AF_INET6)
-        return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)&address->socket)->sin6_addr);
-    return ntohl(((const struct sockaddr_in *)&address->socket)->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
 void run_search_note(struct run_search *search, int weight, const char *reason)
@@ -57,26 +41,13 @@ struct lookup {
 static void lookup_ask(void *data)
 {
     struct lookup *lookup = data;
-    const struct addrinfo wanted = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-    struct run_addresses *found = &lookup->found;
-    struct addrinfo *list = NULL;
-    const int error = getaddrinfo(lookup->name, NULL, &wanted, &list);
-    /* strerror returns a constant for the numbers that the kernel sets; strerrordesc_np needs glibc 2.32. */
-    found->reason = error == EAI_SYSTEM ? strerror(errno) : error ? gai_strerror(error) : "it has no address";
-    for (const struct addrinfo *one = error ? NULL : list; one && found->count < ADDRESSES_MAX; one = one->ai_next) {
-        if (one->ai_family != AF_INET && one->ai_family != AF_INET6)
-            continue;
-        struct run_address *address = &found->at[found->count++];
-        memcpy(&address->socket, one->ai_addr, one->ai_addrlen);
-        address->bytes = one->ai_addrlen;
-    }
-    if (!error)
-        freeaddrinfo(list);
+    const int error = shoal_address_ask(lookup->name, &lookup->found.list);
+    lookup->found.reason = error ? shoal_address_ask_error(error) : "it has no address";
 }
 
 static struct shoal_timed_call *lookup_begin(const char *name)
 {
-    struct lookup lookup = {.found.count = 0};
+    struct lookup lookup = {.found.reason = NULL};
     snprintf(lookup.name, sizeof lookup.name, "%s", name);
     return shoal_timed_call_begin(lookup_ask, &lookup, sizeof lookup);
 }
@@ -99,9 +70,9 @@ bool run_agents_look_up(struct run_agents *agents)
         search->lookup = NULL;
         search->found = lookup.found;
     }
-    if (search->found.count == 0)
+    if (search->found.list.count == 0)
         run_search_note(search, 2, reason);
-    return search->found.count > 0;
+    return search->found.list.count > 0;
 }
 
 /* ---- the other hosts ---- */
@@ -110,7 +81,7 @@ bool run_agents_look_up(struct run_agents *agents)
  * at the first, and from time to time. */
 static void search_go_on(struct run_search *search, int ports)
 {
-    if (++search->at < search->found.count)
+    if (++search->at < search->found.list.count)
         return;
     search->at = 0;
     if ((search->is_wide || search->round % WIDE_EVERY == WIDE_EVERY - 1) && ++search->offset < ports)
@@ -144,64 +115,56 @@ static void search_try(struct run_agents *agents)
 {
     struct run_search *search = &agents->search;
     const uint64_t now = run_agents_now_ms();
-    if (!search->found.count || now >= search->lookup_at) {
+    if (!search->found.list.count || now >= search->lookup_at) {
         search->lookup_at = now + 10 * LOOKUP_MS;
         if (!run_agents_look_up(agents)) {
             search->next_at = now + LOOKUP_MS;
             search->lookup_at = 0;
             return;
         }
-        search->at = search->at < search->found.count ? search->at : 0;
+        search->at = search->at < search->found.list.count ? search->at : 0;
     }
-    struct run_address address = search->found.at[search->at];
-    run_address_port_put(&address, run_agents_port(agents, search->offset));
-    const int error = run_link_connect(&agents->links[0], &address.socket, address.bytes, now + CONNECT_MS);
+    struct shoal_address address = search->found.list.at[search->at];
+    shoal_address_port_put(&address, (uint16_t)run_agents_port(agents, search->offset));
+    const int error = run_link_connect(&agents->links[0], &agents->own, &address, now + CONNECT_MS);
     if (error)
         search_miss(agents, 1, strerror(error));
 }
 
 static void greet(struct run_agents *agents, struct run_link *link)
 {
-    struct run_message message = {.kind = RUN_HELLO, .hello = agents->self};
-    int error = 0;
-    getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &error, &(socklen_t){sizeof error});
-    if (!error && shoal_auth_random(message.hello.nonce, sizeof message.hello.nonce) != SHOAL_OK)
-        error = ENOSYS;
+    int error = shoal_address_error(link->link.fd);
+    if (!error && !shoal_link_greet(&link->link))
+        error = link->link.error;
     if (error) {
         search_miss(agents, error == ECONNREFUSED ? 0 : 1, strerror(error));
         return;
     }
-    link->hello = message.hello;
-    link->state = RUN_LINK_GREETED;
-    link->until = run_agents_now_ms() + HANDSHAKE_MS;
-    run_link_say(link, &message);
-}
-
-/* Host 0 proves itself first. */
-static void challenge_take(struct run_agents *agents, struct run_link *link, const struct run_challenge *challenge)
-{
-    struct run_message message = {.kind = RUN_PROOF};
-    if (!run_proof_check(&agents->secret, true, &link->hello, challenge, challenge->proof)) {
-        secret_miss(agents, "its SHOAL_SECRET is not that of this host; set the same on all hosts");
-        return;
-    }
-    if (!run_proof_make(&agents->secret, false, &link->hello, challenge, message.proof)) {
-        search_miss(agents, 3, "no proof can be made");
-        return;
-    }
-    link->state = RUN_LINK_MEMBER;
-    link->until = NEVER;
-    run_link_say(link, &message);
+    run_link_until(link, run_agents_now_ms() + SHOAL_LINK_HANDSHAKE_MS);
 }
 
 static void refusal_take(struct run_agents *agents, const struct run_message *message)
 {
-    if (message->refusal.is_final) {
-        run_agents_own(agents, message);
-        run_link_close(&agents->links[0]);
-        agents->search.next_at = NEVER;
+    run_agents_own(agents, message);
+    run_link_close(&agents->links[0]);
+    agents->search.next_at = NEVER;
+}
+
+/* Only this job's host 0 ends the search: without the same secret, it may be that of another job. */
+static void refused(struct run_agents *agents, const struct shoal_link *link)
+{
+    struct run_message message = {.kind = RUN_REFUSED};
+    char text[RUN_REFUSAL_MAX];
+    run_agents_print_refusal(link, text);
+    const bool is_secret = link->verdict == SHOAL_LINK_SECRET_ONE_SIDED || link->verdict == SHOAL_LINK_SECRET_WRONG;
+    if (link->verdict == SHOAL_LINK_NOT_OURS) {
+        search_miss(agents, 2, "another job's `shoal run` listens there");
+    } else if (is_secret || (link->own->hello.has_secret && !link->is_other_proved)) {
+        secret_miss(agents, text);
     } else {
-        secret_miss(agents, message->refusal.text);
+        snprintf(message.refusal.text, sizeof message.refusal.text, "host 0 at %s refuses this host: %.480s",
+                 agents->options->place.meet, text);
+        refusal_take(agents, &message);
     }
 }
 
@@ -228,13 +191,9 @@ static bool word_of_host_0_take(struct run_agents *agents, struct run_link *link
 {
     if (message->kind == RUN_REFUSED)
         refusal_take(agents, message);
-    else if (link->state == RUN_LINK_GREETED && message->kind == RUN_CHALLENGE)
-        challenge_take(agents, link, &message->challenge);
-    else if (link->state != RUN_LINK_MEMBER)
-        search_miss(agents, 2, "something else answers there");
     else
         member_hear(agents, link, message);
-    return link->state == RUN_LINK_MEMBER && message->kind != RUN_REFUSED && message->kind != RUN_CHALLENGE;
+    return message->kind != RUN_REFUSED;
 }
 
 void run_agents_own_loss(struct run_agents *agents, enum run_kind kind)
@@ -256,12 +215,15 @@ static void host_0_lose(struct run_agents *agents, int error)
 {
     run_link_close(&agents->links[0]);
     if (!agents->is_started) {
-        search_miss(agents, 2, error > 0 ? strerror(error) : "something there ends each connection");
+        search_miss(agents, 2,
+                    error == EPROTO       ? "something else answers there"
+                    : error == ECONNRESET ? "something there ends each connection"
+                                          : strerror(error));
         return;
     }
     agents->search.next_at = NEVER;
     agents->search.weight = 0;
-    const bool is_gone = error < 0 || error == ECONNRESET || error == EPIPE;
+    const bool is_gone = error == ECONNRESET || error == EPIPE || error == EPROTO;
     run_search_note(&agents->search, 0,
                     is_gone          ? "its `shoal run` ended without a word"
                     : error == ETIME ? "it does not answer: `shoal run` there is stopped or starved"
@@ -274,29 +236,29 @@ static void host_0_lose(struct run_agents *agents, int error)
 bool run_agents_host_0_next(struct run_agents *agents, struct run_message *message_out)
 {
     struct run_link *link = &agents->links[0];
-    enum run_parsed parsed = RUN_PARSED_MORE;
-    while (link->fd >= 0 && link->state != RUN_LINK_CLOSING && (parsed = run_link_next(link, message_out)) == RUN_PARSED_FRAME)
-        if (word_of_host_0_take(agents, link, message_out))
+    enum shoal_link_event event = SHOAL_LINK_SHAKEN;
+    while (run_link_is_open(link) && event != SHOAL_LINK_NOTHING) {
+        event = run_link_next(link, run_agents_now_ms(), message_out);
+        if (event == SHOAL_LINK_FRAME && word_of_host_0_take(agents, link, message_out))
             return true;
-    if (link->fd >= 0 && (link->error || parsed == RUN_PARSED_BAD))
-        host_0_lose(agents, link->error ? link->error : ECONNRESET);
+        if (event == SHOAL_LINK_REFUSED)
+            refused(agents, &link->link);
+        else if (event == SHOAL_LINK_BROKEN)
+            host_0_lose(agents, link->link.error);
+    }
     return false;
 }
 
 static void link_to_host_0_serve(struct run_agents *agents, struct run_link *link, short events)
 {
-    if (link->state == RUN_LINK_CONNECTING && events)
+    if (link->link.state == SHOAL_LINK_CONNECTING && events)
         greet(agents, link);
-    if (link->fd < 0)
+    if (!run_link_is_open(link))
         return;
-    const int error = run_link_serve(link, events);
-    const bool is_closing = link->state == RUN_LINK_CLOSING;
-    link->error = error;
-    if (is_closing)
-        link->in_bytes = 0;
-    if (is_closing && error)
+    run_link_serve(link, events);
+    if (link->link.state == SHOAL_LINK_CLOSING && link->link.error)
         run_link_close(link);
-    else if (!error && run_agents_now_ms() >= link->until)
+    else if (!link->link.error && run_link_is_late(link, run_agents_now_ms()))
         search_miss(agents, 1, "no answer in time");
 }
 
@@ -316,19 +278,20 @@ void run_agents_serve_host_0(struct run_agents *agents, const struct pollfd *pol
 {
     struct run_link *link = &agents->links[0];
     const uint64_t now = run_agents_now_ms();
-    if (link->fd >= 0 && !link->error && (polls[0].revents || now >= link->until))
+    if (run_link_is_open(link) && !link->link.error && (polls[0].revents || run_link_is_late(link, now)))
         link_to_host_0_serve(agents, link, polls[0].revents);
-    if (link->fd >= 0 && !link->error && now >= agents->answer_at)
-        link->error = ETIME;
+    if (run_link_is_open(link) && !link->link.error && now >= agents->answer_at)
+        link->link.error = ETIME;
     if (agents->is_started)
         agents->word_at = NEVER;
     if (now >= agents->word_at) {
         agents->word_at = NEVER;
         run_output_say(agents->output, "waiting for %s at %s, port %d%s%s",
-                       link->state == RUN_LINK_MEMBER ? "the other hosts, with host 0" : "host 0", agents->options->place.meet,
-                       agents->options->place.port, agents->search.reason[0] ? ": " : "", agents->search.reason);
+                       link->link.state == SHOAL_LINK_OPEN ? "the other hosts, with host 0" : "host 0",
+                       agents->options->place.meet, agents->options->place.port, agents->search.reason[0] ? ": " : "",
+                       agents->search.reason);
     }
-    if (link->fd >= 0 || agents->search.next_at == NEVER)
+    if (run_link_is_open(link) || agents->search.next_at == NEVER)
         return;
     if (now >= agents->search.give_up_at)
         search_give_up(agents);

@@ -6,23 +6,17 @@
 #include "run_agents.h"
 #include "run_hub.h"
 #include "run_link.h"
-#include "run_secret.h"
 
 #define NEVER UINT64_MAX
 
-enum { PORTS_AFTER_MEETING = 16, ADDRESSES_MAX = 8 };
-enum { HANDSHAKE_MS = 5000, CLOSING_MS = 2000, LOOKUP_MS = 500, LOOKUP_WAIT_MS = 500 };
+enum { PORTS_AFTER_MEETING = 16 };
+enum { CLOSING_MS = 2000, LOOKUP_MS = 500, LOOKUP_WAIT_MS = 500 };
 
 enum { OWN_STOP_BY_SIGNAL = RUN_KIND_END, OWN_END };
 
-struct run_address {
-    struct sockaddr_storage socket;
-    socklen_t bytes;
-};
-
+/* The addresses of the meeting point. */
 struct run_addresses {
-    struct run_address at[ADDRESSES_MAX];
-    int count;
+    struct shoal_address_list list;
     const char *reason; /* why there are none, in static storage */
 };
 
@@ -42,14 +36,13 @@ struct run_search {
 struct run_agents {
     const struct run_options *options;
     struct run_output *output;
-    struct run_secret secret;
-    struct run_hello self;
+    struct shoal_link_identity own;
     int index, hosts;
     bool has_left;
     uint64_t word_at;
     /* for this host, from its own agent: the last message of each kind; a STOP for a signal is at OWN_STOP_BY_SIGNAL */
-    struct run_message *own;
-    uint64_t own_at[OWN_END], own_count; /* the order in which they came; 0: none */
+    struct run_message *queued;
+    uint64_t queued_at[OWN_END], queued_count; /* the order in which they came; 0: none */
     /* on host 0 */
     struct run_hub hub;
     bool is_refusing; /* a connection was refused, and a line has reported it */
@@ -82,8 +75,8 @@ bool run_agents_look_up(struct run_agents *agents);
 int run_agents_ports(const struct run_agents *agents);
 int run_agents_port(const struct run_agents *agents, int offset);
 
-void run_address_port_put(struct run_address *address, int port);
-bool run_address_is_loopback(const struct run_address *address);
+/* Prints why a link is refused. On host 0, "it" is the host that wants to join; elsewhere it is host 0. */
+void run_agents_print_refusal(const struct shoal_link *link, char text[RUN_REFUSAL_MAX]);
 
 /* Keeps the reason unless a more informative one is stored. */
 void run_search_note(struct run_search *search, int weight, const char *reason);

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 
 enum { ERROR_TEXT_MAX = 1024 };
 
@@ -52,7 +52,7 @@ static void event_text(struct event *event, const char *name, const char *text)
     if (!event->out)
         return;
     fprintf(event->out, ", \"%s\": ", name);
-    json_print_text(event->out, text);
+    shoal_json_print_text(event->out, text);
 }
 
 static void event_close(struct event *event)

@@ -72,23 +72,6 @@ static void attempt_start(struct run_hub *hub)
     }
 }
 
-static bool join_check(const struct run_hub *hub, const struct run_hello *hello, char text[RUN_REFUSAL_MAX])
-{
-    const struct run_hub_host *at = hello->index < hub->settings.hosts ? &hub->at[hello->index] : NULL;
-    if (hello->protocol != RUN_PROTOCOL)
-        snprintf(text, RUN_REFUSAL_MAX, "its version of Shoal differs from that of host 0; install the same on all hosts");
-    else if (hello->hosts != hub->settings.hosts)
-        snprintf(text, RUN_REFUSAL_MAX, "it counts %d hosts, and host 0 counts %d; set the same --hosts on all", hello->hosts,
-                 hub->settings.hosts);
-    else if (!at)
-        snprintf(text, RUN_REFUSAL_MAX, "it claims to be host %d of %d", hello->index, hub->settings.hosts);
-    else if (at->is_here)
-        snprintf(text, RUN_REFUSAL_MAX, "%s is host %d already; give each host its own --host-index", at->name, hello->index);
-    else
-        return true;
-    return false;
-}
-
 static int32_t larger(int32_t a, int32_t b)
 {
     return a > b ? a : b;
@@ -114,24 +97,25 @@ static bool ranks_count(struct run_hub *hub, char text[RUN_REFUSAL_MAX])
 
 static void all_refuse(struct run_hub *hub, const char *text)
 {
-    struct run_message message = {.kind = RUN_REFUSED, .refusal.is_final = true};
+    struct run_message message = {.kind = RUN_REFUSED};
     snprintf(message.refusal.text, sizeof message.refusal.text, "%s", text);
     hub->phase = RUN_HUB_OVER;
     hub->meet_at = NEVER;
     hub_send_all(hub, &message);
 }
 
-bool run_hub_join(struct run_hub *hub, const struct run_hello *hello, uint64_t now_ms, char text[RUN_REFUSAL_MAX])
+bool run_hub_join(struct run_hub *hub, const struct run_host *host, char text[RUN_REFUSAL_MAX])
 {
+    struct run_hub_host *at = &hub->at[host->index];
     char reason[RUN_REFUSAL_MAX];
-    (void)now_ms;
-    if (!join_check(hub, hello, text))
+    if (at->is_here) {
+        snprintf(text, RUN_REFUSAL_MAX, "%s is host %d already; give each host its own --host-index", at->name, host->index);
         return false;
-    struct run_hub_host *at = &hub->at[hello->index];
+    }
     at->is_here = true;
-    at->workers = hello->workers;
-    at->grace_ms = hello->grace_ms;
-    memcpy(at->name, hello->name, sizeof at->name);
+    at->workers = host->workers;
+    at->grace_ms = host->grace_ms;
+    memcpy(at->name, host->name, sizeof at->name);
     if (++hub->here < hub->settings.hosts)
         return true;
     if (ranks_count(hub, reason))

@@ -72,8 +72,9 @@ struct run_hub {
 bool run_hub_open(struct run_hub *hub, const struct run_hub_settings *settings, uint64_t now_ms);
 void run_hub_close(struct run_hub *hub);
 
-/* A host has come and proved the secret. Returns true, or false with the reason for its refusal in text. */
-bool run_hub_join(struct run_hub *hub, const struct run_hello *hello, uint64_t now_ms, char text[RUN_REFUSAL_MAX]);
+/* A host has come and proved the secret; its index is less than the number of hosts. Returns true, or false with the reason for
+ * its refusal in text. */
+bool run_hub_join(struct run_hub *hub, const struct run_host *host, char text[RUN_REFUSAL_MAX]);
 
 /* Handles a message from the agent of a host that has joined. */
 void run_hub_hear(struct run_hub *hub, int host, const struct run_message *message, uint64_t now_ms);

@@ -1,137 +1,94 @@
 #include "run_link.h"
 
 #include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-/* OUT_BYTES_MAX: a peer that reads so slowly that this many bytes are queued counts as lost. */
-enum { OUT_BYTES_MAX = 1 << 20, PROBE_S = 1 };
+#include "base/clock.h"
 
-static void socket_watch(int fd)
+void run_link_open(struct run_link *link, const struct shoal_link_identity *own, int fd, bool is_client, uint64_t now_ms)
 {
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &(int){1}, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &(int){PROBE_S}, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &(int){PROBE_S}, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &(int){RUN_LINK_SILENT_MS / 1000 / PROBE_S}, sizeof(int));
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &(unsigned){RUN_LINK_SILENT_MS}, sizeof(unsigned));
-}
-
-bool run_link_open(struct run_link *link, int fd, enum run_link_state state, uint64_t until)
-{
-    *link = (struct run_link){.fd = fd, .state = state, .host = -1, .until = until, .in = malloc(RUN_FRAME_BYTES_MAX)};
-    if (!link->in)
-        run_link_close(link);
-    else
-        socket_watch(fd);
-    return link->fd >= 0;
+    link->host = -1;
+    shoal_link_open(&link->link, own, fd, is_client, now_ms * SHOAL_NS_PER_MS);
+    shoal_link_watch(fd, RUN_LINK_SILENT_MS);
 }
 
 void run_link_close(struct run_link *link)
 {
-    if (link->fd >= 0)
-        close(link->fd);
-    free(link->in);
-    free(link->out);
-    *link = (struct run_link){.fd = -1, .host = -1};
+    if (link->link.fd >= 0)
+        close(link->link.fd);
+    shoal_link_close(&link->link);
+    *link = (struct run_link){.link.fd = -1, .host = -1};
 }
 
-int run_link_connect(struct run_link *link, const struct sockaddr_storage *address, socklen_t bytes, uint64_t until)
+int run_link_connect(struct run_link *link, const struct shoal_link_identity *own, const struct shoal_address *address,
+                     uint64_t until_ms)
 {
-    const int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = socket(address->socket.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0)
         return errno;
-    if (!run_link_open(link, fd, RUN_LINK_CONNECTING, until))
-        return ENOMEM;
-    if (connect(fd, (const struct sockaddr *)address, bytes) == 0 || errno == EINPROGRESS)
+    run_link_open(link, own, fd, true, 0);
+    run_link_until(link, until_ms);
+    const int error = shoal_address_connect(fd, address);
+    if (error == 0 || error == EINPROGRESS)
         return 0;
-    const int error = errno;
     run_link_close(link);
     return error;
 }
 
+void run_link_until(struct run_link *link, uint64_t until_ms)
+{
+    link->link.deadline_ns = until_ms == UINT64_MAX ? 0 : until_ms * SHOAL_NS_PER_MS;
+}
+
+uint64_t run_link_deadline(const struct run_link *link)
+{
+    const uint64_t deadline_ns = link->link.deadline_ns;
+    return deadline_ns ? (deadline_ns + SHOAL_NS_PER_MS - 1) / SHOAL_NS_PER_MS : UINT64_MAX;
+}
+
+bool run_link_is_late(const struct run_link *link, uint64_t now_ms)
+{
+    return shoal_link_is_late(&link->link, now_ms * SHOAL_NS_PER_MS);
+}
+
 struct pollfd run_link_poll(const struct run_link *link)
 {
-    const bool is_writing = link->out_bytes || link->state == RUN_LINK_CONNECTING;
-    const bool is_full = link->in_bytes == RUN_FRAME_BYTES_MAX;
-    return (struct pollfd){.fd = link->error ? -1 : link->fd,
-                           .events = (short)((is_writing ? POLLOUT : 0) | (is_full ? 0 : POLLIN))};
+    const bool is_writing = shoal_link_unsent(&link->link) > 0 || link->link.state == SHOAL_LINK_CONNECTING;
+    return (struct pollfd){.fd = link->link.error ? -1 : link->link.fd,
+                           .events = (short)(is_writing ? POLLOUT | POLLIN : POLLIN)};
 }
 
-static bool out_reserve(struct run_link *link, size_t more)
-{
-    if (link->out_bytes + more <= link->out_capacity)
-        return true;
-    if (link->out_bytes + more > OUT_BYTES_MAX)
-        return false;
-    unsigned char *out = realloc(link->out, link->out_bytes + more);
-    if (!out)
-        return false;
-    link->out = out;
-    link->out_capacity = link->out_bytes + more;
-    return true;
-}
-
-static int link_flush(struct run_link *link)
-{
-    while (link->out_bytes) {
-        const ssize_t sent = send(link->fd, link->out, link->out_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno == EINTR)
-            continue;
-        if (sent < 0)
-            return errno == EAGAIN ? 0 : errno;
-        link->out_bytes -= (size_t)sent;
-        memmove(link->out, link->out + sent, link->out_bytes);
-    }
-    return 0;
-}
-
-/* If the connection cannot be written to, the next poll() shows it. */
 void run_link_say(struct run_link *link, const struct run_message *message)
 {
-    unsigned char frame[RUN_FRAME_BYTES_MAX];
-    if (link->fd < 0)
+    unsigned char value[RUN_VALUE_BYTES_MAX];
+    if (link->link.fd < 0)
         return;
-    const size_t bytes = run_frame_build(message, frame);
-    if (!out_reserve(link, bytes)) {
-        shutdown(link->fd, SHUT_RDWR);
-        return;
-    }
-    memcpy(link->out + link->out_bytes, frame, bytes);
-    link->out_bytes += bytes;
-    (void)link_flush(link);
+    const size_t bytes = run_value_build(message, value);
+    const struct shoal_link_frame frame = {.head = {.kind = (uint8_t)message->kind, .value_bytes = (uint32_t)bytes},
+                                           .value = value};
+    if (shoal_link_send(&link->link, &frame))
+        (void)shoal_link_flush(&link->link);
+    else
+        shutdown(link->link.fd, SHUT_RDWR);
 }
 
-static int link_receive(struct run_link *link)
+void run_link_serve(struct run_link *link, short events)
 {
-    const size_t room = RUN_FRAME_BYTES_MAX - link->in_bytes;
-    if (!room)
-        return 0;
-    const ssize_t got = recv(link->fd, link->in + link->in_bytes, room, MSG_DONTWAIT);
-    if (got < 0)
-        return errno == EAGAIN || errno == EINTR ? 0 : errno;
-    link->in_bytes += (size_t)got;
-    return got ? 0 : -1;
+    const long got = events & (POLLIN | POLLERR | POLLHUP) ? shoal_link_receive(&link->link) : 0;
+    if (link->link.state == SHOAL_LINK_CLOSING)
+        link->link.in.begin = link->link.in.end = 0;
+    if (got == 0 && !shoal_link_flush(&link->link))
+        link->link.error = errno;
 }
 
-int run_link_serve(struct run_link *link, short events)
+enum shoal_link_event run_link_next(struct run_link *link, uint64_t now_ms, struct run_message *message_out)
 {
-    const size_t before = link->in_bytes;
-    const int error = events & (POLLIN | POLLERR | POLLHUP) ? link_receive(link) : 0;
-    return error || link->in_bytes > before ? error : link_flush(link);
-}
-
-enum run_parsed run_link_next(struct run_link *link, struct run_message *message_out)
-{
-    size_t used = 0;
-    const bool is_member = link->state == RUN_LINK_MEMBER;
-    const enum run_parsed parsed = run_frame_parse(link->in, link->in_bytes, !is_member, message_out, &used);
-    if (parsed == RUN_PARSED_FRAME) {
-        link->in_bytes -= used;
-        memmove(link->in, link->in + used, link->in_bytes);
-    }
-    return parsed;
+    struct shoal_link_frame frame;
+    const enum shoal_link_event event = shoal_link_next(&link->link, now_ms * SHOAL_NS_PER_MS, &frame);
+    if (event == SHOAL_LINK_SHAKEN || event == SHOAL_LINK_OPENED || event == SHOAL_LINK_REFUSED)
+        (void)shoal_link_flush(&link->link);
+    if (event != SHOAL_LINK_FRAME || run_value_parse(frame.head.kind, frame.value, frame.head.value_bytes, message_out))
+        return event;
+    shoal_link_end(&link->link, EPROTO);
+    return SHOAL_LINK_BROKEN;
 }

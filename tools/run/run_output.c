@@ -128,13 +128,13 @@ static void live_erase(struct run_sink *sink)
 /* Cut to the width of the terminal: a line that wraps could not be erased. */
 static void live_draw(const struct run_output *output, struct run_sink *sink)
 {
-    struct winsize size = {0};
+    int rows, columns = 80;
     if (!sink->live || sink->is_live_drawn)
         return;
     const struct piece piece = line_shown(&sink->live->line);
-    const size_t columns = ioctl(sink->fd, TIOCGWINSZ, &size) == 0 && size.ws_col ? size.ws_col : 80;
     const size_t used = prefix_append(output, sink, sink->live->worker) + 1;
-    sink_append(sink, piece.bytes, piece_fit(piece, columns > used ? columns - used : 1));
+    (void)tool_terminal_read(sink->fd, &rows, &columns);
+    sink_append(sink, piece.bytes, piece_fit(piece, (size_t)columns > used ? (size_t)columns - used : 1));
     sink->is_live_drawn = true;
 }
 

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/node_list.h"
+
 /* The default ports of torchrun and of SageMaker's start script. */
 enum { PORT_TORCHRUN = 29500, PORT_SAGEMAKER = 7777, PORT_MAX = 65535 };
 /* The tasks of a Slurm step do not get a free port, so steps are spread over several. Shoal's store listens at one of the 16
@@ -115,30 +117,11 @@ static bool mpi_read(struct place_reading *reading, const char *size, const char
                       local_size, local);
 }
 
-/* Finds the first host of a list as Slurm writes it: "n[07-09,12]-a,gpu1" begins with "n07-a". */
-static bool first_node_find(const char *list, char node[RUN_MEET_MAX])
-{
-    size_t used = 0;
-    while (*list && *list != ',') {
-        const bool is_range = *list == '[';
-        list += is_range;
-        const size_t bytes = strcspn(list, is_range ? "-,]" : "[,");
-        if (bytes >= RUN_MEET_MAX - used)
-            return false;
-        memcpy(node + used, list, bytes);
-        used += bytes;
-        list += is_range ? strcspn(list, "]") : bytes;
-        list += is_range && *list == ']';
-    }
-    node[used] = 0;
-    return used > 0;
-}
-
 static bool slurm_meet(struct place_reading *reading, struct run_place *place)
 {
     int job = 0, step = 0;
     const char *nodes = place_value(reading, "SLURM_STEP_NODELIST");
-    if (!nodes || !first_node_find(nodes, place->meet))
+    if (!nodes || !shoal_node_list_first(nodes, place->meet, sizeof place->meet))
         return place_fail(reading, "SLURM_STEP_NODELIST is '%.60s', which does not begin with a host; say --meet HOST:PORT",
                           nodes ? nodes : "");
     if (!number_take(reading, "SLURM_JOB_ID", 0, 999999999, &job) ||

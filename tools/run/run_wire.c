@@ -5,12 +5,20 @@
 
 #include "run_place.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are copied as they lie in memory");
-_Static_assert(sizeof(struct run_cause) + RUN_HEAD_BYTES <= RUN_FRAME_BYTES_MAX, "the longest frame");
+_Static_assert(sizeof(struct run_cause) <= RUN_VALUE_BYTES_MAX, "the longest value");
+_Static_assert(sizeof(struct run_greeting) <= SHOAL_LINK_GREETING_BYTES_MAX, "the greeting");
 
-static const unsigned char magic[4] = {'S', 'H', 'R', 'N'};
+enum { OUT_BYTES_MAX = 1 << 20 };
 
-enum field_type { FIELD_NUMBER, FIELD_BYTES, FIELD_TEXT, FIELD_LINES };
+const struct shoal_link_service run_link_service = {
+    .protocol = RUN_PROTOCOL,
+    .kind_end = RUN_KIND_END,
+    .verdict_end = 1,
+    .value_bytes_max = RUN_VALUE_BYTES_MAX,
+    .out_bytes_max = OUT_BYTES_MAX,
+};
+
+enum field_type { FIELD_NUMBER, FIELD_TEXT, FIELD_LINES };
 
 struct field {
     enum field_type type;
@@ -29,26 +37,7 @@ enum { CODE_MAX = 255, SIGNAL_MAX = 127, COUNT_MAX = 1000000 };
         type, offsetof(struct run_message, member), sizeof(((struct run_message *)0)->member), 0, 0 \
     }
 
-static const struct field hello_fields[] = {
-    NUMBER(hello.protocol, 0, INT32_MAX),
-    NUMBER(hello.hosts, 1, RUN_HOSTS_MAX),
-    NUMBER(hello.index, 0, RUN_HOSTS_MAX - 1),
-    NUMBER(hello.workers, 1, SHOAL_RANKS_MAX),
-    NUMBER(hello.has_secret, 0, 1),
-    OF(FIELD_BYTES, hello.job),
-    OF(FIELD_BYTES, hello.nonce),
-    OF(FIELD_TEXT, hello.name),
-    NUMBER(hello.grace_ms, 0, INT32_MAX),
-};
-/* The number of fields at the beginning of HELLO that all versions have. */
-enum { HELLO_COMMON_FIELDS = 8 };
-static const struct field challenge_fields[] = {
-    NUMBER(challenge.has_secret, 0, 1),
-    OF(FIELD_BYTES, challenge.nonce),
-    OF(FIELD_BYTES, challenge.proof),
-};
-static const struct field proof_fields[] = {OF(FIELD_BYTES, proof)};
-static const struct field refusal_fields[] = {NUMBER(refusal.is_final, 0, 1), OF(FIELD_TEXT, refusal.text)};
+static const struct field refusal_fields[] = {OF(FIELD_TEXT, refusal.text)};
 static const struct field start_fields[] = {
     NUMBER(start.attempt, 0, COUNT_MAX),
     NUMBER(start.restarts, 0, COUNT_MAX),
@@ -88,22 +77,18 @@ static const struct field cause_fields[] = {
 static const struct field stopping_fields[] = {NUMBER(stopping.attempt, 0, COUNT_MAX)};
 static const struct field note_fields[] = {OF(FIELD_TEXT, note.text)};
 
-#define BODY(fields, is_for_strangers)                                      \
-    {                                                                       \
-        (fields), sizeof(fields) / sizeof(struct field), (is_for_strangers) \
+#define FIELDS(fields)                                  \
+    {                                                   \
+        (fields), sizeof(fields) / sizeof(struct field) \
     }
-static const struct body {
+static const struct layout {
     const struct field *fields;
     size_t count;
-    bool is_for_strangers;
-} bodies[RUN_KIND_END] = {
-    [RUN_HELLO] = BODY(hello_fields, true),    [RUN_CHALLENGE] = BODY(challenge_fields, true),
-    [RUN_PROOF] = BODY(proof_fields, true),    [RUN_REFUSED] = BODY(refusal_fields, true),
-    [RUN_START] = BODY(start_fields, false),   [RUN_TROUBLE] = BODY(event_fields, false),
-    [RUN_STOP] = BODY(event_fields, false),    [RUN_ENDED] = BODY(ended_fields, false),
-    [RUN_TELL] = BODY(tell_fields, false),     [RUN_TOLD] = BODY(cause_fields, false),
-    [RUN_VERDICT] = BODY(cause_fields, false), [RUN_STOPPING] = BODY(stopping_fields, false),
-    [RUN_NOTE] = BODY(note_fields, false),
+} layouts[RUN_KIND_END] = {
+    [RUN_REFUSED] = FIELDS(refusal_fields), [RUN_START] = FIELDS(start_fields),   [RUN_TROUBLE] = FIELDS(event_fields),
+    [RUN_STOP] = FIELDS(event_fields),      [RUN_ENDED] = FIELDS(ended_fields),   [RUN_TELL] = FIELDS(tell_fields),
+    [RUN_TOLD] = FIELDS(cause_fields),      [RUN_VERDICT] = FIELDS(cause_fields), [RUN_STOPPING] = FIELDS(stopping_fields),
+    [RUN_NOTE] = FIELDS(note_fields),
 };
 
 static bool is_text(const struct field *field)
@@ -111,26 +96,21 @@ static bool is_text(const struct field *field)
     return field->type == FIELD_TEXT || field->type == FIELD_LINES;
 }
 
-size_t run_frame_build(const struct run_message *message, unsigned char frame[RUN_FRAME_BYTES_MAX])
+size_t run_value_build(const struct run_message *message, unsigned char value[RUN_VALUE_BYTES_MAX])
 {
-    const struct body *body = &bodies[message->kind];
-    const uint16_t kind[2] = {(uint16_t)message->kind, 0};
-    size_t used = RUN_HEAD_BYTES;
-    for (size_t i = 0; i < body->count; i++) {
-        const struct field *field = &body->fields[i];
-        const char *value = (const char *)message + field->offset;
-        const uint16_t bytes = is_text(field) ? (uint16_t)strnlen(value, field->bytes - 1u) : field->bytes;
+    const struct layout *layout = &layouts[message->kind];
+    size_t used = 0;
+    for (size_t i = 0; i < layout->count; i++) {
+        const struct field *field = &layout->fields[i];
+        const char *at = (const char *)message + field->offset;
+        const uint16_t bytes = is_text(field) ? (uint16_t)strnlen(at, field->bytes - 1u) : field->bytes;
         if (is_text(field)) {
-            memcpy(frame + used, &bytes, sizeof bytes);
+            memcpy(value + used, &bytes, sizeof bytes);
             used += sizeof bytes;
         }
-        memcpy(frame + used, value, bytes);
+        memcpy(value + used, at, bytes);
         used += bytes;
     }
-    const uint32_t body_bytes = (uint32_t)(used - RUN_HEAD_BYTES);
-    memcpy(frame, magic, sizeof magic);
-    memcpy(frame + 4, kind, sizeof kind);
-    memcpy(frame + 8, &body_bytes, sizeof body_bytes);
     return used;
 }
 
@@ -171,40 +151,30 @@ static size_t field_read(const struct field *field, const unsigned char *at, siz
     return before + bytes;
 }
 
-static bool body_read(const struct body *body, const unsigned char *at, size_t left, struct run_message *message)
+bool run_value_parse(enum run_kind kind, const unsigned char *value, size_t bytes, struct run_message *message_out)
 {
-    for (size_t i = 0; i < body->count; i++) {
-        if (i == HELLO_COMMON_FIELDS && message->kind == RUN_HELLO && message->hello.protocol != RUN_PROTOCOL)
-            return true;
-        const size_t bytes = field_read(&body->fields[i], at, left, (char *)message + body->fields[i].offset);
-        if (!bytes)
+    const struct layout *layout = &layouts[kind];
+    memset(message_out, 0, sizeof *message_out);
+    message_out->kind = kind;
+    for (size_t i = 0; i < layout->count; i++) {
+        const size_t used = field_read(&layout->fields[i], value, bytes, (char *)message_out + layout->fields[i].offset);
+        if (!used)
             return false;
-        at += bytes;
-        left -= bytes;
+        value += used;
+        bytes -= used;
     }
-    return left == 0;
+    return bytes == 0;
 }
 
-enum run_parsed run_frame_parse(const unsigned char *bytes, size_t count, bool before_member, struct run_message *message_out,
-                                size_t *used_out)
+bool run_host_read(const struct shoal_link *link, struct run_host *host_out)
 {
-    uint16_t kind[2];
-    uint32_t body_bytes;
-    if (memcmp(bytes, magic, count < sizeof magic ? count : sizeof magic) != 0)
-        return RUN_PARSED_BAD;
-    if (count < RUN_HEAD_BYTES)
-        return RUN_PARSED_MORE;
-    memcpy(kind, bytes + 4, sizeof kind);
-    memcpy(&body_bytes, bytes + 8, sizeof body_bytes);
-    if (kind[0] == 0 || kind[0] >= RUN_KIND_END || kind[1] != 0 || body_bytes > RUN_FRAME_BYTES_MAX - RUN_HEAD_BYTES)
-        return RUN_PARSED_BAD;
-    const struct body *body = &bodies[kind[0]];
-    if (before_member && (!body->is_for_strangers || body_bytes > sizeof(struct run_refusal)))
-        return RUN_PARSED_BAD;
-    if (count < RUN_HEAD_BYTES + body_bytes)
-        return RUN_PARSED_MORE;
-    memset(message_out, 0, sizeof *message_out);
-    message_out->kind = (enum run_kind)kind[0];
-    *used_out = RUN_HEAD_BYTES + body_bytes;
-    return body_read(body, bytes + RUN_HEAD_BYTES, body_bytes, message_out) ? RUN_PARSED_FRAME : RUN_PARSED_BAD;
+    const struct shoal_link_hello *hello = shoal_link_other(link);
+    struct run_greeting greeting;
+    if (link->greeting.count != sizeof greeting)
+        return false;
+    memcpy(&greeting, link->greeting.bytes, sizeof greeting);
+    *host_out = (struct run_host){.index = (int32_t)hello->rank, .workers = greeting.workers, .grace_ms = greeting.grace_ms};
+    memcpy(host_out->name, hello->host, sizeof host_out->name);
+    shoal_link_text_clean(host_out->name, sizeof host_out->name);
+    return greeting.workers >= 1 && greeting.workers <= SHOAL_RANKS_MAX && greeting.grace_ms >= 0;
 }

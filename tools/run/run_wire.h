@@ -1,9 +1,7 @@
-/* The messages between the `shoal run` of several hosts, the agents. Each agent keeps one TCP connection to that of host 0:
+/* The messages between the `shoal run` of several hosts, the agents. Each agent keeps one link (link/link.h) to that of host 0.
+ * After its handshake:
  *
  *     agent of host I                         agent of host 0
- *     HELLO  its name and number  ------>
- *                                 <------  CHALLENGE  its nonce, its proof of the secret    (or REFUSED)
- *     PROOF                       ------>
  *                                 <------  START  all have come; or REFUSED  one has not
  *     TROUBLE  a worker failed    ------>
  *                                 <------  STOP  to all hosts
@@ -13,29 +11,22 @@
  *     TOLD  how it ended          ------>
  *                                 <------  VERDICT  the first cause, to all hosts; then START again, or the end
  *
- *     frame:   magic (4 bytes) | kind (2) | 0 (2) | bytes of the body (4) | body
- *
  * NOTE, a line for people, may come to any host between START and VERDICT. Messages about workers carry the number of the
  * workers' attempt, so a message that is late by an attempt changes nothing.
  *
- * A body is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, bytes, texts after their
- * length. Numbers are little-endian. HELLO begins alike in all versions, so that host 0 can refuse another version. Pure
+ * A hello's rank is the host's index, its size the number of hosts, and its greeting the number of workers. The value of a
+ * frame is the fields of its kind in a row (the table in run_wire.c): numbers of four bytes, and texts after their length. Pure
  * functions; libc only; any thread. */
 #ifndef SHOAL_TOOLS_RUN_WIRE_H
 #define SHOAL_TOOLS_RUN_WIRE_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "link/link.h"
 
-enum { RUN_PROTOCOL = 2, RUN_NONCE_BYTES = 16, RUN_PROOF_BYTES = 32, RUN_JOB_BYTES = 8, RUN_NAME_MAX = 64 };
+enum { RUN_PROTOCOL = SHOAL_LINK_PROTOCOL(SHOAL_LINK_AGENTS, 3), RUN_NAME_MAX = SHOAL_LINK_HOST_BYTES };
 enum { RUN_WORDS_MAX = 768, RUN_TAIL_TEXT_MAX = 10304, RUN_REFUSAL_MAX = 768, RUN_SESSION_MAX = 160 };
 
 enum run_kind {
-    RUN_HELLO = 1,
-    RUN_CHALLENGE,
-    RUN_PROOF,
-    RUN_REFUSED,
+    RUN_REFUSED = SHOAL_LINK_KIND_END,
     RUN_START,
     RUN_TROUBLE,
     RUN_STOP,
@@ -59,26 +50,19 @@ enum run_cause_kind {
     RUN_CAUSE_END
 };
 
-struct run_hello {
-    int32_t protocol;
-    int32_t hosts, index;
+/* The greeting of an agent. */
+struct run_greeting {
     int32_t workers; /* number that this host starts */
-    int32_t has_secret;
-    unsigned char job[RUN_JOB_BYTES]; /* distinguishes this job from another at the same meeting point */
-    unsigned char nonce[RUN_NONCE_BYTES];
-    char name[RUN_NAME_MAX]; /* of the host */
-    /* Versions may differ from here on. */
-    int32_t grace_ms; /* its --grace */
+    int32_t grace_ms;
 };
 
-struct run_challenge {
-    int32_t has_secret;
-    unsigned char nonce[RUN_NONCE_BYTES];
-    unsigned char proof[RUN_PROOF_BYTES];
+/* A host that has come. */
+struct run_host {
+    int32_t index, workers, grace_ms;
+    char name[RUN_NAME_MAX];
 };
 
 struct run_refusal {
-    int32_t is_final; /* trying other ports is useless */
     char text[RUN_REFUSAL_MAX];
 };
 
@@ -142,9 +126,6 @@ struct run_cause {
 struct run_message {
     enum run_kind kind;
     union {
-        struct run_hello hello;
-        struct run_challenge challenge;
-        unsigned char proof[RUN_PROOF_BYTES];
         struct run_refusal refusal;
         struct run_start start;
         struct run_event event; /* TROUBLE, STOP */
@@ -156,18 +137,18 @@ struct run_message {
     };
 };
 
-enum { RUN_HEAD_BYTES = 12, RUN_FRAME_BYTES_MAX = 12288 };
+enum { RUN_VALUE_BYTES_MAX = 12288 };
 
-/* Writes the frame of a message. Returns its number of bytes. */
-size_t run_frame_build(const struct run_message *message, unsigned char frame[RUN_FRAME_BYTES_MAX]);
+extern const struct shoal_link_service run_link_service;
 
-enum run_parsed { RUN_PARSED_FRAME, RUN_PARSED_MORE, RUN_PARSED_BAD };
+/* Writes the value of a message's frame. Returns its number of bytes. */
+size_t run_value_build(const struct run_message *message, unsigned char value[RUN_VALUE_BYTES_MAX]);
 
-/* Reads the frame at the beginning of bytes, which has *used_out bytes. Its numbers are within the limits of their fields. Its
- * texts are terminated and have no control characters, except line ends and tabs in tails. Returns MORE if the frame is not
- * complete yet, BAD if no agent sends such bytes. If before_member, only messages of a stranger (HELLO, PROOF, and from host 0
- * CHALLENGE, REFUSED) are good. */
-enum run_parsed run_frame_parse(const unsigned char *bytes, size_t count, bool before_member, struct run_message *message_out,
-                                size_t *used_out);
+/* Reads the value of a frame. The numbers are within the limits of their fields. The texts are terminated and have no control
+ * characters, except line ends and tabs in tails. Returns false if no agent sends such bytes. */
+bool run_value_parse(enum run_kind kind, const unsigned char *value, size_t bytes, struct run_message *message_out);
+
+/* Describes the host at the other side of a link whose hello has come. Returns false if no agent sends such a greeting. */
+bool run_host_read(const struct shoal_link *link, struct run_host *host_out);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 #include "tool.h"
 
 const char *sim_size_print(double bytes, char text_out[24])
@@ -118,7 +118,7 @@ void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json
         if (is_json)
             printf("\"%s\":", fields[i].name);
         if (fields[i].text && is_json)
-            json_print_text(stdout, fields[i].text);
+            shoal_json_print_text(stdout, fields[i].text);
         else if (fields[i].text)
             csv_text_print(fields[i].text);
         else

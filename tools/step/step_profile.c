@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 
 int step_profile_open(struct step_profile *profile_out, const char *command, const char *word)
 {
@@ -18,7 +18,7 @@ static void facts_print(const struct step_profile *profile, FILE *out)
 {
     const struct step_facts *facts = &profile->facts;
     fputs("[{\"profile\":", out);
-    json_print_text(out, profile->name);
+    shoal_json_print_text(out, profile->name);
     fprintf(out,
             ",\"batch\":%zu,\"forward_ms\":%.17g,\"backward_ms\":%.17g,\"activation_bytes\":%.17g,\"batch_norms\":%zu},\n ",
             facts->batch, facts->forward_ms, facts->backward_ms, facts->activation_bytes, facts->batch_norms);
@@ -32,7 +32,7 @@ void step_profile_print(const struct step_profile *profile, FILE *out)
     for (size_t i = 0; i < profile->count; i++) {
         const struct step_tensor *tensor = &profile->tensors[i];
         fputs(i ? ",\n {\"name\":" : profile->facts.is_there ? "{\"name\":" : "[{\"name\":", out);
-        json_print_text(out, tensor->name);
+        shoal_json_print_text(out, tensor->name);
         fprintf(out, ",\"elements\":%zu,\"ready\":%.17g,\"index\":%zu}", tensor->elements, tensor->ready, tensor->index);
     }
     fputs("]\n", out);

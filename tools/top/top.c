@@ -5,7 +5,6 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -130,21 +129,13 @@ static bool is_screen(const struct request *request)
     return !request->is_once && request->format == TABLE && isatty(STDOUT_FILENO);
 }
 
-static struct winsize screen_size(void)
-{
-    struct winsize size;
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || !size.ws_row || !size.ws_col)
-        size = (struct winsize){.ws_row = 24, .ws_col = 80};
-    return size;
-}
-
 /* Prints the lines that fit the terminal, from its top. */
-static void screen_print(const char *text, struct winsize size)
+static void screen_print(const char *text, int rows, int columns)
 {
     fputs("\033[H\033[2J", stdout); /* home, clear */
-    for (int row = 1; *text && row < size.ws_row; row++) {
+    for (int row = 1; *text && row < rows; row++) {
         const int length = (int)strcspn(text, "\n");
-        printf("%.*s\n", length < size.ws_col ? length : size.ws_col, text);
+        printf("%.*s\n", length < columns ? length : columns, text);
         text += length + (text[length] == '\n');
     }
 }
@@ -154,11 +145,12 @@ static void screen_show(const struct top_look *look)
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
-    const struct winsize size = screen_size();
+    int rows = 24, columns = 80;
+    (void)tool_terminal_read(STDOUT_FILENO, &rows, &columns);
     if (out)
-        top_print_table(look, size.ws_col, out);
+        top_print_table(look, columns, out);
     if (out && fclose(out) == 0)
-        screen_print(text, size);
+        screen_print(text, rows, columns);
     free(text);
 }
 

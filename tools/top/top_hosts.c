@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "ask.h"
+#include "base/json_text.h"
 #include "flat_json.h"
 #include "tool.h"
 
@@ -84,7 +85,7 @@ static void field_print(const struct field *field, const char *at, FILE *out)
     else if (field->type == REAL)
         fprintf(out, "%.3f", *(const double *)(const void *)at);
     else
-        json_print_text(out, field->type == TEXT ? at : letter);
+        shoal_json_print_text(out, field->type == TEXT ? at : letter);
 }
 
 /* Reads "BOOT pid:[4026531836]". */

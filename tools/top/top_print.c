@@ -6,7 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 #include "tool.h"
 #include "trace/trace.h"
 
@@ -157,8 +157,8 @@ static void row_print(const struct top_look *look, const struct row *row, bool i
     char rate[24], memory[24], shared[24], late[24] = "-";
     if (row->came_last)
         span_name(row->late_us / (double)row->came_last, late);
-    fprintf(out, "  %5d %-12.12s %8d %-9s %9.1f %10s %5.0f%% %9s", row->world_rank, row->process->host,
-            row->process->pid, top_state_name(row->process->state), row->operations_per_s, bytes_name(row->bytes_per_s, rate),
+    fprintf(out, "  %5d %-12.12s %8d %-9s %9.1f %10s %5.0f%% %9s", row->world_rank, row->process->host, row->process->pid,
+            top_state_name(row->process->state), row->operations_per_s, bytes_name(row->bytes_per_s, rate),
             row->operations ? 100 * (double)row->came_last / (double)row->operations : 0, late);
     if (is_narrow)
         fputs("\n        ", out);
@@ -281,7 +281,7 @@ void top_print_table(const struct top_look *look, int columns, FILE *out)
 static void text_print(FILE *out, const char *name, const char *text)
 {
     fputs(name, out);
-    json_print_text(out, text);
+    shoal_json_print_text(out, text);
 }
 
 static void us_print(FILE *out, const char *name, double us)

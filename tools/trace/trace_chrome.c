@@ -5,7 +5,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 #include "tool.h"
 
 /* Shorter delays do not matter and are not marked. */
@@ -44,7 +44,7 @@ static void label_print(struct painter *painter, size_t worker_at, size_t track,
     const char *what = track == NO_TRACK ? "process" : "thread";
     event_begin(painter, 'M', worker_at, track);
     fprintf(painter->out, ",\"name\":\"%s_name\",\"args\":{\"name\":", what);
-    json_print_text(painter->out, label);
+    shoal_json_print_text(painter->out, label);
     fputs("}}", painter->out);
     event_begin(painter, 'M', worker_at, track);
     fprintf(painter->out, ",\"name\":\"%s_sort_index\",\"args\":{\"sort_index\":%zu}}", what,
@@ -76,11 +76,11 @@ static void arguments_print(struct painter *painter, const struct trace_record *
     const struct trace_operation *operation = &painter->trace->operations[record->operation_at];
     FILE *out = painter->out;
     fputs(",\"args\":{\"communicator\":", out);
-    json_print_text(out, painter->trace->comms[record->comm_at].label);
+    shoal_json_print_text(out, painter->trace->comms[record->comm_at].label);
     fprintf(out, ",\"sequence\":%" PRIu64 ",\"algorithm\":", record->sequence);
-    json_print_text(out, record->algorithm);
+    shoal_json_print_text(out, record->algorithm);
     fprintf(out, ",\"bytes\":%" PRIu64 ",\"status\":", trace_bytes(record));
-    json_print_text(out, record->status);
+    shoal_json_print_text(out, record->status);
     fprintf(out, ",\"tag\":%" PRIu64, record->tag);
     if (operation->last_rank >= 0) {
         fprintf(out, ",\"last_rank\":%" PRId64, operation->last_rank);
@@ -106,9 +106,9 @@ static void operation_print(struct painter *painter, const struct trace_record *
              is_failed ? record->status : "");
     span_begin(painter, record, track, record->posted, record->done);
     fputs(",\"name\":", painter->out);
-    json_print_text(painter->out, shown);
+    shoal_json_print_text(painter->out, shown);
     fputs(",\"cat\":", painter->out);
-    json_print_text(painter->out, record->kind);
+    shoal_json_print_text(painter->out, record->kind);
     if (is_open || is_failed)
         fprintf(painter->out, ",\"cname\":\"%s\"", is_open ? "bad" : "terrible");
     arguments_print(painter, record);

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "flat_json.h"
+#include "base/json_text.h"
 #include "tool.h"
 
 enum { FAILED_SHOWN = 10, BLAMES_SHOWN = 16, LISTED_SHOWN = 16 };
@@ -424,7 +424,7 @@ void trace_summary_print(const struct trace_summary *summary, const char *output
 static void text_print(FILE *out, const char *before, const char *text)
 {
     fputs(before, out);
-    json_print_text(out, text);
+    shoal_json_print_text(out, text);
 }
 
 /* Prints "communicator":"world","sequence":17,"operation":"all-reduce 4 float32 sum","at_us":12.000 */
@@ -513,7 +513,7 @@ static void blame_print_json(const struct trace_summary *summary, size_t at, FIL
         fprintf(out, ",\"rank\":%" PRId64 ",\"host\":null,\"pid\":null", worker->rank);
     } else {
         fprintf(out, "{\"communicator\":null,\"rank\":%" PRId64 ",\"host\":", worker->world_rank);
-        json_print_text(out, worker->host);
+        shoal_json_print_text(out, worker->host);
         fprintf(out, ",\"pid\":%" PRId64, worker->pid);
     }
     fprintf(out,

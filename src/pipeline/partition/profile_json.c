@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_text.h"
 #include "pipeline/partition/partition.h"
 
 /* The numbers of JSON have a point, whatever the program's locale. */
@@ -26,20 +27,6 @@ static void form_end(struct number_form *form)
 
 /* ---- Printing ------------------------------------------------------------------------------------------------------------ */
 
-static void write_text(const char *text, FILE *out)
-{
-    fputc('"', out);
-    for (; *text; text++) {
-        if (*text == '"' || *text == '\\')
-            fputc('\\', out);
-        if ((unsigned char)*text < 0x20)
-            fprintf(out, "\\u%04x", (unsigned)*text);
-        else
-            fputc(*text, out);
-    }
-    fputc('"', out);
-}
-
 static void print_size(const char *name, uint64_t bytes, FILE *out)
 {
     if (bytes)
@@ -54,7 +41,7 @@ static void print_outputs(const struct shoal_profile *profile, const struct prof
     for (; *at < profile->output_count && outputs[*at].from == unit; ++*at) {
         fputs(*at == first ? ", \"outputs\": [" : ", ", out);
         fputs("{\"to\": ", out);
-        write_text(profile->units[outputs[*at].to].name, out);
+        shoal_json_print_text(out, profile->units[outputs[*at].to].name);
         fprintf(out, ", \"bytes\": %llu}", (unsigned long long)outputs[*at].bytes);
     }
     if (*at > first)
@@ -64,7 +51,7 @@ static void print_outputs(const struct shoal_profile *profile, const struct prof
 static void print_unit(const struct shoal_unit *unit, FILE *out)
 {
     fputs("{\"name\": ", out);
-    write_text(unit->name, out);
+    shoal_json_print_text(out, unit->name);
     fprintf(out, ", \"forward_us\": %.17g", unit->forward);
     if (unit->backward_is_halved)
         fprintf(out, ", \"backward_us\": %.17g", unit->input_gradient + unit->weight_gradient);
@@ -83,7 +70,7 @@ static void print_tie(const struct shoal_profile *profile, const struct profile_
     fputs("{\"units\": [", out);
     for (uint32_t i = 0; i < tie->count; i++) {
         fputs(i ? ", " : "", out);
-        write_text(profile->units[tie->units[i]].name, out);
+        shoal_json_print_text(out, profile->units[tie->units[i]].name);
     }
     fprintf(out, "], \"bytes\": %llu}", (unsigned long long)tie->bytes);
 }
@@ -98,7 +85,7 @@ static void profile_write(const struct shoal_profile *profile, const struct prof
 {
     size_t at = 0;
     fputs("{\"name\": ", out);
-    write_text(profile->name, out);
+    shoal_json_print_text(out, profile->name);
     fputs(",\n \"units\": [", out);
     for (uint32_t i = 0; i < profile->count; i++) {
         fputs(i ? ",\n  " : "\n  ", out);

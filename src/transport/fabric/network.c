@@ -8,7 +8,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 #include "topology/features.h"
 #include "topology/links.h"
 #include "transport/fabric/fabric_filter.h"

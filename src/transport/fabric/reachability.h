@@ -7,7 +7,7 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_REACHABILITY_H
 #define SHOAL_TRANSPORT_FABRIC_REACHABILITY_H
 
-#include "bootstrap/address.h"
+#include "link/address.h"
 #include "transport/fabric/fabric_endpoint.h"
 
 #define SHOAL_REACHABILITY_LEAVE_S 2  /* a message that takes longer starts the connection */

@@ -13,7 +13,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
-#include "bootstrap/auth.h"
+#include "link/auth.h"
 #include "topology/limits.h"
 #include "transport/shm/shm_link.h"
 

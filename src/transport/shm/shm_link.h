@@ -3,8 +3,8 @@
 #ifndef SHOAL_TRANSPORT_SHM_LINK_H
 #define SHOAL_TRANSPORT_SHM_LINK_H
 
-#include "bootstrap/auth.h"
 #include "bootstrap/bootstrap.h"
+#include "link/auth.h"
 #include "membership/same_host.h"
 #include "memory/segment.h"
 
