@@ -16,14 +16,15 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
            "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX",
            "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet",
-           "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage",
-           "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
-           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
-           "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
-           "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
-           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Unit",
-           "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work",
-           "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes", "FUNCTIONS"]
+           "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation",
+           "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched",
+           "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer",
+           "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult",
+           "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter",
+           "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts",
+           "ScheduleOptions", "ScheduleTimes", "Unit", "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge",
+           "PipelineOptions", "Parcel", "Work", "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes",
+           "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -134,6 +135,10 @@ class Failure(Sized):
                 ("operation", c_char * 96), ("text", c_char * 512), ("is_given", c_int)]
 
 
+class Span(Structure):
+    _fields_ = [("kind", c_char_p), ("sequence", c_uint64), ("stage", c_uint64), ("microbatch", c_uint32)]
+
+
 @begins(last_rank=-1)
 class Operation(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("sequence", c_uint64), ("algorithm", c_char_p), ("arrived_us", c_double),
@@ -201,7 +206,8 @@ class Watched(Structure):
                 ("called", c_uint64), ("under_way", c_int), ("idle_us", c_double), ("collective", c_char_p),
                 ("algorithm", c_char_p), ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int),
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
-                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64)]
+                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
+                ("is_span", c_int), ("trace_tag", c_uint32), ("waits_for_stage", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
@@ -597,6 +603,11 @@ FUNCTIONS = {
     "shoal_last_failure": (c_int, [c_void_p, c_void_p, POINTER(Failure)]),
     "shoal_comm_fail": (None, [c_void_p, POINTER(Failure)]),
     "shoal_report": (c_int, [c_void_p, c_int, c_char_p, c_char_p]),
+    "shoal_track_create": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "shoal_track_begin": (None, [c_void_p, POINTER(Span)]),
+    "shoal_track_wait": (None, [c_void_p, c_int, c_int]),
+    "shoal_track_start": (None, [c_void_p]),
+    "shoal_track_end": (None, [c_void_p, c_int]),
     "shoal_flight_print": (None, [c_void_p, c_void_p]),
     "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),
     "shoal_comm_memory": (c_int, [c_void_p, POINTER(MemoryUsage)]),
