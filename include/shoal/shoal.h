@@ -856,11 +856,11 @@ struct shoal_watched {
      * here. */
     double waited_us;
     uint64_t sent_bytes; /* bytes that the communicator handed to the network, as shoal_comm_traffic counts them */
-    /* 1: not a communicator but a track (shoal_track_create), whose operations are spans: collective is a span's kind, count its
-     * stage, and waits_for the rank that its work waits for. */
+    /* 1: not a communicator but a track (shoal_track_create), whose operations are spans: collective is a span's kind, count
+     * its stage, and waits_for the rank that its work waits for. */
     int is_span;
-    uint32_t trace_tag;  /* of the operation that has been under way longest; of a span: its microbatch */
-    int waits_for_stage; /* of a span that waits for a rank: that rank's stage, or -1 */
+    uint64_t trace_tag;  /* the tag of the operation that has been under way longest, or the span's microbatch */
+    int waits_for_stage; /* if a span waits for a rank: that rank's stage; otherwise -1 */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

@@ -640,6 +640,74 @@ static void times_body(struct world *world)
     close_job(&job);
 }
 
+/* ---- Spans in the flight recorder ---------------------------------------------------------------------------------------- */
+
+/* What a look at this process's tracks found. */
+struct seen {
+    int count; /* tracks with a span under way */
+    struct shoal_watched span;
+    char kind[32], name[32];
+};
+
+static void look(void *arg, const struct shoal_watched *watched)
+{
+    struct seen *const seen = arg;
+    if (!watched->is_span || !watched->under_way)
+        return;
+    seen->count++;
+    seen->span = *watched;
+    snprintf(seen->kind, sizeof seen->kind, "%s", watched->collective);
+    snprintf(seen->name, sizeof seen->name, "%s", watched->name);
+}
+
+struct spans {
+    struct world *world;
+    uint64_t step;
+    uint32_t actions;
+};
+
+/* While an action is computed, its span is under way, and waits for nothing. */
+static enum shoal_status look_at_span(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
+{
+    static const char *const kinds[] = {"forward", "backward", "input gradient", "weight gradient"};
+    struct spans *const spans = user;
+    struct seen seen = {0};
+    char error[256] = "";
+    (void)text, (void)text_bytes;
+    CHECK(spans->world, shoal_watch(getpid(), look, &seen, error, sizeof error) == SHOAL_OK, "%s", error);
+    CHECK(spans->world, seen.count == 1 && !strcmp(seen.name, "spans actions"), "%d spans, %s", seen.count, seen.name);
+    CHECK(spans->world, !strcmp(seen.kind, kinds[work->action.kind]), "the kind is %s", seen.kind);
+    CHECK(spans->world, seen.span.count == work->action.stage && seen.span.trace_tag == work->action.microbatch,
+          "stage %llu, microbatch %llu", (unsigned long long)seen.span.count, (unsigned long long)seen.span.trace_tag);
+    CHECK(spans->world, seen.span.sequence == spans->step && seen.span.waits_for == -1 && seen.span.arrived_us >= 0,
+          "the span");
+    spans->actions++;
+    return SHOAL_OK;
+}
+
+static void spans_body(struct world *world)
+{
+    static const enum shoal_schedule_kind kinds[] = {SHOAL_SCHEDULE_1F1B, SHOAL_SCHEDULE_V_ZB};
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        struct job job;
+        struct seen seen = {0};
+        struct spans spans = {world, 1, 0};
+        struct shoal_pipeline_calls calls = SHOAL_PIPELINE_CALLS_INIT;
+        calls.compute = look_at_span;
+        calls.user = &spans;
+        open_job(&job, world, kinds[k], 6, 0);
+        job.options.name = "spans";
+        create(&job);
+        OK(world, shoal_pipeline_step(job.pipeline, &calls));
+        spans.step = 2;
+        OK(world, shoal_pipeline_forward(job.pipeline, &calls));
+        CHECK(world, spans.actions == count_actions(&job, false) + count_actions(&job, true), "%u actions", spans.actions);
+        OK(world, shoal_watch(getpid(), look, &seen, NULL, 0));
+        CHECK(world, seen.count == 0, "a span is under way after the step");
+        close_job(&job);
+    }
+}
+
 /* Counts how many different addresses shoal_pipeline_alloc returns. */
 struct allocations {
     struct world *world;
@@ -979,6 +1047,7 @@ static void run_all(const char *where)
                  {"pipelines_in_any_order", orders_body, 3, 0},
                  {"pipelines_that_hand_inputs_on", relays_body, 4, 0},
                  {"pipelines_report_times", times_body, 3, 0},
+                 {"pipelines_show_their_actions", spans_body, 3, 0},
                  {"pipelines_reuse_memory", memory_body, 3, 0},
                  {"pipelines_of_more_ranks_than_cores", schedules_body, 8, 0},
                  {"pipelines_whose_action_fails", failing_body, 3, 0},

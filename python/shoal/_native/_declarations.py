@@ -207,7 +207,7 @@ class Watched(Structure):
                 ("algorithm", c_char_p), ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int),
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
                 ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
-                ("is_span", c_int), ("trace_tag", c_uint32), ("waits_for_stage", c_int)]
+                ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
