@@ -36,6 +36,7 @@ static const struct kind kinds[] = {
     {"backward", true, STAGE, false, NULL, 'B'},
     {"input gradient", true, STAGE, false, NULL, 'I'},
     {"weight gradient", true, STAGE, false, NULL, 'W'},
+    {"recompute", true, STAGE, false, NULL, 'R'},
     {"hand over", true, STAGE, false, NULL, 0},
 };
 

@@ -6,8 +6,8 @@
 #include <shoal/pipeline.h>
 #include <stdlib.h>
 
-enum { KINDS = 4 };
-static const char letters[KINDS] = {'F', 'B', 'I', 'W'}; /* by enum shoal_action_kind */
+enum { KINDS = 5 };
+static const char letters[KINDS] = {'F', 'B', 'I', 'W', 'R'}; /* by enum shoal_action_kind */
 
 /* Sums over the whole steps of one pipeline. */
 struct sums {

@@ -150,6 +150,7 @@ static enum shoal_status copy_actions(struct shoal_pipeline *pipeline, const str
         pipeline->actions[i] = actions[i];
         if (actions[i].kind == SHOAL_BACKWARD || actions[i].kind == SHOAL_WEIGHT_GRADIENT)
             pipeline->stages[actions[i].stage].last_gradient = i;
+        pipeline->stages[actions[i].stage].is_recomputed |= actions[i].kind == SHOAL_RECOMPUTE;
     }
     return SHOAL_OK;
 }

@@ -138,6 +138,7 @@ struct run_stage {
     uint32_t in_count;
     uint32_t out_count;
     uint32_t last_gradient; /* index of the last action that computes gradients of weights */
+    bool is_recomputed;
 };
 
 struct shoal_pipeline {

@@ -16,10 +16,16 @@ struct run_ways {
     bool is_gradient;
 };
 
+/* Returns true if an earlier action of this stage and microbatch had the same inputs. Such actions have no outputs. */
+static bool repeats_inputs(const struct shoal_action *action)
+{
+    return action->kind == SHOAL_WEIGHT_GRADIENT || action->kind == SHOAL_RECOMPUTE;
+}
+
 static struct run_ways inputs_of(const struct shoal_pipeline *pipeline, const struct shoal_action *action)
 {
     const struct run_stage *const stage = &pipeline->stages[action->stage];
-    if (action->kind == SHOAL_FORWARD)
+    if (action->kind == SHOAL_FORWARD || action->kind == SHOAL_RECOMPUTE)
         return (struct run_ways){stage->edges, stage->in_count, false};
     return (struct run_ways){stage->edges + stage->in_count, stage->out_count, true};
 }
@@ -29,7 +35,7 @@ static struct run_ways outputs_of(const struct shoal_pipeline *pipeline, const s
     const struct run_stage *const stage = &pipeline->stages[action->stage];
     if (action->kind == SHOAL_FORWARD)
         return (struct run_ways){stage->edges + stage->in_count, stage->out_count, false};
-    return (struct run_ways){stage->edges, action->kind == SHOAL_WEIGHT_GRADIENT ? 0 : stage->in_count, true};
+    return (struct run_ways){stage->edges, repeats_inputs(action) ? 0 : stage->in_count, true};
 }
 
 static struct run_message *message_at(const struct shoal_pipeline *pipeline, struct run_ways ways, uint32_t i,
@@ -47,7 +53,7 @@ static bool is_left_out(const struct shoal_pipeline *pipeline, const struct shoa
 static bool must_receive(const struct shoal_pipeline *pipeline, const struct shoal_action *action)
 {
     const struct run_ways ways = inputs_of(pipeline, action);
-    if (action->kind == SHOAL_WEIGHT_GRADIENT)
+    if (repeats_inputs(action))
         return false;
     for (uint32_t i = 0; i < ways.count; i++)
         if (message_at(pipeline, ways, i, action->microbatch)->peer != pipeline->rank)
@@ -55,7 +61,7 @@ static bool must_receive(const struct shoal_pipeline *pipeline, const struct sho
     return false;
 }
 
-static const char *const action_names[] = {"forward", "backward", "input gradient", "weight gradient"};
+static const char *const action_names[] = {"forward", "backward", "input gradient", "weight gradient", "recompute"};
 
 /* "input gradient of microbatch 3 on stage 1" */
 static void name_action(const struct shoal_action *action, char *name, size_t bytes)
@@ -186,7 +192,7 @@ static enum shoal_status wait_for_inputs(struct shoal_pipeline *pipeline, const 
     for (uint32_t i = 0; i < ways.count; i++) {
         struct run_message *const message = message_at(pipeline, ways, i, action->microbatch);
         SHOAL_ASSERT(message->envelope); /* schedules without this order are refused */
-        if (message->peer != pipeline->rank)
+        if (message->peer != pipeline->rank && !repeats_inputs(action))
             note_wait(pipeline, message);
         RUN_TRY(wait_for_message(message));
         if (accept_message(message) != SHOAL_OK)
@@ -362,6 +368,7 @@ static enum shoal_status compute_action(struct shoal_pipeline *pipeline, uint32_
         .inputs = pipeline->inputs,
         .outputs = pipeline->outputs,
         .is_last_gradient = !pipeline->is_forward_only && index == pipeline->stages[action->stage].last_gradient,
+        .is_recomputed = pipeline->stages[action->stage].is_recomputed,
     };
     const uint64_t begin_ns = run_now_ns();
     pipeline->is_computing = true;
