@@ -215,7 +215,7 @@ static uint64_t *sum_inputs(struct job *job, const struct shoal_work *work)
 {
     const struct model *const model = &job->model;
     const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
-    const bool is_forward = work->action.kind == SHOAL_FORWARD;
+    const bool is_forward = work->action.kind == SHOAL_FORWARD || work->action.kind == SHOAL_RECOMPUTE;
     const size_t count = model->counts[microbatch];
     uint64_t *const sum = numbers(count);
     CHECK(job->world, work->input_count == edges_at(model, stage, is_forward), "%u inputs", work->input_count);
@@ -248,6 +248,17 @@ static void put_outputs(struct job *job, const struct shoal_work *work, const ui
     }
 }
 
+/* Keeps the input again, which the forward pass of a recomputed stage has not kept. */
+static void recompute(struct job *job, const struct shoal_work *work)
+{
+    const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
+    CHECK(job->world, work->is_recomputed && work->output_count == 0, "%u outputs", work->output_count);
+    CHECK(job->world, !job->inputs[stage][microbatch], "the stage has kept its input");
+    uint64_t *const input = job->inputs[stage][microbatch] = sum_inputs(job, work);
+    for (size_t i = 0; i < job->model.counts[microbatch] && stage == 0; i++)
+        input[i] += sample(&job->model, microbatch, i);
+}
+
 static void forward(struct job *job, const struct shoal_work *work)
 {
     const struct model *const model = &job->model;
@@ -263,7 +274,9 @@ static void forward(struct job *job, const struct shoal_work *work)
     put_outputs(job, work, output);
     free(output);
     free(job->inputs[stage][microbatch]);
-    job->inputs[stage][microbatch] = input;
+    job->inputs[stage][microbatch] = work->is_recomputed ? NULL : input;
+    if (work->is_recomputed)
+        free(input);
     job->kept[stage][microbatch] = work->input_count && count ? work->inputs[0].data : NULL;
     job->first_of[stage][microbatch] = job->kept[stage][microbatch] ? *job->kept[stage][microbatch] : 0;
 }
@@ -316,6 +329,8 @@ static enum shoal_status compute(void *user, const struct shoal_work *work, char
     }
     if (action.kind == SHOAL_FORWARD)
         forward(job, work);
+    else if (action.kind == SHOAL_RECOMPUTE)
+        recompute(job, work);
     else
         backward(job, work);
     if (action.kind == SHOAL_BACKWARD || action.kind == SHOAL_WEIGHT_GRADIENT)
@@ -433,6 +448,32 @@ static void schedules_body(struct world *world)
 }
 
 /* Skips over any stages, and chains that are broken. */
+/* Every stage, or every second one, repeats its forward passes. */
+static void recomputed_body(struct world *world)
+{
+    for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++)
+        for (int all = 0; all < 2; all++) {
+            struct job job;
+            struct shoal_schedule *recomputed = NULL;
+            unsigned char stages[STAGES_MAX];
+            open_job(&job, world, (enum shoal_schedule_kind)kind, 2 * (uint32_t)world->size, 100);
+            for (uint32_t s = 0; s < job.model.stages; s++)
+                stages[s] = s % 2 == 0;
+            OK(world, shoal_schedule_recompute(job.schedule, all ? NULL : stages, &recomputed));
+            shoal_schedule_free(job.schedule);
+            job.schedule = recomputed;
+            if (job.model.stages > 2) /* inputs of two edges are there once more */
+                job.model.edges[job.model.edge_count++] = (struct shoal_edge){0, 2};
+            job.options.edges = job.model.edges;
+            job.options.edge_count = job.model.edge_count;
+            create(&job);
+            check_step(&job, false);
+            check_step(&job, true);
+            check_step(&job, false);
+            close_job(&job);
+        }
+}
+
 static void skips_body(struct world *world)
 {
     static const enum shoal_schedule_kind kinds[] = {SHOAL_SCHEDULE_GPIPE, SHOAL_SCHEDULE_1F1B, SHOAL_SCHEDULE_BREADTH_FIRST,
@@ -669,7 +710,7 @@ struct spans {
 /* While an action is computed, its span is under way, and waits for nothing. */
 static enum shoal_status look_at_span(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
 {
-    static const char *const kinds[] = {"forward", "backward", "input gradient", "weight gradient"};
+    static const char *const kinds[] = {"forward", "backward", "input gradient", "weight gradient", "recompute"};
     struct spans *const spans = user;
     struct seen seen = {0};
     char error[256] = "";
@@ -697,6 +738,12 @@ static void spans_body(struct world *world)
         calls.user = &spans;
         open_job(&job, world, kinds[k], 6, 0);
         job.options.name = "spans";
+        if (k) {
+            struct shoal_schedule *recomputed = NULL;
+            OK(world, shoal_schedule_recompute(job.schedule, NULL, &recomputed));
+            shoal_schedule_free(job.schedule);
+            job.schedule = recomputed;
+        }
         create(&job);
         OK(world, shoal_pipeline_step(job.pipeline, &calls));
         spans.step = 2;
@@ -1039,7 +1086,8 @@ static void run_all(const char *where)
         const char *name;
         world_body_fn body;
         int size, killed;
-    } cases[] = {{"pipelines_with_skips", skips_body, 4, 0},
+    } cases[] = {{"pipelines_that_recompute", recomputed_body, 3, 0},
+                 {"pipelines_with_skips", skips_body, 4, 0},
                  {"pipelines_of_messages_of_any_size", sizes_body, 4, 0},
                  {"pipelines_of_large_messages", large_body, 3, 0},
                  {"pipelines_that_go_forward_only", forward_body, 4, 0},
