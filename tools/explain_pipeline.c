@@ -166,10 +166,8 @@ static bool optimizer_read(const struct tool_args *args, double *ratio_out)
 
 static bool recompute_read(const struct tool_args *args, int *recomputes_out)
 {
-    static const char *const words[] = {[SHOAL_RECOMPUTES_AS_SCHEDULED] = "none",
-                                        [SHOAL_RECOMPUTES_ALL] = "all",
-                                        [SHOAL_RECOMPUTES_IF_SHORT] = "auto",
-                                        NULL};
+    static const char *const words[] = {
+        [SHOAL_RECOMPUTES_AS_SCHEDULED] = "none", [SHOAL_RECOMPUTES_ALL] = "all", [SHOAL_RECOMPUTES_IF_SHORT] = "auto", NULL};
     return tool_word_read(args, words, recomputes_out);
 }
 

@@ -109,7 +109,9 @@ static void arguments_print(struct painter *painter, const struct trace_record *
 /* Returns a color that chrome://tracing knows; Perfetto chooses by the name. */
 static const char *color_of(char letter)
 {
-    return letter == 'F' || letter == 'R' ? "thread_state_runnable" : letter == 'W' ? "thread_state_running" : "thread_state_iowait";
+    return letter == 'F' || letter == 'R' ? "thread_state_runnable"
+           : letter == 'W'                ? "thread_state_running"
+                                          : "thread_state_iowait";
 }
 
 /* Viewers know these colors; the text after the name is for viewers that do not. */

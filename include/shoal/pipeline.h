@@ -115,8 +115,8 @@ SHOAL_API const struct shoal_action *shoal_schedule_actions(const struct shoal_s
 
 /* Copies a schedule in which exactly the stages with stages[s] other than 0 are recomputed; stages == NULL: all of them. Such a
  * stage keeps only its inputs after a forward pass. It repeats the pass with an action of its own, RECOMPUTE, just before each
- * backward pass. That action needs nothing from other ranks, so it fills the time in which the rank would wait for the gradient.
- * ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
+ * backward pass. That action needs nothing from other ranks, so it fills the time in which the rank would wait for the
+ * gradient. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_recompute(const struct shoal_schedule *schedule, const unsigned char *stages,
                                     struct shoal_schedule **schedule_out);
 
@@ -144,9 +144,10 @@ SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoa
 /* ---- 3. Faults and times ------------------------------------------------------------------------------------------------- */
 
 /* Looks for the first fault: a stage on two ranks; an action that is missing or there twice; a backward pass before its forward
- * pass; a stage that is recomputed for some microbatches only, or not between both passes; or ranks that wait for each other for ever (text has the circle), when each stage can hold `slots` microbatches that
- * have arrived and were not used yet, and a rank waits while the next stage has no free slot. 0: as many as come. Returns OK if
- * there is none; ERR_ARGUMENT; ERR_MEMORY. */
+ * pass; a stage that is recomputed for some microbatches only, or not between both passes; or ranks that wait for each other
+ * for ever (text has the circle), when each stage can hold `slots` microbatches that have arrived and were not used yet, and a
+ * rank waits while the next stage has no free slot. 0: as many as come. Returns OK if there is none; ERR_ARGUMENT;
+ * ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_check(const struct shoal_schedule *schedule, uint32_t slots, char *text, size_t text_bytes);
 
 /* Finds the fewest slots that shoal_schedule_check accepts. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
@@ -168,9 +169,9 @@ struct shoal_schedule_times {
         sizeof(struct shoal_schedule_times), 0, 0, 0, 0, 0 \
     }
 
-/* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. kept_share as in the options. begins_out may be NULL, or
- * has an entry for each rank: room for the begin of each of its actions. ERR_ARGUMENT: costs that are negative or not finite;
- * ERR_MEMORY. */
+/* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. kept_share as
+ * in the options. begins_out may be NULL, or has an entry for each rank: room for the begin of each of its actions.
+ * ERR_ARGUMENT: costs that are negative or not finite; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs, double kept_share,
                                struct shoal_schedule_times *times_out, double *const *begins_out);
 
@@ -326,12 +327,11 @@ struct shoal_partition_options {
     }
 
 /* Divides a model among the stages of a schedule. Both are only used during the call. If `recomputes` is not AS_SCHEDULED, the
- * stages of the partition say which of them are recomputed, and shoal_schedule_recompute makes the schedule to run.
- * IF_SHORT tries the first stages, whose activations are kept longest, and then leaves out stages one by one; it does not compare
- * all choices. ERR_ARGUMENT: options that are
- * impossible; pins that contradict the order of stages, or tied units that must be on one rank and are pinned to two; units
- * that do not fit into the memory: text, best of 1,000 bytes, names the rank, what is short, by how much, and what would help.
- * ERR_MEMORY. */
+ * stages of the partition say which of them are recomputed, and shoal_schedule_recompute makes the schedule to run. IF_SHORT
+ * tries the first stages, whose activations are kept longest, and then leaves out stages one by one; it does not compare all
+ * choices. ERR_ARGUMENT: options that are impossible; pins that contradict the order of stages, or tied units that must be on
+ * one rank and are pinned to two; units that do not fit into the memory: text, best of 1,000 bytes, names the rank, what is
+ * short, by how much, and what would help. ERR_MEMORY. */
 SHOAL_CALL shoal_partition_create(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                   const struct shoal_partition_options *options, struct shoal_partition **partition_out,
                                   char *text, size_t text_bytes);
@@ -345,8 +345,7 @@ SHOAL_CALL shoal_partition_create_at(const struct shoal_profile *profile, const 
 
 /* Makes a schedule and a partition for it. The costs in schedule_options do not matter: they follow from the profile. AUTO
  * tries all kinds, and returns the pair with the shortest step that fits. The schedule recomputes the stages that options ask
- * for; AS_SCHEDULED is none. kind_out may be NULL. Errors as of
- * shoal_schedule_create and shoal_partition_create. */
+ * for; AS_SCHEDULED is none. kind_out may be NULL. Errors as of shoal_schedule_create and shoal_partition_create. */
 SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                   const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
                                   struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,

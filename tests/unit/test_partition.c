@@ -914,10 +914,11 @@ static void lack_of_memory_is_explained(void **state)
         snprintf(name, sizeof name, "u%d", i);
         add(profile, name, 1, 1000, 500, 10);
     }
-    refuse_memory(
-        profile, 9100, "rank 0 needs 9.8 KiB and has 8.9 KiB, so 910 B are short (parameters 2.0 KiB, gradients 2.0 KiB",
-        "It would fit if activations of stage 0 are recomputed, or with gradients and states in 2 shards. With 1f1b it would fit "
-        "on 3 ranks");
+    refuse_memory(profile, 9100,
+                  "rank 0 needs 9.8 KiB and has 8.9 KiB, so 910 B are short (parameters 2.0 KiB, gradients 2.0 KiB",
+                  "It would fit if activations of stage 0 are recomputed, or with gradients and states in 2 shards. With 1f1b "
+                  "it would fit "
+                  "on 3 ranks");
     refuse_memory(profile, 7100, "It would fit with gradients and states in 2 shards", "on 4 ranks");
     refuse_memory(profile, 3800, "if activations are recomputed, with gradients and states in 8 shards", "");
     refuse_memory(profile, 100, "Neither recomputation nor shards", "parameter shards");

@@ -401,8 +401,7 @@ static void options_are_checked(void **state)
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 2, {1, 1, 1, 0}, 0, 1, 0}, "stages_per_rank is 2"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_INTERLEAVED, 4, 6, 2, {1, 1, 1, 0}, 0, 1, 0},
          "6 is no multiple"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0},
-         "negative, not finite"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0}, "negative, not finite"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4, 8, 0, {1, 1, 1, 0}, 2, 1, 0}, "1f1b cannot do with 2"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_ZB_H1, 4, 8, 0, {1, 1, 1, 0}, 0.5, 1, 0}, "cannot do with 0.5"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 2, 0}, "kept_share"},
@@ -422,12 +421,18 @@ static void options_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kinds_have_no_fault),      cmocka_unit_test(simple_bubbles_are_known),
-        cmocka_unit_test(published_rates_come_out), cmocka_unit_test(auto_keeps_to_the_memory),
-        cmocka_unit_test(text_is_read_back),        cmocka_unit_test(other_forms_are_read),
-        cmocka_unit_test(faults_are_named),         cmocka_unit_test(circles_are_told),
-        cmocka_unit_test(options_are_checked),      cmocka_unit_test(stages_are_on_their_ranks),
-        cmocka_unit_test(recomputed_stages_repeat_their_forward_passes), cmocka_unit_test(every_kind_can_be_recomputed),
+        cmocka_unit_test(kinds_have_no_fault),
+        cmocka_unit_test(simple_bubbles_are_known),
+        cmocka_unit_test(published_rates_come_out),
+        cmocka_unit_test(auto_keeps_to_the_memory),
+        cmocka_unit_test(text_is_read_back),
+        cmocka_unit_test(other_forms_are_read),
+        cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(circles_are_told),
+        cmocka_unit_test(options_are_checked),
+        cmocka_unit_test(stages_are_on_their_ranks),
+        cmocka_unit_test(recomputed_stages_repeat_their_forward_passes),
+        cmocka_unit_test(every_kind_can_be_recomputed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -118,8 +118,8 @@ static enum shoal_status write_help(const struct problem *problem, char *line, s
     if (!recomputed && !shards && !problem->recomputes_all)
         PARTITION_TRY(find_shards(problem, true, &both));
     if (recomputed && shards)
-        snprintf(line, room, ". It would fit if activations%s are recomputed, or with gradients and states in %u shards", stages,
-                 shards);
+        snprintf(line, room, ". It would fit if activations%s are recomputed, or with gradients and states in %u shards",
+                 stages, shards);
     else if (recomputed)
         snprintf(line, room, ". It would fit if activations%s are recomputed", stages);
     else if (shards)

@@ -26,8 +26,7 @@ static struct shoal_stage_costs mean_costs(const struct shoal_profile *profile, 
     double outputs = 0;
     for (uint32_t i = 0; i < profile->count; i++) {
         costs.forward += profile->units[i].forward / ranks;
-        costs.input_gradient +=
-            (profile->units[i].input_gradient + (recomputes_all ? profile->units[i].forward : 0)) / ranks;
+        costs.input_gradient += (profile->units[i].input_gradient + (recomputes_all ? profile->units[i].forward : 0)) / ranks;
         costs.weight_gradient += profile->units[i].weight_gradient / ranks;
         outputs += (double)profile->units[i].output_bytes / profile->count;
     }

@@ -14,7 +14,7 @@ struct shoal_partition {
     struct shoal_stage *stage;        /* [stages] */
     struct shoal_rank_memory *memory; /* [ranks] */
     struct shoal_partition_times times;
-    bool fits; /* each rank's need is within its limit */
+    bool fits;                         /* each rank's need is within its limit */
     char (*reasons)[PARTITION_REASON]; /* [stages] */
 };
 

@@ -61,7 +61,7 @@ struct recomputation {
     struct shoal_partition *best; /* NULL: none yet */
 };
 
-static double step_of(const struct shoal_partition *partition)
+static double recompute_step(const struct shoal_partition *partition)
 {
     struct shoal_partition_times times = SHOAL_PARTITION_TIMES_INIT;
     return shoal_partition_step_times(partition, &times) == SHOAL_OK ? times.step : PARTITION_NEVER;
@@ -70,7 +70,7 @@ static double step_of(const struct shoal_partition *partition)
 /* Takes over a partition with the tried stages, if it fits and is better than the best one, or frees it. NULL is allowed. */
 static bool recompute_offer(struct recomputation *all, struct shoal_partition *made)
 {
-    if (!made || !partition_fits(made) || (all->best && step_of(made) >= step_of(all->best))) {
+    if (!made || !partition_fits(made) || (all->best && recompute_step(made) >= recompute_step(all->best))) {
         shoal_partition_free(made);
         return false;
     }
@@ -102,7 +102,8 @@ static enum shoal_status try_same_division(struct recomputation *all, bool *is_b
     struct shoal_partition *made = NULL;
     enum shoal_status status = shoal_schedule_recompute(all->schedule, all->tried, &schedule);
     if (status == SHOAL_OK)
-        status = partition_make_at(all->profile, schedule, all->options, all->first_units, &made, (struct partition_text){NULL, 0});
+        status =
+            partition_make_at(all->profile, schedule, all->options, all->first_units, &made, (struct partition_text){NULL, 0});
     shoal_schedule_free(schedule);
     *is_better_out = recompute_offer(all, made);
     return status;

@@ -339,7 +339,7 @@ enum seen { FORWARD_SEEN = 1, INPUT_SEEN = 2, WEIGHT_SEEN = 4, RECOMPUTE_SEEN = 
 static unsigned char seen_by(enum shoal_action_kind kind)
 {
     static const unsigned char adds[] = {
-        [SHOAL_FORWARD] = FORWARD_SEEN,       [SHOAL_BACKWARD] = INPUT_SEEN | WEIGHT_SEEN, [SHOAL_INPUT_GRADIENT] = INPUT_SEEN,
+        [SHOAL_FORWARD] = FORWARD_SEEN,        [SHOAL_BACKWARD] = INPUT_SEEN | WEIGHT_SEEN, [SHOAL_INPUT_GRADIENT] = INPUT_SEEN,
         [SHOAL_WEIGHT_GRADIENT] = WEIGHT_SEEN, [SHOAL_RECOMPUTE] = RECOMPUTE_SEEN,
     };
     return adds[kind];
@@ -357,7 +357,8 @@ static enum shoal_status check_order(const struct shoal_schedule *schedule, uint
         return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes twice, or beside B of the same microbatch", rank,
                                name);
     if (kind == SHOAL_RECOMPUTE && seen & INPUT_SEEN)
-        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes behind the backward pass that needs it", rank, name);
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes behind the backward pass that needs it", rank,
+                               name);
     if (kind != SHOAL_FORWARD && !(seen & FORWARD_SEEN))
         before = "F";
     else if (is_backward && schedule->recomputes[action->stage] && !(seen & RECOMPUTE_SEEN))
