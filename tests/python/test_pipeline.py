@@ -455,6 +455,41 @@ def plain_torch_works_inside(world):
     expect(len(losses) > 1, losses)
 
 
+def cuts_may_name_modules(world):
+    """A module stands for its first unit."""
+    for cut in ("layer2", "layer2.0"):
+        pair = Pair(world, "residual", cuts=[cut])
+        names = list(pair.pipeline.state_dict())
+        expect(names and all(name.startswith(("layer2.", "head.")) == (world.rank == 1) for name in names), names)
+        pair.step(0)
+    model = seeded(Residual)
+    fails(lambda: pipelined(world, model, image_batch, words_loss, cuts=["layer2.1.norm"]), ValueError, "'layer2.1.norm'",
+          "inside the unit layer2.1")
+    fails(lambda: pipelined(world, model, image_batch, words_loss, cuts=["layer"]), ValueError, "'layer', which is not a unit")
+
+
+def a_rank_may_have_no_parameters(world):
+    """Its optimizer is made, steps, and is saved and loaded like those of other ranks."""
+    whole = seeded(lambda: nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Softsign()))
+    pipeline = pipelined(world, copy.deepcopy(whole), plain_batch, squares, cuts=["1"])
+    mine, other = (torch.optim.AdamW(each, lr=0.1) for each in (pipeline.parameter_groups(), whole.parameters()))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(mine, 0.5)
+    for step in range(2):
+        inputs, targets = plain_batch(step)
+        mine.zero_grad()
+        other.zero_grad()
+        squares(whole(inputs), targets).backward()
+        pipeline.step(inputs, targets)
+        pipeline.clip_grad_norm_(1e9)
+        mine.step()
+        other.step()
+    scheduler.step()
+    expect((list(pipeline.named_parameters()) == [] and pipeline.state_dict() == {}) == (world.rank == 1))
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter, dict(whole.named_parameters())[name])
+    mine.load_state_dict(mine.state_dict())
+
+
 def frozen_parts_stay(world):
     def half():
         model = plain()
@@ -1242,6 +1277,7 @@ def wrong_arguments_are_refused(world):
     def make(model=None, **options):
         return shoal.torch.Pipeline(model or plain(), plain_batch(0)[0], **{"microbatches": 4, "loss": squares, **options})
 
+    fails(lambda: make(cuts=[3]), ValueError, "cuts has 3", "not a unit")
     fails(lambda: make(cuts=["9x"]), ValueError, "'9x'", "not a unit", "its units are 0, 1, 2")
     fails(lambda: make(cuts=["8", "4"]), ValueError, "in their order", "8")
     fails(lambda: make(cuts=["0"]), ValueError, "not the first unit (0)")
@@ -1284,6 +1320,8 @@ CASES = [
     Case("gradients add up", gradients_add_up, (1, 2, 4)),
     Case("a norm may be of any kind", a_norm_may_be_of_any_kind, (1, 2)),
     Case("plain torch works inside", plain_torch_works_inside, (1, 2)),
+    Case("cuts may name modules", cuts_may_name_modules, (2,)),
+    Case("a rank may have no parameters", a_rank_may_have_no_parameters, (2,)),
     Case("frozen parts stay", frozen_parts_stay, (1, 2, 4)),
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),

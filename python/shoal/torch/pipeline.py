@@ -35,8 +35,9 @@ class Pipeline:
     "v-half", "v-zb" or "auto", or the text of a schedule in torch's form. `loss(result, target)` returns the mean over the samples
     of a microbatch.
 
-    `cuts`: names of the units at which stages 1, 2, ... begin. Without them rank 0 measures each unit on the example, or counts
-    operations if the model is on the device meta, and the library finds the stages with the shortest step; see explain().
+    `cuts`: names of the units at which stages 1, 2, ... begin, or of modules whose first unit begins one. Without them rank 0
+    measures each unit on the example, or counts operations if the model is on the device meta, and the library finds the stages
+    with the shortest step; see explain().
     `memory`: bytes that each rank has for parameters, gradients, optimizer states and activations; no limit by default.
     `partition`: a dict of other fields of struct shoal_partition_options. `stages`: how many, for "interleaved" and
     "breadth-first"; by default two for each rank.
@@ -255,6 +256,11 @@ class Pipeline:
     def parameters(self):
         """Yields the parameters of this rank's stages, for an optimizer."""
         return self.module.parameters()
+
+    def parameter_groups(self):
+        """Returns them as one group, for an optimizer: torch's optimizers refuse an empty list of parameters, but not an empty group,
+        which a rank may have whose stages are only activations, say."""
+        return [{"params": [*self.module.parameters()]}]
 
     def named_parameters(self):
         """Yields the parameters of this rank's stages with the model's own names."""
