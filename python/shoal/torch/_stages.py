@@ -27,7 +27,12 @@ class Stage:
     def __init__(self, number, modules, sources, targets, is_last):
         self.number, self.is_last = number, is_last
         self._modules, self.sources, self.targets = modules, sources, targets
+        self._without_gradient = []  # parameters that had none when the pass began
         self.parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
+
+    def begin(self):
+        """Begins a pass."""
+        self._without_gradient = [each for each in self.parameters if each.grad is None]
 
     def forward(self, is_training, inputs, received):
         """Returns a value for each target, and the model's result. inputs: the tensors of the batch, on the first stage."""
@@ -68,12 +73,16 @@ class Stage:
         return [[of.get(id(tensor)) for tensor in each.tensors] for each in kept.received], rest
 
     def _leave_messages(self, received):
-        """Autograd may leave a view of a message as the gradient of a parameter. The message's memory is used again."""
+        """Autograd may leave a view of a message as the first gradient of a parameter; to the next ones it adds. The message's memory
+        is used again."""
+        if not self._without_gradient:
+            return
         addresses = {each.address for each in received}
-        for parameter in self.parameters:
+        for parameter in self._without_gradient:
             gradient = parameter.grad
             if gradient is not None and gradient.untyped_storage().data_ptr() in addresses:
                 parameter.grad = gradient.clone()
+        self._without_gradient = [each for each in self._without_gradient if each.grad is None]
 
 
 def _roots_of(kept, received):
@@ -97,6 +106,8 @@ class Pass:
         self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
         self._kept, self._rest, self._draws = {}, {}, {}
         self.results = {}  # of the model in an evaluation, by microbatch
+        for stage in stages:
+            stage.begin()
         self.loss = 0.0  # the mean over all samples
 
     def compute(self, work):
@@ -110,7 +121,8 @@ class Pass:
                 else:
                     self._forward(stage, place, self._read_inputs(work), work.outputs)
             return
-        with torch.autocast("cpu", enabled=False):  # a backward pass has the types of its forward pass
+        # A backward pass has the types of its forward pass.
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else contextlib.nullcontext():
             if work.action.kind == _native.WEIGHT_GRADIENT:
                 self._rest.pop(place)()
             else:
@@ -228,7 +240,7 @@ def _apart(value, received):
     def apart(each):
         return each.clone() if isinstance(each, torch.Tensor) and each.layout is torch.strided and \
             each.untyped_storage().data_ptr() in memory else each
-    return pytree.tree_map(apart, value)
+    return apart(value) if isinstance(value, torch.Tensor) else pytree.tree_map(apart, value)
 
 
 # ---- A batch ---------------------------------------------------------------------------------------------------------------
