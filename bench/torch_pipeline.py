@@ -6,7 +6,8 @@
 
 The model is a chain of blocks of two linear layers, cut into equal stages. Gradients of all three are compared first. Then they
 take turns, step by step, so that other work on the machine meets all of them. Rank 0 prints a line of JSON: for each, the median and
-the shortest time of a step in milliseconds, and the ratios of the medians to Shoal's. Needs `make build/torch`."""
+the shortest time of a step in milliseconds, the ratios of the medians to Shoal's, and the least processor time of its process for
+an action in microseconds, which a busy machine changes little. Needs `make build/torch`."""
 import argparse
 import copy
 import json
@@ -79,14 +80,16 @@ def torchs(pipeline, loss, group):
 
 
 def timed(step, parameters, batch):
-    """Returns the milliseconds of a step, from the time at which all ranks begin to that at which the last one ends."""
+    """Returns the milliseconds of a step, from the time at which all ranks begin to that at which the last one ends, and its
+    processor time on this rank in microseconds."""
     for parameter in parameters.values():
         parameter.grad = None
     dist.barrier()
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     step(*batch)
+    cpu = time.process_time() - cpu
     dist.barrier()
-    return (time.perf_counter() - begin) * 1e3
+    return (time.perf_counter() - begin) * 1e3, cpu * 1e6
 
 
 def compare(runs):
@@ -108,17 +111,20 @@ def main():
             "torch over shoal": torchs(pipeline, loss, dist.group.WORLD),
             "torch over gloo": torchs(pipeline, loss, dist.new_group(backend="gloo"))}
     batch = torch.randn(2, options.rows * options.microbatches, options.width).unbind()
-    times = {name: [] for name in runs}
+    times, costs = {name: [] for name in runs}, {name: [] for name in runs}
+    actions = pipeline.schedule.text().splitlines()[dist.get_rank()].count(",") + 1
     for number in range(WARMUPS + options.rounds):
         for name, (step, parameters) in runs.items():
-            took = timed(step, parameters, batch)
+            took, cpu = timed(step, parameters, batch)
             times[name] += [took] if number >= WARMUPS else []
+            costs[name].append(cpu / actions)
         if number == 0:
             compare(runs)
     if dist.get_rank() == 0:
         median = {name: statistics.median(each) for name, each in times.items()}
         print(json.dumps({**vars(options), "ranks": dist.get_world_size(), "median_ms": {name: round(each, 3) for name, each in median.items()},
                           "best_ms": {name: round(min(each), 3) for name, each in times.items()},
+                          "cpu_us": {name: round(min(each), 1) for name, each in costs.items()},
                           "ratio": {name: round(each / median["shoal"], 3) for name, each in median.items()}}), flush=True)
     dist.barrier()
     dist.destroy_process_group()

@@ -17,6 +17,7 @@ KNOWN = {
     "src/engine": {"cache", "deadlock", "engine", "engine_life", "engine_rounds", "failure", "group", "mismatch", "p2p", "progress",
                    "request", "runner"},
     "src/inspect": {"diagnose", "diagnose_network"},
+    "src/pipeline/partition": {"advice", "partition", "partition_recompute"},
     "src/pipeline/run": {"pipeline_messages", "pipeline_step"},
     "src/pipeline/schedule": {"orders", "schedule", "schedule_run", "search"},
     "tools/run": {"run_agents", "run_agents_hub", "run_agents_join", "run_events", "run_output", "run_spawn", "run_workers"},

@@ -39,6 +39,7 @@ enum shoal_action_kind {
     SHOAL_BACKWARD = 1,       /* both gradients */
     SHOAL_INPUT_GRADIENT = 2, /* the rest follows as SHOAL_WEIGHT_GRADIENT */
     SHOAL_WEIGHT_GRADIENT = 3,
+    SHOAL_RECOMPUTE = 4, /* repeats the forward pass of a stage that has kept only its inputs, before its backward pass */
 };
 
 struct shoal_action {
@@ -112,13 +113,25 @@ SHOAL_API uint32_t shoal_schedule_rank_of(const struct shoal_schedule *schedule,
 SHOAL_API const struct shoal_action *shoal_schedule_actions(const struct shoal_schedule *schedule, uint32_t rank,
                                                             uint32_t *count_out);
 
+/* Copies a schedule in which exactly the stages with stages[s] other than 0 are recomputed; stages == NULL: all of them. Such a
+ * stage keeps only its inputs after a forward pass. It repeats the pass with an action of its own, RECOMPUTE, just before each
+ * backward pass. That action needs nothing from other ranks, so it fills the time in which the rank would wait for the
+ * gradient. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
+SHOAL_CALL shoal_schedule_recompute(const struct shoal_schedule *schedule, const unsigned char *stages,
+                                    struct shoal_schedule **schedule_out);
+
+/* Returns 1 if the stage, which must exist, is recomputed, or else 0. */
+SHOAL_API int shoal_schedule_recomputes(const struct shoal_schedule *schedule, uint32_t stage);
+
 /* Returns the kind's word in SHOAL_SCHEDULE_LIST, or NULL. */
 SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
 
 /* ---- 2. Text ------------------------------------------------------------------------------------------------------------- */
 
 /* Prints a schedule as torch.distributed.pipelining stores one (format="compute_only"): a line for each rank, with its actions
- * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. ERR_SYSTEM: out cannot be written. */
+ * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. The letter R, for RECOMPUTE, is Shoal's own: a
+ * program that only torch's letters suit prints a copy without recomputed stages (shoal_schedule_recompute). ERR_SYSTEM: out
+ * cannot be written. */
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
 /* Reads that form, from text of `bytes` bytes without a final zero. Empty cells mean a pause and are left out, and so are
@@ -131,9 +144,10 @@ SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoa
 /* ---- 3. Faults and times ------------------------------------------------------------------------------------------------- */
 
 /* Looks for the first fault: a stage on two ranks; an action that is missing or there twice; a backward pass before its forward
- * pass; or ranks that wait for each other for ever (text has the circle), when each stage can hold `slots` microbatches that
- * have arrived and were not used yet, and a rank waits while the next stage has no free slot. 0: as many as come. Returns OK if
- * there is none; ERR_ARGUMENT; ERR_MEMORY. */
+ * pass; a stage that is recomputed for some microbatches only, or not between both passes; or ranks that wait for each other
+ * for ever (text has the circle), when each stage can hold `slots` microbatches that have arrived and were not used yet, and a
+ * rank waits while the next stage has no free slot. 0: as many as come. Returns OK if there is none; ERR_ARGUMENT;
+ * ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_check(const struct shoal_schedule *schedule, uint32_t slots, char *text, size_t text_bytes);
 
 /* Finds the fewest slots that shoal_schedule_check accepts. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
@@ -147,16 +161,17 @@ struct shoal_schedule_times {
                                own parameters are ready follow each other so (Qi et al. 2023) */
     double bubble;      /* share of the step in which a rank does nothing, on average over the ranks */
     double span_bubble; /* share of the span; the published rates are this one */
-    double activations; /* most that a rank keeps at a time */
+    double activations; /* most that a rank keeps at a time. Recomputed stages keep them from RECOMPUTE on; their inputs, which
+                           they keep before, do not count */
 };
 #define SHOAL_SCHEDULE_TIMES_INIT                          \
     {                                                      \
         sizeof(struct shoal_schedule_times), 0, 0, 0, 0, 0 \
     }
 
-/* Times a schedule whose ranks begin each action as soon as they can. kept_share as in the options. begins_out may be NULL, or
- * has an entry for each rank: room for the begin of each of its actions. ERR_ARGUMENT: costs that are negative or not finite;
- * ERR_MEMORY. */
+/* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. kept_share as
+ * in the options. begins_out may be NULL, or has an entry for each rank: room for the begin of each of its actions.
+ * ERR_ARGUMENT: costs that are negative or not finite; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs, double kept_share,
                                struct shoal_schedule_times *times_out, double *const *begins_out);
 
@@ -257,8 +272,8 @@ SHOAL_CALL shoal_profile_read(const char *bytes, size_t byte_count, struct shoal
  *     parameters    of its units, tied ones once, divided by parameter_shards
  *     gradients     gradient_ratio times the parameters, divided by gradient_shards
  *     states        state_ratio times the parameters, divided by state_shards: those of the optimizer
- *     activations   most that it keeps at a time, in the order of its actions. With `recomputes` a stage keeps only its input,
- *                   and for one microbatch at a time everything
+ *     activations   most that it keeps at a time, in the order of its actions. A stage that is recomputed keeps only its
+ *                   input, and everything from RECOMPUTE to the backward pass
  *     buffers       `slots` for what comes to each of its stages from other ranks, in both passes
  *
  * The predicted step is that of shoal_schedule_time_stages, and after it the sums of gradients that tied units on different
@@ -278,6 +293,13 @@ enum shoal_partition_method {
 #undef SHOAL_PARTITION_ENUM
 };
 
+/* Which stages are recomputed (shoal_schedule_recompute). */
+enum shoal_recomputes {
+    SHOAL_RECOMPUTES_AS_SCHEDULED = 0, /* those that the schedule recomputes */
+    SHOAL_RECOMPUTES_ALL = 1,
+    SHOAL_RECOMPUTES_IF_SHORT = 2, /* none if that fits into the memory; otherwise some, so that the step is short */
+};
+
 /* Begins as SHOAL_PARTITION_OPTIONS_INIT. */
 struct shoal_partition_options {
     size_t struct_bytes;
@@ -295,7 +317,7 @@ struct shoal_partition_options {
     uint32_t state_shards;
     double kept_share;       /* as in shoal_schedule_options */
     uint32_t slots;          /* 0: the fewest with which the schedule comes to its end */
-    int recomputes;          /* 1: backward passes repeat the forward pass first, to keep less */
+    int recomputes;          /* one of enum shoal_recomputes */
     int keeps_ties_together; /* 1: tied units must be on one rank */
     uint64_t effort;         /* actions that a search may simulate; 0: 8 million, some tenths of a second */
 };
@@ -304,10 +326,12 @@ struct shoal_partition_options {
         sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, 0, 0, 0, 0, 1, 2, 1, 1, 1, 1, 0, 0, 0, 0 \
     }
 
-/* Divides a model among the stages of a schedule. Both are only used during the call. ERR_ARGUMENT: options that are
- * impossible; pins that contradict the order of stages, or tied units that must be on one rank and are pinned to two; units
- * that do not fit into the memory: text, best of 1,000 bytes, names the rank, what is short, by how much, and what would help.
- * ERR_MEMORY. */
+/* Divides a model among the stages of a schedule. Both are only used during the call. If `recomputes` is not AS_SCHEDULED, the
+ * stages of the partition say which of them are recomputed, and shoal_schedule_recompute makes the schedule to run. IF_SHORT
+ * tries the first stages, whose activations are kept longest, and then leaves out stages one by one; it does not compare all
+ * choices. ERR_ARGUMENT: options that are impossible; pins that contradict the order of stages, or tied units that must be on
+ * one rank and are pinned to two; units that do not fit into the memory: text, best of 1,000 bytes, names the rank, what is
+ * short, by how much, and what would help. ERR_MEMORY. */
 SHOAL_CALL shoal_partition_create(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                   const struct shoal_partition_options *options, struct shoal_partition **partition_out,
                                   char *text, size_t text_bytes);
@@ -320,8 +344,8 @@ SHOAL_CALL shoal_partition_create_at(const struct shoal_profile *profile, const 
                                      struct shoal_partition **partition_out, char *text, size_t text_bytes);
 
 /* Makes a schedule and a partition for it. The costs in schedule_options do not matter: they follow from the profile. AUTO
- * tries all kinds, and returns the pair with the shortest step that fits. kind_out may be NULL. Errors as of
- * shoal_schedule_create and shoal_partition_create. */
+ * tries all kinds, and returns the pair with the shortest step that fits. The schedule recomputes the stages that options ask
+ * for; AS_SCHEDULED is none. kind_out may be NULL. Errors as of shoal_schedule_create and shoal_partition_create. */
 SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                   const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
                                   struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
@@ -343,10 +367,11 @@ struct shoal_stage {
     uint64_t parameter_bytes; /* tied units count once */
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
+    int recomputes;           /* 1: the stage is recomputed, which takes `forward` once more */
 };
-#define SHOAL_STAGE_INIT                                         \
-    {                                                            \
-        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_STAGE_INIT                                            \
+    {                                                               \
+        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
@@ -475,6 +500,7 @@ struct shoal_parcel {
  *     BACKWARD             gradients: one for each edge from the stage  gradients: one for each edge to the stage
  *     INPUT_GRADIENT       the same                                     the same
  *     WEIGHT_GRADIENT      those of INPUT_GRADIENT, once more           none
+ *     RECOMPUTE            those of FORWARD, once more                  none
  *
  * Inputs, of forward and backward actions alike, stay valid until the last backward action of this stage and microbatch has
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
@@ -491,6 +517,7 @@ struct shoal_work {
     const struct shoal_parcel *inputs;
     struct shoal_parcel *outputs;
     int is_last_gradient; /* 1: the last action of this step that computes gradients of this stage's weights */
+    int is_recomputed;    /* 1: RECOMPUTE repeats the forward passes of this stage, so FORWARD need not keep anything */
 };
 
 /* Computes an action. If it returns an error, it may write the reason to text, at most text_bytes with the final zero. */

@@ -570,7 +570,37 @@ SHOAL_API void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failu
 SHOAL_API enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module,
                                          const char *text);
 
-/* Prints the flight recorder of comm: the last 1,024 operations of this rank, oldest first, one JSON object per line. On
+/* For libraries built on Shoal: a *track* is a flight recorder of what a library itself does besides its operations, such as
+ * the actions of a pipeline. It keeps this rank's last 1,024 *spans*, of which one at a time is under way. They are written
+ * wherever those of the communicator are; `shoal trace` draws them, and `shoal top` shows the one under way. Except for
+ * shoal_track_create, one thread at a time calls these functions on a track. */
+struct shoal_track;
+
+struct shoal_span {
+    const char *kind; /* such as "forward". At most 31 bytes, and it must stay valid as long as the track */
+    uint64_t sequence;
+    uint64_t stage;
+    uint32_t microbatch;
+};
+
+/* Makes a track of comm, which is freed with comm; a local call. The n-th tracks of all ranks belong together. At most 31 bytes
+ * of the name are kept. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
+SHOAL_CALL shoal_track_create(struct shoal_comm *comm, const char *name, struct shoal_track **track_out);
+
+/* Begins a span, which at first waits. It ends a span that has not ended. */
+SHOAL_API void shoal_track_begin(struct shoal_track *track, const struct shoal_span *span);
+
+/* Notes that the span waits for a rank of comm, and for which stage there; -1: none. */
+SHOAL_API void shoal_track_wait(struct shoal_track *track, int rank, int stage);
+
+/* The span no longer waits: its work begins. */
+SHOAL_API void shoal_track_start(struct shoal_track *track);
+
+/* Ends the span. If it waited until now, it keeps what it waited for. */
+SHOAL_API void shoal_track_end(struct shoal_track *track, enum shoal_status status);
+
+/* Prints the flight recorder of comm: the last 1,024 operations of this rank, oldest first, one JSON object per line. Those of
+ * its tracks follow. On
  * failure Shoal also writes it to the file named by SHOAL_RECORDER_FILE, or to one in the temporary folder. */
 SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
 
@@ -826,6 +856,11 @@ struct shoal_watched {
      * here. */
     double waited_us;
     uint64_t sent_bytes; /* bytes that the communicator handed to the network, as shoal_comm_traffic counts them */
+    /* 1: not a communicator but a track (shoal_track_create), whose operations are spans: collective is a span's kind, count
+     * its stage, and waits_for the rank that its work waits for. */
+    int is_span;
+    uint64_t trace_tag;  /* the tag of the operation that has been under way longest, or the span's microbatch */
+    int waits_for_stage; /* if a span waits for a rank: that rank's stage; otherwise -1 */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

@@ -591,6 +591,7 @@ void shoal_comm_free(struct shoal_comm *comm)
     comm_wait_for_adapters(context, comm->engine, is_inside);
     if (!comm->is_finalized) /* otherwise finalize has written it */
         write_trace(comm);
+    shoal_tracks_free(comm);
     shoal_engine_destroy(comm->engine);
     shoal_progress_unlock(context->progress);
     struct shoal_world *world = comm->world;

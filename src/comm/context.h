@@ -48,6 +48,7 @@ struct shoal_comm {
     struct shoal_member *members; /* [size] */
     struct shoal_world *world;    /* the world in which they met; counts as a use */
     unsigned splits;
+    struct shoal_track *tracks; /* the newest first */
     bool is_finalized;
 };
 
@@ -59,6 +60,9 @@ SHOAL_MUST_USE enum shoal_status shoal_comm_check(const struct shoal_comm *comm,
  * is wrong. The caller frees the tuning overrides, also after an error. */
 SHOAL_MUST_USE enum shoal_status shoal_context_configure(struct shoal_settings *settings, struct shoal_tuning *tuning,
                                                          const char *const *overrides, char *error, size_t error_bytes);
+
+/* Frees the communicator's tracks (track.c). Call with the lock held. */
+void shoal_tracks_free(struct shoal_comm *comm);
 
 /* Runs a call with valid arguments and waits for it. */
 SHOAL_MUST_USE static inline enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)

@@ -57,26 +57,36 @@ enum shoal_status shoal_last_failure(const struct shoal_context *context, const 
     return SHOAL_OK;
 }
 
+/* Prints a recorder by way of a copy, because writing to `out` may block: the lock is released before. Returns the recorder
+ * that follows. */
+static const struct shoal_recorder *print_copy(const struct shoal_comm *comm, const struct shoal_recorder *recorder,
+                                               struct shoal_recorder *copy, FILE *out)
+{
+    struct shoal_rejections rejections;
+    shoal_progress_lock(comm->context->progress);
+    shoal_recorder_copy(recorder, copy);
+    if (copy->rejections) {
+        rejections = *copy->rejections;
+        copy->rejections = &rejections;
+    }
+    const struct shoal_recorder *const next = recorder->track;
+    const double ns_per_tick = shoal_progress_anchor(comm->context->progress)->ns_per_tick;
+    shoal_progress_unlock(comm->context->progress);
+    shoal_recorder_print(copy, copy->flight->comm_name, comm->rank, ns_per_tick, out);
+    return next;
+}
+
 void shoal_flight_print(struct shoal_comm *comm, FILE *out)
 {
     struct shoal_recorder copy;
-    struct shoal_rejections rejections;
     if (!out || !comm || shoal_context_check(comm->context, "shoal_flight_print") != SHOAL_OK)
         return;
     if (shoal_recorder_init(&copy) != SHOAL_OK) {
         fprintf(out, "{\"error\":\"no memory for a copy of the flight recorder\"}\n");
         return;
     }
-    /* Release the lock before writing to `out`, which may block. */
-    shoal_progress_lock(comm->context->progress);
-    shoal_recorder_copy(shoal_engine_recorder(comm->engine), &copy);
-    if (copy.rejections) {
-        rejections = *copy.rejections;
-        copy.rejections = &rejections;
-    }
-    const double ns_per_tick = shoal_progress_anchor(comm->context->progress)->ns_per_tick;
-    shoal_progress_unlock(comm->context->progress);
-    shoal_recorder_print(&copy, comm->name, comm->rank, ns_per_tick, out);
+    for (const struct shoal_recorder *recorder = shoal_engine_recorder(comm->engine); recorder;)
+        recorder = print_copy(comm, recorder, &copy, out);
     shoal_recorder_fini(&copy);
 }
 

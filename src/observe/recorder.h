@@ -29,16 +29,16 @@ struct shoal_request;
 struct shoal_record {
     struct shoal_request *owner; /* during the operation; opaque here */
     uint64_t sequence;           /* 0 if the record is unused; sends and receives have their own count, in their order */
-    uint64_t count;
-    uint64_t posted;        /* clock ticks */
-    uint64_t arrived;       /* 0 until all ranks have arrived */
-    uint64_t done;          /* 0 during the operation */
-    const char *collective; /* static texts */
+    uint64_t count;              /* if it is a span: its stage */
+    uint64_t posted;             /* clock ticks */
+    uint64_t arrived;            /* 0 until all ranks have arrived, or a span's work has begun */
+    uint64_t done;               /* 0 during the operation */
+    const char *collective;      /* static texts */
     const char *algorithm;
     int32_t root;      /* the root, or the peer of a message */
     int32_t last_rank; /* the rank that arrived last; -1 if unknown */
     int64_t late;      /* ticks after the first rank arrived */
-    int32_t step;      /* during the operation: the step that it waits in; -1 if none */
+    int32_t step;      /* during the operation: the step that it waits in; -1 if none. A span: the stage that it waits for */
     int32_t peer;      /* during the operation: the rank it waits for; -1 if none */
     uint32_t trace_tag;
     uint8_t type;
@@ -77,6 +77,7 @@ struct shoal_flight {
     int32_t rank;
     int32_t size;
     int32_t world_rank;
+    int32_t is_track; /* 1: records are spans of a track, not operations (comm/track.c) */
     double ns_per_tick;
     struct shoal_flight_text texts[SHOAL_FLIGHT_TEXTS];
 
@@ -98,6 +99,7 @@ struct shoal_recorder {
     struct shoal_record *records;            /* after the head */
     struct shoal_recorder_identity identity; /* set by the creator of the communicator; all 0 before */
     uint64_t job;
+    struct shoal_recorder *track;              /* printed after this one; NULL if none. The communicator owns it */
     const struct shoal_rejections *rejections; /* the endpoint's, which outlives this; NULL if none */
     int pid;                                   /* owner of the records; 0: this process */
     const char *host;                          /* NULL: this host */
@@ -170,7 +172,7 @@ void shoal_recorder_note_rejected(struct shoal_recorder *recorder);
 /* Copies into an initialized recorder. */
 void shoal_recorder_copy(const struct shoal_recorder *recorder, struct shoal_recorder *copy);
 
-/* Prints one JSON object per line, oldest first. */
+/* Prints one JSON object per line, oldest first. Tracks are not printed. */
 void shoal_recorder_print(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick, FILE *out);
 
 #define SHOAL_RECORDER_NAME_MAX 512
@@ -183,9 +185,9 @@ struct shoal_recorder_file {
     bool is_private;     /* a new file is readable by the user alone */
 };
 
-/* Appends the lines to the file in one write, so that ranks that share a file do not tear each other's lines (on a local file
- * system). Stores the file's name in name_out, which may be NULL. Returns false if there is no file, or if it cannot be
- * written, which is logged as a warning. */
+/* Appends the lines of the recorder and of its tracks to the file in one write, so that ranks that share a file do not tear
+ * each other's lines (on a local file system). Stores the file's name in name_out, which may be NULL. Returns false if there
+ * is no file, or if it cannot be written, which is logged as a warning. */
 bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
                            const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX]);
 

@@ -180,7 +180,7 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
         const struct shoal_record *record = &copy->records[i];
         if (!record->collective)
             continue;
-        if (!watch_is_message(record) && record->sequence > watched->called)
+        if (!watched->is_span && !watch_is_message(record) && record->sequence > watched->called)
             watched->called = record->sequence;
         done = record->done > done ? record->done : done;
         if (record->done || record->status != SHOAL_PENDING)
@@ -202,6 +202,12 @@ static void tell_operations(const struct copy *copy, struct shoal_watched *watch
     watched->is_message = watch_is_message(oldest);
     watched->posted_us = watch_us_since(&copy->flight, oldest->posted);
     watched->arrived_us = oldest->arrived ? watch_us_since(&copy->flight, oldest->arrived) : -1;
+    watched->trace_tag = oldest->trace_tag;
+    if (watched->is_span && !oldest->arrived && oldest->peer >= 0 && oldest->peer < copy->flight.size) {
+        watched->waits_for = oldest->peer;
+        watched->waits_for_stage = oldest->step;
+        watched->waits_us = watched->posted_us;
+    }
 }
 
 static void watch_tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
@@ -225,6 +231,8 @@ static void watch_tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
         .collective = "",
         .algorithm = "",
         .waits_for = -1,
+        .waits_for_stage = -1,
+        .is_span = flight->is_track != 0,
         .rejected = atomic_load_explicit(&flight->rejected, memory_order_relaxed),
         .waited_us = (double)atomic_load_explicit(&flight->waited, memory_order_relaxed) * flight->ns_per_tick / 1e3,
         .sent_bytes = atomic_load_explicit(&flight->sent, memory_order_relaxed),

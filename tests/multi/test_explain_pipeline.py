@@ -159,8 +159,31 @@ def lack_of_memory_is_explained():
     refused("--profile", "gpt2", "--ranks", "4", "--memory", "1G", about="It would fit with gradients and states in 8 shards")
     explain("--profile", "gpt2", "--ranks", "4", "--memory", "1G", "--shards", "8")
     refused("--profile", "gpt2", "--ranks", "4", "--memory", "1M", about="use more stages, parameter shards")
-    less = answer("--profile", "gpt2", "--ranks", "4", "--recompute")["memory"][0]
+    less = answer("--profile", "gpt2", "--ranks", "4", "--recompute", "all")["memory"][0]
     expect(less["activation_bytes"] < answer("--profile", "gpt2", "--ranks", "4")["memory"][0]["activation_bytes"] / 2, less)
+
+
+def stages_are_recomputed():
+    """If all are, each pays its forward pass once more. auto: only if memory is short, and not the last one, which keeps one
+    microbatch."""
+    words = ("--profile", "gpt2", "--ranks", "4")
+    plain, every = answer(*words), answer(*words, "--recompute", "all")
+    expect([s["recomputes"] for s in plain["stages"]] == [False] * 4 and [s["recomputes"] for s in every["stages"]] == [True] * 4, plain, every)
+    expect(plain["step_us"] < every["step_us"] < plain["step_us"] * 1.4, plain["step_us"], every["step_us"])
+    expect(answer(*words, "--recompute", "auto") == plain == answer(*words, "--recompute", "none"))
+    refused(*words, "--memory", "1100M", about="It would fit if activations of stages 0 to 2 are recomputed")
+    table = ROOT / "recomputed.csv"
+    short = answer(*words, "--memory", "1100M", "--recompute", "auto", "--csv", table)
+    expect([s["recomputes"] for s in short["stages"]] == [True, True, True, False], short)
+    expect(all(m["total_bytes"] <= m["limit_bytes"] == 1100 << 20 for m in short["memory"]), short["memory"])
+    expect(not short["is_optimal"] and short["lower_bound_us"] <= plain["step_us"] < short["step_us"], short)
+    expect("0R0,0B0" in table.read_text() and "3R" not in table.read_text(), table.read_text())
+    cuts = ",".join(stage["units"][0] for stage in short["stages"][1:])
+    again = answer(*words, "--memory", "1100M", "--recompute", "auto", "--cuts", cuts)
+    expect([s["recomputes"] for s in again["stages"]] == [False] * 4 and again["memory"][0]["total_bytes"] > 1100 << 20, again)
+    out = explain(*words, "--memory", "1100M", "--recompute", "auto")
+    expect("# these stages keep only their input, and repeat the forward pass: 0, 1, 2\n" in out, out)
+    refused("--recompute", "some", about="all, auto")
 
 
 def own_cuts_are_timed():
@@ -260,4 +283,4 @@ def help_teaches():
 run_cases([models_have_their_sizes, models_have_their_arithmetic, activations_are_those_of_the_shapes,
            times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, automatic_stages_beat_equal_numbers, more_room_makes_no_step_longer,
            ranks_may_be_unequal, ties_may_stay_together, files_are_read, wrong_files_are_refused, lack_of_memory_is_explained,
-           own_cuts_are_timed, other_partitions_are_compared, schedules_are_drawn, options_are_checked, help_teaches])
+           stages_are_recomputed, own_cuts_are_timed, other_partitions_are_compared, schedules_are_drawn, options_are_checked, help_teaches])

@@ -58,6 +58,40 @@ static void recorder_keeps_the_last_operations(struct world *world)
     free(text);
 }
 
+static void tracks_are_written_with_their_communicator(struct world *world)
+{
+    struct shoal_track *first = NULL, *second = NULL;
+    const struct shoal_span forward = {"forward", 7, 2, 5}, backward = {"backward", 8, 3, 6};
+    CHECK(world, shoal_track_create(world->comm, NULL, &first) == SHOAL_ERR_ARGUMENT, "a track without a name");
+    CHECK(world, shoal_track_create(world->comm, "x", NULL) == SHOAL_ERR_ARGUMENT, "no track_out");
+    CHECK(world, shoal_track_create(NULL, "x", &first) == SHOAL_ERR_ARGUMENT, "no communicator");
+    OK(world, shoal_track_create(world->comm, "one", &first));
+    OK(world, shoal_track_create(world->comm, "two \"2\", of a name that is longer than a recorder keeps", &second));
+    shoal_track_end(first, SHOAL_OK); /* nothing is under way: nothing happens */
+    shoal_track_start(first);
+    shoal_track_wait(first, 1, 4);
+    shoal_track_begin(first, &forward);
+    shoal_track_wait(first, 1, 4);
+    shoal_track_begin(first, &backward); /* ends the other one */
+    shoal_track_start(first);
+    shoal_track_end(first, SHOAL_ERR_TIMEOUT);
+    shoal_track_begin(second, &forward);
+    char *text = print_flight(world);
+    CHECK(world, count_lines(text, "\n") == 3 && count_lines(text, "\"comm\":\"one\"") == 2, "%s", text);
+    CHECK(world, strstr(text, "\"sequence\":7,\"kind\":\"forward\",\"algorithm\":\"\",\"count\":2,"), "%s", text);
+    CHECK(world, strstr(text, "\"tag\":5,\"status\":\"SHOAL_OK\"") && strstr(text, "\"step\":4,\"peer\":1,"), "%s", text);
+    CHECK(world, strstr(text, "\"tag\":6,\"status\":\"SHOAL_ERR_TIMEOUT\""), "%s", text);
+    CHECK(world, strstr(text, "{\"comm\":\"two \\\"2\\\", of a name that is lon\""), "%s", text);
+    CHECK(world, count_lines(text, "\"status\":\"SHOAL_PENDING\"") == 1, "%s", text);
+    free(text);
+    for (uint64_t i = 0; i < 1500; i++)
+        shoal_track_begin(first, &(struct shoal_span){"forward", i, 0, 0});
+    OK(world, shoal_barrier(world->comm, NULL));
+    text = print_flight(world);
+    CHECK(world, count_lines(text, "\n") == 1024 + 1 + 1, "%zu lines", count_lines(text, "\n"));
+    free(text);
+}
+
 static void late_rank_is_named(struct world *world)
 {
     float x = 1;
@@ -230,6 +264,8 @@ int main(void)
     setvbuf(stdout, NULL, _IOLBF, 0); /* else a rank that exits would print our buffered lines again */
     static const char *files[] = {"SHOAL_LOG=info", log_file, recorder_file, NULL};
     world_run(&(struct world_options){"recorder_keeps_the_last_operations", 2, NULL, recorder_keeps_the_last_operations, NULL});
+    world_run(&(struct world_options){"tracks_are_written_with_their_communicator", 2, NULL,
+                                      tracks_are_written_with_their_communicator, NULL});
     world_run(&(struct world_options){"late_rank_is_named", 3, NULL, late_rank_is_named, NULL});
     memset(world_board(), 0, 4 * sizeof(uint64_t));
     world_run(&(struct world_options){"memory_is_counted", 2, NULL, memory_is_counted, NULL});

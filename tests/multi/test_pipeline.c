@@ -215,7 +215,7 @@ static uint64_t *sum_inputs(struct job *job, const struct shoal_work *work)
 {
     const struct model *const model = &job->model;
     const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
-    const bool is_forward = work->action.kind == SHOAL_FORWARD;
+    const bool is_forward = work->action.kind == SHOAL_FORWARD || work->action.kind == SHOAL_RECOMPUTE;
     const size_t count = model->counts[microbatch];
     uint64_t *const sum = numbers(count);
     CHECK(job->world, work->input_count == edges_at(model, stage, is_forward), "%u inputs", work->input_count);
@@ -248,6 +248,17 @@ static void put_outputs(struct job *job, const struct shoal_work *work, const ui
     }
 }
 
+/* Keeps the input again, which the forward pass of a recomputed stage has not kept. */
+static void recompute(struct job *job, const struct shoal_work *work)
+{
+    const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
+    CHECK(job->world, work->is_recomputed && work->output_count == 0, "%u outputs", work->output_count);
+    CHECK(job->world, !job->inputs[stage][microbatch], "the stage has kept its input");
+    uint64_t *const input = job->inputs[stage][microbatch] = sum_inputs(job, work);
+    for (size_t i = 0; i < job->model.counts[microbatch] && stage == 0; i++)
+        input[i] += sample(&job->model, microbatch, i);
+}
+
 static void forward(struct job *job, const struct shoal_work *work)
 {
     const struct model *const model = &job->model;
@@ -263,7 +274,9 @@ static void forward(struct job *job, const struct shoal_work *work)
     put_outputs(job, work, output);
     free(output);
     free(job->inputs[stage][microbatch]);
-    job->inputs[stage][microbatch] = input;
+    job->inputs[stage][microbatch] = work->is_recomputed ? NULL : input;
+    if (work->is_recomputed)
+        free(input);
     job->kept[stage][microbatch] = work->input_count && count ? work->inputs[0].data : NULL;
     job->first_of[stage][microbatch] = job->kept[stage][microbatch] ? *job->kept[stage][microbatch] : 0;
 }
@@ -316,6 +329,8 @@ static enum shoal_status compute(void *user, const struct shoal_work *work, char
     }
     if (action.kind == SHOAL_FORWARD)
         forward(job, work);
+    else if (action.kind == SHOAL_RECOMPUTE)
+        recompute(job, work);
     else
         backward(job, work);
     if (action.kind == SHOAL_BACKWARD || action.kind == SHOAL_WEIGHT_GRADIENT)
@@ -433,6 +448,32 @@ static void schedules_body(struct world *world)
 }
 
 /* Skips over any stages, and chains that are broken. */
+/* Every stage, or every second one, repeats its forward passes. */
+static void recomputed_body(struct world *world)
+{
+    for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++)
+        for (int all = 0; all < 2; all++) {
+            struct job job;
+            struct shoal_schedule *recomputed = NULL;
+            unsigned char stages[STAGES_MAX];
+            open_job(&job, world, (enum shoal_schedule_kind)kind, 2 * (uint32_t)world->size, 100);
+            for (uint32_t s = 0; s < job.model.stages; s++)
+                stages[s] = s % 2 == 0;
+            OK(world, shoal_schedule_recompute(job.schedule, all ? NULL : stages, &recomputed));
+            shoal_schedule_free(job.schedule);
+            job.schedule = recomputed;
+            if (job.model.stages > 2) /* inputs of two edges are there once more */
+                job.model.edges[job.model.edge_count++] = (struct shoal_edge){0, 2};
+            job.options.edges = job.model.edges;
+            job.options.edge_count = job.model.edge_count;
+            create(&job);
+            check_step(&job, false);
+            check_step(&job, true);
+            check_step(&job, false);
+            close_job(&job);
+        }
+}
+
 static void skips_body(struct world *world)
 {
     static const enum shoal_schedule_kind kinds[] = {SHOAL_SCHEDULE_GPIPE, SHOAL_SCHEDULE_1F1B, SHOAL_SCHEDULE_BREADTH_FIRST,
@@ -638,6 +679,80 @@ static void times_body(struct world *world)
     OK(world, shoal_pipeline_step_times(job.pipeline, &times));
     CHECK(world, times.step == 2 && times.action_count == 8, "%u forward actions", times.action_count);
     close_job(&job);
+}
+
+/* ---- Spans in the flight recorder ---------------------------------------------------------------------------------------- */
+
+/* What a look at this process's tracks found. */
+struct seen {
+    int count; /* tracks with a span under way */
+    struct shoal_watched span;
+    char kind[32], name[32];
+};
+
+static void look(void *arg, const struct shoal_watched *watched)
+{
+    struct seen *const seen = arg;
+    if (!watched->is_span || !watched->under_way)
+        return;
+    seen->count++;
+    seen->span = *watched;
+    snprintf(seen->kind, sizeof seen->kind, "%s", watched->collective);
+    snprintf(seen->name, sizeof seen->name, "%s", watched->name);
+}
+
+struct spans {
+    struct world *world;
+    uint64_t step;
+    uint32_t actions;
+};
+
+/* While an action is computed, its span is under way, and waits for nothing. */
+static enum shoal_status look_at_span(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
+{
+    static const char *const kinds[] = {"forward", "backward", "input gradient", "weight gradient", "recompute"};
+    struct spans *const spans = user;
+    struct seen seen = {0};
+    char error[256] = "";
+    (void)text, (void)text_bytes;
+    CHECK(spans->world, shoal_watch(getpid(), look, &seen, error, sizeof error) == SHOAL_OK, "%s", error);
+    CHECK(spans->world, seen.count == 1 && !strcmp(seen.name, "spans actions"), "%d spans, %s", seen.count, seen.name);
+    CHECK(spans->world, !strcmp(seen.kind, kinds[work->action.kind]), "the kind is %s", seen.kind);
+    CHECK(spans->world, seen.span.count == work->action.stage && seen.span.trace_tag == work->action.microbatch,
+          "stage %llu, microbatch %llu", (unsigned long long)seen.span.count, (unsigned long long)seen.span.trace_tag);
+    CHECK(spans->world, seen.span.sequence == spans->step && seen.span.waits_for == -1 && seen.span.arrived_us >= 0,
+          "the span");
+    spans->actions++;
+    return SHOAL_OK;
+}
+
+static void spans_body(struct world *world)
+{
+    static const enum shoal_schedule_kind kinds[] = {SHOAL_SCHEDULE_1F1B, SHOAL_SCHEDULE_V_ZB};
+    for (size_t k = 0; k < COUNT_OF(kinds); k++) {
+        struct job job;
+        struct seen seen = {0};
+        struct spans spans = {world, 1, 0};
+        struct shoal_pipeline_calls calls = SHOAL_PIPELINE_CALLS_INIT;
+        calls.compute = look_at_span;
+        calls.user = &spans;
+        open_job(&job, world, kinds[k], 6, 0);
+        job.options.name = "spans";
+        if (k) {
+            struct shoal_schedule *recomputed = NULL;
+            OK(world, shoal_schedule_recompute(job.schedule, NULL, &recomputed));
+            shoal_schedule_free(job.schedule);
+            job.schedule = recomputed;
+        }
+        create(&job);
+        OK(world, shoal_pipeline_step(job.pipeline, &calls));
+        spans.step = 2;
+        OK(world, shoal_pipeline_forward(job.pipeline, &calls));
+        CHECK(world, spans.actions == count_actions(&job, false) + count_actions(&job, true), "%u actions", spans.actions);
+        OK(world, shoal_watch(getpid(), look, &seen, NULL, 0));
+        CHECK(world, seen.count == 0, "a span is under way after the step");
+        close_job(&job);
+    }
 }
 
 /* Counts how many different addresses shoal_pipeline_alloc returns. */
@@ -971,7 +1086,8 @@ static void run_all(const char *where)
         const char *name;
         world_body_fn body;
         int size, killed;
-    } cases[] = {{"pipelines_with_skips", skips_body, 4, 0},
+    } cases[] = {{"pipelines_that_recompute", recomputed_body, 3, 0},
+                 {"pipelines_with_skips", skips_body, 4, 0},
                  {"pipelines_of_messages_of_any_size", sizes_body, 4, 0},
                  {"pipelines_of_large_messages", large_body, 3, 0},
                  {"pipelines_that_go_forward_only", forward_body, 4, 0},
@@ -979,6 +1095,7 @@ static void run_all(const char *where)
                  {"pipelines_in_any_order", orders_body, 3, 0},
                  {"pipelines_that_hand_inputs_on", relays_body, 4, 0},
                  {"pipelines_report_times", times_body, 3, 0},
+                 {"pipelines_show_their_actions", spans_body, 3, 0},
                  {"pipelines_reuse_memory", memory_body, 3, 0},
                  {"pipelines_of_more_ranks_than_cores", schedules_body, 8, 0},
                  {"pipelines_whose_action_fails", failing_body, 3, 0},

@@ -83,6 +83,21 @@ def files_are_written_and_read():
     expect(max(event["ts"] + event["dur"] for event in events) - made["step_us"] < 1e-2, made)
 
 
+def stages_can_be_recomputed():
+    """Forward passes are repeated while ranks wait, so the step of 1f1b grows by less than they take."""
+    words = ("--stages", "4", "--microbatches", "8", "--forward", "1ms", "--schedule", "1f1b")
+    (plain,), (again,) = rows(*words), rows(*words, "--recompute")
+    expect((plain["step_us"], again["step_us"], plain["peak_activations"], again["peak_activations"]) == (33000, 41000, 4, 1), plain, again)
+    path, plot = ROOT / "again.csv", ROOT / "again.svg"
+    sim(*words, "--recompute", "--csv", path, "--plot", plot)
+    expect(path.read_text().startswith("0F0,0F1,0F2,0F3,0R0,0B0,0F4,0R1,0B1") and ">recompute</text>" in plot.read_text(), path.read_text())
+    (read,) = rows("--read", path, "--forward", "1ms")
+    expect(read["step_us"] == 41000, read)
+    sim(*words, "--csv", path)
+    (read,) = rows("--read", path, "--forward", "1ms", "--recompute")
+    expect(read["step_us"] == 41000, read)
+
+
 def standard_input_is_read():
     done = subprocess.run([SHOAL, "sim", "pipeline", "--read", "-"], input="0F0,0B0\n1F0,1B0\n", capture_output=True, text=True, timeout=60)
     expect(done.returncode == 0 and "standard input" in done.stdout and not done.stderr, done)
@@ -115,5 +130,5 @@ def wrong_words_are_refused():
     expect("Usage: shoal sim pipeline" in out and "Exit codes" in out, out)
 
 
-run_cases([all_schedules_are_compared, published_rates_are_met, memory_limits_the_choice, files_are_written_and_read,
+run_cases([all_schedules_are_compared, published_rates_are_met, memory_limits_the_choice, files_are_written_and_read, stages_can_be_recomputed,
            standard_input_is_read, faults_of_a_file_are_named, wrong_words_are_refused])

@@ -138,6 +138,48 @@ def a_receive_waits_for_its_peer():
         expect(comm["operation"] == "receive 77 float32 from 1" and comm["waits_for"] == [1], comm)
 
 
+def track(process):
+    (comm,) = (comm for comm in process["communicators"] if comm["is_track"])
+    return comm
+
+
+def a_rank_of_a_pipeline_is_in_an_action():
+    """Rank 0 is stopped in its second forward pass, so rank 1 waits for it, and rank 2 for rank 1."""
+    with subprocess.Popen([SHOAL, "bench", "pipeline", "-n", "3", "--schedule", "gpipe", "--microbatches", "4", "--forward", "2s"],
+                          stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
+        job = Job.__new__(Job)
+        stopped = None
+        try:
+            def is_begun(mine, look):
+                job.pids = {p["world_rank"]: p["pid"] for p in look["processes"]}
+                return len(look["processes"]) == 3 and all(any(c["is_track"] and c["under_way"] for c in p["communicators"])
+                                                           for p in look["processes"])
+            wait_for(lambda: call(SHOAL, "top", "--once", bench.pid)[0] == 0)
+            job.pids = {}
+            job.look_until(is_begun, str(bench.pid))
+            stopped = job.pids[0]
+            os.kill(stopped, signal.SIGSTOP)
+            mine, look = job.look_until(lambda mine, _: all(track(mine[r])["waits_for"] == [r - 1] for r in (1, 2)), str(bench.pid))
+            for rank in (1, 2):
+                comm = track(mine[rank])
+                expect(comm["name"] == "pipeline actions" and comm["operation"].startswith(f"forward of stage {rank}, microbatch "), comm)
+                expect((comm["stage"], comm["waits_for_stage"], comm["arrived_us"]) == (rank, rank - 1, None), comm)
+            expect(track(mine[0])["waits_for"] == [] and track(mine[0])["arrived_us"] is not None, track(mine[0]))
+            job.look_until(lambda _, look: look["held_up_by"] and look["held_up_by"]["pid"] == stopped and
+                           look["held_up_by"]["held"] == 2, str(bench.pid))
+            _, out, _ = call(SHOAL, "top", "--once", bench.pid)
+            expect(re.search(r"waits for stage 0 \(rank 0\): forward of stage 1, microbatch \d, step 1 of pipeline actions, for ", out) and
+                   re.search(r"computes forward of stage 0, microbatch \d, step 1 of pipeline actions, for ", out), out)
+            lines = [json.loads(line) for line in call(SHOAL, "top", "--dump", bench.pid)[1].splitlines()]
+            (action,) = [line for line in lines if line["rank"] == 2 and line["comm"] == "pipeline actions" and not line["done_ticks"]]
+            expect((action["kind"], action["count"], action["peer"], action["step"]) == ("forward", 2, 1, 1), action)
+        finally:
+            if stopped:
+                os.kill(stopped, signal.SIGCONT)
+            bench.terminate()
+            bench.wait(PATIENCE_S)
+
+
 def a_job_is_found_by_any_of_its_processes_and_by_its_number():
     with Job("late") as job, Job("late") as other:
         number = job.look(str(job.pids[0]))[1]["processes"][0]["job"]
@@ -490,7 +532,7 @@ def a_signal_that_the_program_handles_stays_its_own():
 if __name__ == "__main__":
     run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, bytes_on_the_network_are_told,
-               a_receive_waits_for_its_peer,
+               a_receive_waits_for_its_peer, a_rank_of_a_pipeline_is_in_an_action,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, process_groups_are_of_one_job,
                children_with_a_ranks_descriptors_are_no_ranks,
                counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, hosts_are_asked_and_told_together,

@@ -172,6 +172,78 @@ def names_tell_type_operator_and_root():
     expect(got == [(name, count) for _, name, count in cases], got)
 
 
+def action(rank, kind, microbatch, posted, arrived, done, **more):
+    """A span of a pipeline whose stages are ranks."""
+    return record(rank, posted, arrived, done, **{**dict(
+        comm="gpt actions", comm_id="00000000000000bb", kind=kind, algorithm="", count=rank, tag=microbatch, type="UINT8", root=-1,
+        peer=1 - rank if arrived != posted else -1, step=1 - rank if arrived != posted else -1), **more})
+
+
+# 1F1B of two microbatches. The second backward pass of stage 1 takes 20 us, the first one 18; each message takes 2 us.
+STEP = [action(0, "forward", 0, 0, 0, 10, record=0), action(0, "forward", 1, 10, 10, 20, record=1),
+        action(0, "backward", 0, 20, 42, 52, record=2), action(0, "backward", 1, 52, 72, 82, record=3),
+        action(1, "forward", 0, 0, 12, 22, record=0), action(1, "backward", 0, 22, 22, 40, record=1),
+        action(1, "forward", 1, 40, 40, 50, record=2), action(1, "backward", 1, 50, 50, 70, record=3),
+        action(1, "hand over", 1, 70, None, 71, record=4, peer=0, step=0)]
+
+
+def pipelines_are_measured_and_predicted_exactly():
+    sums, _ = sums_of(STEP)
+    (pipeline,) = sums["pipelines"]
+    ranks = pipeline.pop("ranks")
+    expect(pipeline == {"name": "gpt actions", "whole_steps": 1, "stages": 2, "microbatches": 2, "step_us": 82, "bubble": 0.4024,
+                        "predicted_step_us": 78, "predicted_bubble": 0.3718}, pipeline)
+    expect(ranks == [{"rank": 0, "computing": 0.4878, "waiting": 0.5122, "longest_wait_us": 22,
+                      "longest_wait": "backward of stage 0, microbatch 0"},
+                     {"rank": 1, "computing": 0.7073, "waiting": 0.1463, "longest_wait_us": 12,
+                      "longest_wait": "forward of stage 1, microbatch 0"}], ranks)
+    expect(sums["failed"] == [] and all(rank["operations"] == 0 for rank in sums["ranks"]), sums)
+    folder = Folder()
+    folder.write("flight", STEP)
+    _, out, _ = folder.trace("flight")
+    expect("Pipeline gpt actions: 2 ranks, 2 stages, 2 microbatches; 1 whole step\n"
+           "  measured:  step        0.082 ms (median) bubble  40.2 %\n"
+           "  predicted: step        0.078 ms          bubble  37.2 % (mean times, no messages)\n" in out, out)
+    expect("  0.022 ms: 0B0 for stage 1, step 1\n" in out, out)
+
+
+def split_backward_passes_are_predicted_apart():
+    lines = [action(0, "forward", 0, 0, 0, 10, size=1, record=0), action(0, "input gradient", 0, 10, 10, 15, size=1, record=1),
+             action(0, "weight gradient", 0, 16, 16, 19, size=1, record=2)]
+    (pipeline,) = sums_of(lines)[0]["pipelines"]
+    expect((pipeline["step_us"], pipeline["predicted_step_us"], pipeline["predicted_bubble"]) == (19, 18, 0), pipeline)
+    expect(pipeline["bubble"] == round(1 / 19, 4) and pipeline["ranks"][0]["longest_wait_us"] == 0, pipeline)
+
+
+def steps_that_are_not_whole_do_not_count():
+    def later(step, lines):
+        return [dict(line, sequence=step, record=line["record"] + 100 * step) for line in lines]
+    forward_only = [line for line in STEP if line["kind"] == "forward"]
+    failed = [dict(line, status="SHOAL_ERR_TIMEOUT") if line["rank"] == 1 else line for line in STEP]
+    open_end = [dict(line, done_ticks=None, status="SHOAL_PENDING") if line["tag"] else line for line in STEP]
+    for lines in (forward_only, STEP[1:], STEP[:4], failed, open_end):
+        folder = Folder()
+        folder.write("flight", later(2, lines))
+        (pipeline,) = folder.sums("flight")[0]["pipelines"]
+        expect((pipeline["whole_steps"], pipeline["step_us"], pipeline["bubble"]) == (0, 0, 0), pipeline)
+        expect("but no whole step with the actions of all ranks is in these files" in folder.trace("flight")[1], lines)
+        (pipeline,) = sums_of(STEP + later(2, lines) + later(3, STEP))[0]["pipelines"]
+        expect((pipeline["whole_steps"], pipeline["step_us"]) == (2, 82), pipeline)
+
+
+def actions_are_drawn_as_schedules_write_them():
+    _, events = sums_of(STEP)
+    boxes = [(e["name"], e["pid"], e["ts"], e["dur"]) for e in spans(events) if "args" in e]
+    expect(boxes[:4] == [("0F0", 1, 0, 10), ("0F1", 1, 10, 10), ("0B0", 1, 20, 32), ("0B1", 1, 52, 30)], boxes)
+    expect(boxes[-1] == ("hand over of stage 1, microbatch 1", 2, 70, 1), boxes)
+    (box,) = spans(events, "0B0")
+    expect(box["args"] == {"stage": 0, "microbatch": 0, "step": 1, "status": "SHOAL_OK", "waited_for_rank": 1, "waited_for_stage": 1}, box)
+    expect([(e["ts"], e["dur"]) for e in spans(events, "waiting for stage 1")] == [(20, 22), (52, 20)], events)
+    expect(len(spans(events, "computing")) == 8, events)
+    expect([e["args"]["name"] for e in events if e["name"] == "thread_name"] == ["gpt actions"] * 2, events)
+    check_nesting(events)
+
+
 def operations_told_twice_count_once():
     open_line, done_line = record(0, 0, 10, None, status="SHOAL_PENDING"), record(0, 0, 10, 12)
     for lines in ([open_line, record(1, 10, 10, 12), done_line, done_line], [done_line, open_line, record(1, 10, 10, 12), open_line]):
@@ -607,7 +679,9 @@ def help_teaches():
 
 
 run_cases([late_ranks_are_blamed_exactly, percentiles_are_of_all_operations, kinds_are_summed_exactly, events_are_as_the_viewers_read_them,
-           overlapping_operations_get_tracks_of_their_own, names_tell_type_operator_and_root, operations_told_twice_count_once,
+           overlapping_operations_get_tracks_of_their_own, names_tell_type_operator_and_root,
+           pipelines_are_measured_and_predicted_exactly, split_backward_passes_are_predicted_apart,
+           steps_that_are_not_whole_do_not_count, actions_are_drawn_as_schedules_write_them, operations_told_twice_count_once,
            failed_and_open_operations_come_first, different_calls_of_one_number_are_all_shown,
            different_calls_that_returned_are_shown, operations_that_wait_at_the_same_time_are_one_incident,
            ranks_that_wait_at_the_same_time_count_each, missing_ranks_and_cut_histories_are_named,

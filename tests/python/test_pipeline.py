@@ -243,6 +243,112 @@ def residual_equals_one_process(world):
         equals_one_process(world, "residual", kind)
 
 
+def recomputed_stages_equal_one_process(world):
+    for kind in ("gpipe", "1f1b", "interleaved", "zb-h1", "v-zb"):
+        for name in ("gpt", "skips") if kind in ("1f1b", "zb-h1") else ("mlp",):
+            for recompute in (True, [0]):
+                pair = Pair(world, name, kind, microbatches_of(world), recompute=recompute)
+                expect(pair.pipeline.schedule.recomputed_stages() == ([0] if recompute == [0] else list(range(pair.pipeline.schedule.stages))))
+                for number, rows in enumerate((16, 3, 16)):  # some microbatches without samples
+                    pair.step(number, rows)
+                inputs, _ = pair.batch(0)
+                pair.pipeline.forward(inputs)
+                pair.step(3)
+
+
+class Noisy(nn.Module):
+    """Random numbers, and statistics that each forward pass changes."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.3)) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def recomputation_changes_nothing(world):
+    """The same random numbers, statistics that count each microbatch once, and the same gradients to the last bit."""
+    for kind in ("1f1b", "zb-h1"):
+        results = []
+        for recompute in (False, True):
+            pipeline = pipelined(world, seeded(Noisy), plain_batch, squares, kind, recompute=recompute)
+            for step in range(3):
+                torch.manual_seed(step)
+                loss = pipeline.step(*plain_batch(step))
+            draw = torch.rand(3)  # the generator goes on from the same place
+            results.append((loss, draw, pipeline.state_dict(), [parameter.grad for parameter in pipeline.parameters()]))
+        (loss, draw, state, gradients), again = results
+        expect(torch.equal(loss, again[0]) and torch.equal(draw, again[1]), results)
+        expect(all(torch.equal(value, again[2][name]) for name, value in state.items()), state, again[2])
+        expect(all(torch.equal(one, other) for one, other in zip(gradients, again[3])))
+
+
+class Watched(nn.Linear):
+    """Counts its results that are alive. Its square keeps each of them for the backward pass."""
+    alive, most = [], 0
+
+    def forward(self, x):
+        made = super().forward(x)
+        Watched.alive = [each for each in Watched.alive if each() is not None] + [weakref.ref(made)]
+        Watched.most = max(Watched.most, len(Watched.alive))
+        return made * made
+
+
+def recomputed_stages_keep_only_their_inputs(world):
+    found = []
+    for recompute in (False, True):
+        Watched.alive, Watched.most = [], 0
+        pipeline = pipelined(world, nn.Sequential(*(Watched(12, 12) for _ in range(2 * world.size))), plain_batch, squares, "gpipe", 8,
+                             recompute=recompute)
+        pipeline.step(*plain_batch(0))
+        found.append(Watched.most)
+    expect(found[0] == 2 * 8 and found[1] <= 4, found)
+
+
+def stages_are_recomputed_if_memory_is_short(world):
+    """Each layer keeps what it gets, and the first stage of two microbatches."""
+    def make(**options):
+        return pipelined(world, nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh()) for _ in range(8))),
+                         lambda step: (torch.zeros(256, 64), torch.zeros(256, 64)), squares, cuts=None, units={nn.Sequential},
+                         partition={"latency_us": 0, "state_ratio": 0}, **options)
+
+    expect(make(recompute="auto").schedule.recomputed_stages() == [])
+    needed = max(memory.total_bytes for memory in make()._partition.memory)
+    fails(lambda: make(memory=needed * 2 // 3), ValueError, "are short", "It would fit if activations", "are recomputed")
+    pipeline = make(memory=needed * 2 // 3, recompute="auto")
+    stages = pipeline.schedule.recomputed_stages()
+    expect(stages and ", recomputed; " in pipeline.explain() and "R" in pipeline.schedule.text(), pipeline.explain())
+    expect(max(memory.total_bytes for memory in pipeline._partition.memory) <= needed * 2 // 3)
+    expect("R" not in pipeline.to_torch()[1])
+    inputs = torch.randn(16, 64)
+    pipeline.step(inputs, inputs)
+    expect(make(recompute=True).schedule.recomputed_stages() == [0, 1])
+    expect(make(recompute=[1]).schedule.recomputed_stages() == [1])
+
+
+class DoublesInPlace(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.mul_(2.0))
+
+
+def wrong_recomputation_is_refused(world):
+    def make(**options):
+        return pipelined(world, plain(), plain_batch, squares, **options)
+
+    fails(lambda: make(recompute="some"), TypeError, "recompute must be True", "'some'")
+    fails(lambda: make(recompute=3), TypeError, "recompute must be True")
+    fails(lambda: make(recompute=[2]), ValueError, "recompute has 2", "the stages are 0 to 1")
+    fails(lambda: make(recompute=[0.5]), ValueError, "recompute has 0.5")
+    fails(lambda: make(recompute="auto"), ValueError, "leave out cuts")
+    fails(lambda: make(cuts=None, kind="auto", recompute=[0]), ValueError, "does not know yet")
+    model = nn.Sequential(DoublesInPlace(12, 12), nn.Linear(12, 12))
+    fails(lambda: pipelined(world, model, plain_batch, squares, cuts=["1"], recompute=True).step(*plain_batch(0)), RuntimeError,
+          "stage 0 changes its inputs in place")
+
+
 def any_number_of_samples_is_divided(world):
     """As equally as possible; some microbatches may be without samples. In the next step the batch has another size."""
     for kind in ("1f1b", "v-half", "gpipe"):
@@ -347,6 +453,41 @@ def plain_torch_works_inside(world):
     inputs, targets = plain_batch(0)
     losses = {round(pipeline.step(inputs, targets).item(), 6) for _ in range(4)}
     expect(len(losses) > 1, losses)
+
+
+def cuts_may_name_modules(world):
+    """A module stands for its first unit."""
+    for cut in ("layer2", "layer2.0"):
+        pair = Pair(world, "residual", cuts=[cut])
+        names = list(pair.pipeline.state_dict())
+        expect(names and all(name.startswith(("layer2.", "head.")) == (world.rank == 1) for name in names), names)
+        pair.step(0)
+    model = seeded(Residual)
+    fails(lambda: pipelined(world, model, image_batch, words_loss, cuts=["layer2.1.norm"]), ValueError, "'layer2.1.norm'",
+          "inside the unit layer2.1")
+    fails(lambda: pipelined(world, model, image_batch, words_loss, cuts=["layer"]), ValueError, "'layer', which is not a unit")
+
+
+def a_rank_may_have_no_parameters(world):
+    """Its optimizer is made, steps, and is saved and loaded like those of other ranks."""
+    whole = seeded(lambda: nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Softsign()))
+    pipeline = pipelined(world, copy.deepcopy(whole), plain_batch, squares, cuts=["1"])
+    mine, other = (torch.optim.AdamW(each, lr=0.1) for each in (pipeline.parameter_groups(), whole.parameters()))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(mine, 0.5)
+    for step in range(2):
+        inputs, targets = plain_batch(step)
+        mine.zero_grad()
+        other.zero_grad()
+        squares(whole(inputs), targets).backward()
+        pipeline.step(inputs, targets)
+        pipeline.clip_grad_norm_(1e9)
+        mine.step()
+        other.step()
+    scheduler.step()
+    expect((list(pipeline.named_parameters()) == [] and pipeline.state_dict() == {}) == (world.rank == 1))
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter, dict(whole.named_parameters())[name])
+    mine.load_state_dict(mine.state_dict())
 
 
 def frozen_parts_stay(world):
@@ -1136,6 +1277,7 @@ def wrong_arguments_are_refused(world):
     def make(model=None, **options):
         return shoal.torch.Pipeline(model or plain(), plain_batch(0)[0], **{"microbatches": 4, "loss": squares, **options})
 
+    fails(lambda: make(cuts=[3]), ValueError, "cuts has 3", "not a unit")
     fails(lambda: make(cuts=["9x"]), ValueError, "'9x'", "not a unit", "its units are 0, 1, 2")
     fails(lambda: make(cuts=["8", "4"]), ValueError, "in their order", "8")
     fails(lambda: make(cuts=["0"]), ValueError, "not the first unit (0)")
@@ -1166,6 +1308,11 @@ CASES = [
     Case("gpt equals one process", gpt_equals_one_process),
     Case("skips equal one process", skips_equal_one_process),
     Case("residual equals one process", residual_equals_one_process),
+    Case("recomputed stages equal one process", recomputed_stages_equal_one_process, (1, 2, 3)),
+    Case("recomputation changes nothing", recomputation_changes_nothing, (1, 2)),
+    Case("recomputed stages keep only their inputs", recomputed_stages_keep_only_their_inputs, (1, 2)),
+    Case("stages are recomputed if memory is short", stages_are_recomputed_if_memory_is_short, (2,)),
+    Case("wrong recomputation is refused", wrong_recomputation_is_refused, (2,)),
     Case("any number of samples is divided", any_number_of_samples_is_divided, (1, 2, 3)),
     Case("microbatches may have any shape", microbatches_may_have_any_shape, (1, 3)),
     Case("an evaluation returns the result", an_evaluation_returns_the_result, (1, 2, 3)),
@@ -1173,6 +1320,8 @@ CASES = [
     Case("gradients add up", gradients_add_up, (1, 2, 4)),
     Case("a norm may be of any kind", a_norm_may_be_of_any_kind, (1, 2)),
     Case("plain torch works inside", plain_torch_works_inside, (1, 2)),
+    Case("cuts may name modules", cuts_may_name_modules, (2,)),
+    Case("a rank may have no parameters", a_rank_may_have_no_parameters, (2,)),
     Case("frozen parts stay", frozen_parts_stay, (1, 2, 4)),
     Case("a rank keeps its stages", a_rank_keeps_its_stages),
     Case("meta models get values", meta_models_get_values, (1, 2, 3)),

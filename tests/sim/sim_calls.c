@@ -69,9 +69,15 @@ struct shoal_context {
     size_t memory_count;
 };
 
+/* Tracks keep nothing here; they take memory, of which there may be none. */
+struct shoal_track {
+    struct shoal_track *next;
+};
+
 struct shoal_comm {
     struct shoal_context *context;
     struct group *group;
+    struct shoal_track *tracks;
     int rank;
     unsigned splits;
     struct shoal_engine *engine;
@@ -908,6 +914,11 @@ void shoal_comm_free(struct shoal_comm *comm)
     wake_waiters(world);
     pthread_cond_signal(&world->changed);
     unlock(world);
+    while (comm->tracks) {
+        struct shoal_track *const track = comm->tracks;
+        comm->tracks = track->next;
+        free(track);
+    }
     free(comm);
 }
 
@@ -975,6 +986,37 @@ enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traff
 {
     (void)comm, (void)traffic_out; /* a simulation counts no traffic */
     return SHOAL_OK;
+}
+
+enum shoal_status shoal_track_create(struct shoal_comm *comm, const char *name, struct shoal_track **track_out)
+{
+    (void)name;
+    *track_out = calloc(1, sizeof **track_out);
+    if (!*track_out)
+        return SHOAL_ERR_MEMORY;
+    (*track_out)->next = comm->tracks;
+    comm->tracks = *track_out;
+    return SHOAL_OK;
+}
+
+void shoal_track_begin(struct shoal_track *track, const struct shoal_span *span)
+{
+    (void)track, (void)span;
+}
+
+void shoal_track_wait(struct shoal_track *track, int rank, int stage)
+{
+    (void)track, (void)rank, (void)stage;
+}
+
+void shoal_track_start(struct shoal_track *track)
+{
+    (void)track;
+}
+
+void shoal_track_end(struct shoal_track *track, enum shoal_status status)
+{
+    (void)track, (void)status;
 }
 
 enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module, const char *text)

@@ -78,6 +78,17 @@ static void draw_edges(uint64_t *random, struct drawn *drawn)
     drawn->options.edge_count = drawn->edge_count;
 }
 
+static void recompute_some(uint64_t *random, struct drawn *drawn)
+{
+    struct shoal_schedule *recomputed = NULL;
+    unsigned char stages[STAGES_MAX];
+    for (uint32_t s = 0; s < drawn->stages; s++)
+        stages[s] = (unsigned char)reference_below(random, 2);
+    assert_int_equal(shoal_schedule_recompute(drawn->schedule, stages, &recomputed), SHOAL_OK);
+    shoal_schedule_free(drawn->schedule);
+    drawn->schedule = recomputed;
+}
+
 static void draw_schedule(uint64_t *random, struct drawn *drawn)
 {
     struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
@@ -90,6 +101,8 @@ static void draw_schedule(uint64_t *random, struct drawn *drawn)
     if (shoal_schedule_create(&options, &drawn->schedule, text, sizeof text) != SHOAL_OK)
         fail_msg("seed %d: %s", (int)drawn->seed, text);
     drawn->stages = shoal_schedule_stages(drawn->schedule);
+    if (reference_below(random, 3) == 0)
+        recompute_some(random, drawn);
     drawn->microbatches = options.microbatches;
     assert_true(drawn->stages <= STAGES_MAX && drawn->microbatches <= MICROBATCHES_MAX);
 }
@@ -156,7 +169,7 @@ static uint64_t element_of(struct value value, uint32_t microbatch, size_t i)
 /* Finds the stage at the other end of the k-th edge of an action's inputs. */
 static uint32_t source_of(const struct drawn *drawn, const struct shoal_action *action, uint32_t k)
 {
-    const bool is_forward = action->kind == SHOAL_FORWARD;
+    const bool is_forward = action->kind == SHOAL_FORWARD || action->kind == SHOAL_RECOMPUTE;
     size_t e = 0;
     while ((is_forward ? drawn->edges[e].to : drawn->edges[e].from) != action->stage || k--)
         e++;
@@ -169,7 +182,8 @@ static void check_inputs(const struct rank *rank, const struct shoal_work *work)
     const uint32_t microbatch = work->action.microbatch;
     for (uint32_t k = 0; k < work->input_count; k++) {
         const uint32_t source = source_of(drawn, &work->action, k);
-        const struct value value = work->action.kind == SHOAL_FORWARD ? rank->activations[source] : rank->gradients[source];
+        const bool is_forward = work->action.kind == SHOAL_FORWARD || work->action.kind == SHOAL_RECOMPUTE;
+        const struct value value = is_forward ? rank->activations[source] : rank->gradients[source];
         const uint64_t *data = work->inputs[k].data;
         CHECK(rank, work->inputs[k].bytes == drawn->counts[microbatch] * sizeof *data, "seed %d", (int)drawn->seed);
         CHECK(rank, work->inputs[k].note_bytes == sizeof source && !memcmp(work->inputs[k].note, &source, sizeof source),
@@ -326,7 +340,8 @@ static void check_failed(const struct drawn *drawn, const struct rank *ranks, en
     const char *text = NULL;
     for (int r = 0; r < drawn->world.size; r++) {
         const struct rank *const rank = &ranks[r];
-        if (rank->status == SHOAL_OK && rank->steps == STEPS && r != drawn->at_fault)
+        const bool may_end_well = r != drawn->at_fault || drawn->fault == OTHER_CALL; /* peers may notice after its last step */
+        if (rank->status == SHOAL_OK && rank->steps == STEPS && may_end_well)
             continue;
         text = text ? text : rank->failure.text;
         const bool is_blamed = drawn->fault == OTHER_CALL || rank->failure.rank == drawn->at_fault;

@@ -322,6 +322,91 @@ static void searches_end_near_the_optimum(void **state)
     assert_true(all > 100 && best * 10 >= all * 8);
 }
 
+/* ---- Stages that are recomputed, all choices compared -------------------------------------------------------------------- */
+
+/* The shortest step among all divisions and all choices of stages, and what fits. */
+static struct best_step best_recomputed(struct small_case *small)
+{
+    const uint32_t stages = shoal_schedule_stages(small->schedule);
+    struct best_step best = {small, INFINITY, INFINITY};
+    for (unsigned mask = 0; mask < 1u << stages; mask++) {
+        struct small_case other = *small;
+        unsigned char recomputed[STAGES_MAX];
+        for (uint32_t s = 0; s < stages; s++)
+            recomputed[s] = (unsigned char)(mask >> s & 1);
+        assert_int_equal(shoal_schedule_recompute(small->schedule, recomputed, &other.schedule), SHOAL_OK);
+        other.options.recomputes = SHOAL_RECOMPUTES_AS_SCHEDULED;
+        const struct best_step found = best_of(&other);
+        best.step = found.step < best.step ? found.step : best.step;
+        shoal_schedule_free(other.schedule);
+    }
+    return best;
+}
+
+/* Returns true if a recomputed partition is what its own schedule says. */
+static void check_recomputed(const struct small_case *small, const struct shoal_partition *partition)
+{
+    const uint32_t stages = shoal_schedule_stages(small->schedule);
+    struct shoal_partition_options options = small->options;
+    struct shoal_partition *again = NULL;
+    struct shoal_schedule *schedule = NULL;
+    unsigned char recomputed[STAGES_MAX];
+    uint32_t first_units[STAGES_MAX];
+    for (uint32_t s = 0; s < stages; s++) {
+        recomputed[s] = (unsigned char)stage_of(partition, s).recomputes;
+        first_units[s] = stage_of(partition, s).first_unit;
+    }
+    options.recomputes = SHOAL_RECOMPUTES_AS_SCHEDULED;
+    assert_int_equal(shoal_schedule_recompute(small->schedule, recomputed, &schedule), SHOAL_OK);
+    assert_int_equal(shoal_partition_create_at(small->profile, schedule, &options, first_units, &again, NULL, 0), SHOAL_OK);
+    assert_true(is_near(times_of(again).step, times_of(partition).step));
+    for (uint32_t r = 0; r < shoal_schedule_ranks(schedule); r++) {
+        const struct shoal_rank_memory memory = memory_of(partition, r), other = memory_of(again, r);
+        assert_true(memory.total_bytes == other.total_bytes);
+        assert_true(!memory.limit_bytes || memory.total_bytes <= memory.limit_bytes);
+    }
+    shoal_schedule_free(schedule);
+    shoal_partition_free(again);
+}
+
+static void stages_are_recomputed_if_memory_is_short(void **state)
+{
+    uint64_t random = 17;
+    uint32_t best = 0, all = 0, some = 0, overlooked = 0;
+    (void)state;
+    for (unsigned seed = 0; seed < 150; seed++) {
+        struct small_case small;
+        struct shoal_partition *partition = NULL;
+        bool recomputes = false;
+        make_small(&small, &random, seed % 2 ? SHOAL_SCHEDULE_1F1B : SHOAL_SCHEDULE_ZB_H1, 1 + seed % 3);
+        small.options.rank_memory_bytes = small.memory;
+        for (uint32_t i = 0; i < small.profile->count; i++)
+            small.profile->units[i].kept_bytes *= 12; /* so that activations matter */
+        const struct best_step known = best_recomputed(&small);
+        small.options.recomputes = SHOAL_RECOMPUTES_IF_SHORT;
+        small.options.effort = 0;
+        const enum shoal_status status =
+            shoal_partition_create(small.profile, small.schedule, &small.options, &partition, NULL, 0);
+        assert_true(status == SHOAL_OK || status == SHOAL_ERR_ARGUMENT);
+        if (status == SHOAL_OK) {
+            check_recomputed(&small, partition);
+            assert_true(times_of(partition).step >= known.step * (1 - 1e-9));
+            for (uint32_t s = 0; s < shoal_schedule_stages(small.schedule); s++)
+                recomputes |= stage_of(partition, s).recomputes != 0;
+            assert_true(!recomputes || times_of(partition).lower_bound <= known.step * (1 + 1e-9));
+            assert_true(!recomputes || !times_of(partition).is_optimal);
+            all++;
+            some += recomputes;
+            best += recomputes && is_near(times_of(partition).step, known.step);
+        }
+        overlooked += status != SHOAL_OK && known.step < INFINITY;
+        shoal_partition_free(partition);
+        free_small(&small);
+    }
+    print_message("recomputed in %u of %u; optimal in %u; overlooked %u\n", some, all, best, overlooked);
+    assert_true(all > 60 && some > 10 && best * 10 >= some * 8 && overlooked * 20 <= all);
+}
+
 /* ---- The division with the least bottleneck ------------------------------------------------------------------------------ */
 
 struct best_bottleneck {
@@ -447,7 +532,9 @@ static void bytes_are_counted(void **state)
     options.recomputes = 1;
     partition = create(profile, schedule, &options);
     assert_true(memory_of(partition, 0).activation_bytes == 70 && memory_of(partition, 1).activation_bytes == 109 + 80);
-    assert_true(stage_of(partition, 0).input_gradient == 600 && stage_of(partition, 0).forward == 300);
+    assert_true(stage_of(partition, 0).input_gradient == 300 && stage_of(partition, 0).forward == 300);
+    assert_true(stage_of(partition, 0).recomputes == 1 && first.recomputes == 0);
+    assert_true(is_near(times_of(partition).bottleneck, 1200));
     shoal_partition_free(partition);
     shoal_schedule_free(schedule);
     shoal_profile_free(profile);
@@ -696,6 +783,79 @@ static void limits_do_not_overflow(void **state)
     shoal_profile_free(profile);
 }
 
+/* A division that is given keeps its units. Stages are recomputed only if it does not fit without. */
+static void given_divisions_are_recomputed(void **state)
+{
+    struct shoal_profile *profile = new_profile();
+    struct shoal_schedule *schedule = new_schedule(SHOAL_SCHEDULE_1F1B, 2, 4);
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    struct shoal_partition *partition = NULL;
+    const uint32_t first_units[] = {0, 1};
+    (void)state;
+    for (int i = 0; i < 2; i++)
+        add(profile, i ? "b" : "a", 30, 0, 100, 10);
+    options.recomputes = SHOAL_RECOMPUTES_IF_SHORT;
+    options.slots = 1;
+    const struct {
+        uint64_t memory;
+        int first, second; /* recomputed */
+        uint64_t bytes;    /* of activations on rank 0 */
+    } cases[] = {{0, 0, 0, 200}, {210, 0, 0, 200}, {209, 1, 0, 100}, {50, 1, 1, 100}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        options.memory_bytes = cases[i].memory;
+        assert_int_equal(shoal_partition_create_at(profile, schedule, &options, first_units, &partition, NULL, 0), SHOAL_OK);
+        assert_int_equal(stage_of(partition, 0).recomputes, cases[i].first);
+        assert_int_equal(stage_of(partition, 1).recomputes, cases[i].second);
+        assert_int_equal(memory_of(partition, 0).activation_bytes, cases[i].bytes);
+        shoal_partition_free(partition);
+        partition = NULL;
+    }
+    options.recomputes = 3;
+    refuse(profile, schedule, &options, "recomputes is 3");
+    options.recomputes = -1;
+    refuse(profile, schedule, &options, "recomputes is -1");
+    shoal_schedule_free(schedule);
+    shoal_profile_free(profile);
+}
+
+/* A chosen schedule recomputes what its partition does, whatever its kind. */
+static void chosen_schedules_are_recomputed(void **state)
+{
+    struct shoal_profile *profile = new_profile();
+    (void)state;
+    for (int i = 0; i < 16; i++) {
+        char name[8];
+        snprintf(name, sizeof name, "u%d", i);
+        add(profile, name, 100, 1000, 1000, 10);
+    }
+    for (unsigned kind = 0; kind <= SHOAL_SCHEDULE_AUTO; kind++) {
+        struct shoal_schedule_options wanted = SHOAL_SCHEDULE_OPTIONS_INIT;
+        struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+        struct shoal_schedule *schedule = NULL;
+        struct shoal_partition *partition = NULL;
+        char text[TEXT] = "";
+        uint32_t count = 0;
+        wanted.kind = (enum shoal_schedule_kind)kind;
+        wanted.ranks = 4;
+        wanted.microbatches = 8;
+        options.effort = 100000;
+        options.recomputes = SHOAL_RECOMPUTES_IF_SHORT;
+        options.memory_bytes = 23500;
+        wanted.kept_share = options.kept_share = 0.1; /* otherwise weight gradients that wait keep as much */
+        if (shoal_partition_choose(profile, &wanted, &options, &schedule, &partition, NULL, text, sizeof text) != SHOAL_OK)
+            fail_msg("%s: %s", shoal_schedule_name(wanted.kind), text);
+        assert_int_equal(shoal_schedule_check(schedule, 0, text, sizeof text), SHOAL_OK);
+        for (uint32_t s = 0; s < shoal_schedule_stages(schedule); s++) {
+            assert_int_equal(shoal_schedule_recomputes(schedule, s), stage_of(partition, s).recomputes);
+            count += shoal_schedule_recomputes(schedule, s) != 0;
+        }
+        assert_true(kind == SHOAL_SCHEDULE_AUTO || kind == SHOAL_SCHEDULE_V_MIN || kind == SHOAL_SCHEDULE_V_HALF || count > 0);
+        shoal_partition_free(partition);
+        shoal_schedule_free(schedule);
+    }
+    shoal_profile_free(profile);
+}
+
 /* ---- A schedule with it -------------------------------------------------------------------------------------------------- */
 
 static void the_best_kind_is_chosen(void **state)
@@ -754,10 +914,11 @@ static void lack_of_memory_is_explained(void **state)
         snprintf(name, sizeof name, "u%d", i);
         add(profile, name, 1, 1000, 500, 10);
     }
-    refuse_memory(
-        profile, 9100, "rank 0 needs 9.8 KiB and has 8.9 KiB, so 910 B are short (parameters 2.0 KiB, gradients 2.0 KiB",
-        "It would fit if activations are recomputed, or with gradients and states in 2 shards. With 1f1b it would fit "
-        "on 3 ranks");
+    refuse_memory(profile, 9100,
+                  "rank 0 needs 9.8 KiB and has 8.9 KiB, so 910 B are short (parameters 2.0 KiB, gradients 2.0 KiB",
+                  "It would fit if activations of stage 0 are recomputed, or with gradients and states in 2 shards. With 1f1b "
+                  "it would fit "
+                  "on 3 ranks");
     refuse_memory(profile, 7100, "It would fit with gradients and states in 2 shards", "on 4 ranks");
     refuse_memory(profile, 3800, "if activations are recomputed, with gradients and states in 8 shards", "");
     refuse_memory(profile, 100, "Neither recomputation nor shards", "parameter shards");
@@ -869,6 +1030,8 @@ int main(void)
         cmocka_unit_test(equal_stages_take_as_long),
         cmocka_unit_test(unequal_stages_are_timed),
         cmocka_unit_test(small_cases_are_optimal),
+        cmocka_unit_test(stages_are_recomputed_if_memory_is_short),
+        cmocka_unit_test(given_divisions_are_recomputed),
         cmocka_unit_test(small_cases_of_all_kinds_are_optimal),
         cmocka_unit_test(searches_end_near_the_optimum),
         cmocka_unit_test(bottlenecks_are_least),
@@ -881,6 +1044,7 @@ int main(void)
         cmocka_unit_test(ties_on_one_of_idle_ranks_cost_nothing),
         cmocka_unit_test(limits_do_not_overflow),
         cmocka_unit_test(the_best_kind_is_chosen),
+        cmocka_unit_test(chosen_schedules_are_recomputed),
         cmocka_unit_test(lack_of_memory_is_explained),
         cmocka_unit_test(pins_are_checked),
         cmocka_unit_test(options_are_checked),

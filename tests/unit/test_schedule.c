@@ -252,6 +252,7 @@ static void other_forms_are_read(void **state)
     (void)state;
     assert_int_equal(read_text("0F0,,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n", why), SHOAL_OK);
     assert_int_equal(read_text("0F0, 0SEND_F0,0RECV_B0,0B0\r\n1RECV_F0,1F0,1I0,1SEND_B0,1W0,1REDUCE_GRAD", why), SHOAL_OK);
+    assert_int_equal(read_text("0F0,0R0,0I0,0W0,0RESHARD,0UNSHARD\n1F0,1B0", why), SHOAL_OK);
     assert_int_equal(read_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,\"(1F1;1I0)OVERLAP_F_B\",1W0,1B1", why), SHOAL_OK);
 }
 
@@ -275,6 +276,12 @@ static void faults_are_named(void **state)
         {"0F0,0B99999999999", "line 1, cell 2"},
         {"0F0,(0F1;0X0)OVERLAP_F_B,0B1", "line 1, cell 3: \"0X0\" is no action"},
         {"0F0,0B0,0F60000", "actions are missing"},
+        {"0R0,0F0,0B0", "rank 0: 0R0 comes before 0F0"},
+        {"0F0,0R0,0R0,0B0", "rank 0: 0R0 comes twice"},
+        {"0F0,0B0,0R0", "rank 0: 0B0 comes before 0R0"},
+        {"0F0,0I0,0R0,0W0", "rank 0: 0I0 comes before 0R0"},
+        {"0F0,0R0,0B0,0F1,0B1", "rank 0: 0B1 comes before 0R1"},
+        {"0F0,0R0,0I0", "0W0 is missing on rank 0"},
     };
     char why[TEXT];
     (void)state;
@@ -310,6 +317,79 @@ static void circles_are_told(void **state)
     shoal_schedule_free(schedule);
 }
 
+/* ---- Stages that are recomputed ------------------------------------------------------------------------------------------ */
+
+static void recomputed_stages_repeat_their_forward_passes(void **state)
+{
+    const unsigned char first[] = {1, 0}, none[] = {0, 0};
+    const struct shoal_stage_costs costs[] = {{10, 10, 0, 0}, {10, 10, 0, 0}};
+    struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    struct shoal_schedule *one = NULL, *all = NULL, *back = NULL;
+    size_t bytes;
+    (void)state;
+    options.ranks = options.microbatches = 2;
+    struct shoal_schedule *plain = create(&options);
+    assert_int_equal(shoal_schedule_recompute(plain, first, &one), SHOAL_OK);
+    assert_true(shoal_schedule_recomputes(one, 0) == 1 && shoal_schedule_recomputes(one, 1) == 0);
+    char *text = print(one, &bytes);
+    assert_string_equal(text, "0F0,0F1,0R0,0B0,0R1,0B1\n1F0,1B0,1F1,1B1\n");
+    free(text);
+    /* Rank 0: F 0-10, F 10-20, R 20-30 while it waits for the gradient that comes at 30, B 30-40, R 40-50, B 50-60. */
+    assert_int_equal(shoal_schedule_time_stages(plain, costs, 1, &times, NULL), SHOAL_OK);
+    assert_true(times.step == 60 && times.activations == 2);
+    assert_int_equal(shoal_schedule_time_stages(one, costs, 1, &times, NULL), SHOAL_OK);
+    assert_true(times.step == 60 && times.activations == 1);
+    /* Rank 1: F 10-20, R 20-30, B 30-40, F 40-50, R 50-60, B 60-70; then rank 0: B 70-80. */
+    assert_int_equal(shoal_schedule_recompute(one, NULL, &all), SHOAL_OK);
+    assert_int_equal(shoal_schedule_time_stages(all, costs, 1, &times, NULL), SHOAL_OK);
+    assert_true(times.step == 80 && fabs(times.bubble - (1 - 120.0 / 160)) < 1e-12);
+    assert_int_equal(shoal_schedule_recompute(all, none, &back), SHOAL_OK);
+    text = print(back, &bytes);
+    assert_string_equal(text, "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+    free(text);
+    assert_int_equal(shoal_schedule_recompute(NULL, NULL, &back), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_recompute(plain, NULL, NULL), SHOAL_ERR_ARGUMENT);
+    shoal_schedule_free(plain);
+    shoal_schedule_free(one);
+    shoal_schedule_free(all);
+    shoal_schedule_free(back);
+}
+
+static void every_kind_can_be_recomputed(void **state)
+{
+    (void)state;
+    for (unsigned kind = 0; kind <= SHOAL_SCHEDULE_AUTO; kind++) {
+        struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+        struct shoal_schedule *recomputed = NULL, *read = NULL;
+        char why[TEXT] = "";
+        uint32_t slots, more_slots;
+        size_t bytes, again;
+        options.kind = (enum shoal_schedule_kind)kind;
+        options.ranks = 3;
+        options.microbatches = 6;
+        struct shoal_schedule *plain = create(&options);
+        assert_int_equal(shoal_schedule_recompute(plain, NULL, &recomputed), SHOAL_OK);
+        if (shoal_schedule_check(recomputed, 0, why, sizeof why) != SHOAL_OK)
+            fail_msg("%s: %s", shoal_schedule_name(options.kind), why);
+        assert_int_equal(shoal_schedule_slots(plain, &slots), SHOAL_OK);
+        assert_int_equal(shoal_schedule_slots(recomputed, &more_slots), SHOAL_OK);
+        assert_int_equal(slots, more_slots);
+        assert_true(time_of(recomputed, &options).step >= time_of(plain, &options).step);
+        char *text = print(recomputed, &bytes);
+        assert_int_equal(shoal_schedule_read(text, bytes, &read, why, sizeof why), SHOAL_OK);
+        char *second = print(read, &again);
+        assert_true(bytes == again && !memcmp(text, second, bytes));
+        for (uint32_t s = 0; s < shoal_schedule_stages(read); s++)
+            assert_int_equal(shoal_schedule_recomputes(read, s), 1);
+        free(text);
+        free(second);
+        shoal_schedule_free(plain);
+        shoal_schedule_free(recomputed);
+        shoal_schedule_free(read);
+    }
+}
+
 static void options_are_checked(void **state)
 {
     static const struct {
@@ -321,8 +401,7 @@ static void options_are_checked(void **state)
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 2, {1, 1, 1, 0}, 0, 1, 0}, "stages_per_rank is 2"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_INTERLEAVED, 4, 6, 2, {1, 1, 1, 0}, 0, 1, 0},
          "6 is no multiple"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0},
-         "negative, not finite"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0}, "negative, not finite"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4, 8, 0, {1, 1, 1, 0}, 2, 1, 0}, "1f1b cannot do with 2"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_ZB_H1, 4, 8, 0, {1, 1, 1, 0}, 0.5, 1, 0}, "cannot do with 0.5"},
         {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 2, 0}, "kept_share"},
@@ -342,11 +421,18 @@ static void options_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kinds_have_no_fault),      cmocka_unit_test(simple_bubbles_are_known),
-        cmocka_unit_test(published_rates_come_out), cmocka_unit_test(auto_keeps_to_the_memory),
-        cmocka_unit_test(text_is_read_back),        cmocka_unit_test(other_forms_are_read),
-        cmocka_unit_test(faults_are_named),         cmocka_unit_test(circles_are_told),
-        cmocka_unit_test(options_are_checked),      cmocka_unit_test(stages_are_on_their_ranks),
+        cmocka_unit_test(kinds_have_no_fault),
+        cmocka_unit_test(simple_bubbles_are_known),
+        cmocka_unit_test(published_rates_come_out),
+        cmocka_unit_test(auto_keeps_to_the_memory),
+        cmocka_unit_test(text_is_read_back),
+        cmocka_unit_test(other_forms_are_read),
+        cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(circles_are_told),
+        cmocka_unit_test(options_are_checked),
+        cmocka_unit_test(stages_are_on_their_ranks),
+        cmocka_unit_test(recomputed_stages_repeat_their_forward_passes),
+        cmocka_unit_test(every_kind_can_be_recomputed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

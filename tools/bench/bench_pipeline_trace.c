@@ -11,6 +11,7 @@ static const struct {
     [SHOAL_BACKWARD] = {"backward", "B"},
     [SHOAL_INPUT_GRADIENT] = {"input gradient", "I"},
     [SHOAL_WEIGHT_GRADIENT] = {"weight gradient", "W"},
+    [SHOAL_RECOMPUTE] = {"recompute", "R"},
 };
 
 static void action_print(FILE *out, int rank, const struct shoal_action *action, const struct pipeline_span *span)

@@ -53,6 +53,7 @@ static double cost_us(const struct stager *stager, enum shoal_action_kind kind)
     const struct shoal_stage_costs *costs = &stager->options->costs;
     switch (kind) {
     case SHOAL_FORWARD:
+    case SHOAL_RECOMPUTE:
         return costs->forward / stager->stages_here;
     case SHOAL_BACKWARD:
         return (costs->input_gradient + costs->weight_gradient) / stager->stages_here;

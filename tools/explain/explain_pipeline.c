@@ -56,7 +56,7 @@ static const struct tool_option options[] = {
     {"--optimizer", OPTION_OPTIMIZER, "adam|momentum|sgd"},
     {"--shards", OPTION_SHARDS, "S"},
     {"--parameter-shards", OPTION_PARAMETER_SHARDS, "S"},
-    {"--recompute", OPTION_RECOMPUTE, NULL},
+    {"--recompute", OPTION_RECOMPUTE, "all|auto|none"},
     {"--keep-ties-together", OPTION_TIES, NULL},
     {"--method", OPTION_METHOD, "shortest|tree|equal"},
     {"--cuts", OPTION_CUTS, "NAMES"},
@@ -97,7 +97,8 @@ static const char help[] =
     "    --optimizer NAME         adam (the default: states of twice the parameters' size), momentum (once), sgd (none)\n"
     "    --shards S               replicas that share gradients and states (default 1)\n"
     "    --parameter-shards S     replicas that share parameters (default 1)\n"
-    "    --recompute              keep only the input of each stage, and repeat its forward pass\n"
+    "    --recompute all|auto|none  all: keep only the input of each stage, and repeat its forward pass before its backward\n"
+    "                             pass; auto: only stages for which the memory is short; none (the default)\n"
     "    --keep-ties-together     units that share parameters must be on one rank (default: their gradients are summed)\n"
     "    --kept-share SHARE       share of the activations that weight gradients need, 0 to 1 (default 1)\n"
     "    --method METHOD          shortest (the default), tree (by the tree of modules), or equal (numbers of units)\n"
@@ -117,6 +118,7 @@ static const char help[] =
     "Examples:\n"
     "    shoal explain pipeline --profile gpt2 --ranks 4\n"
     "    shoal explain pipeline --profile bert-large -n 8 --schedule auto --memory 4G --batch 4\n"
+    "    shoal explain pipeline --profile gpt2 -n 4 --memory 1900M --recompute auto\n"
     "    shoal explain pipeline --profile resnet50 -n 4 --speeds 1,1,2,2 --batch 32\n"
     "    shoal explain pipeline --profile gpt2 --print-profile > my.json\n"
     "\n"
@@ -160,6 +162,13 @@ static bool optimizer_read(const struct tool_args *args, double *ratio_out)
         return false;
     *ratio_out = index; /* states of the parameters' type */
     return true;
+}
+
+static bool recompute_read(const struct tool_args *args, int *recomputes_out)
+{
+    static const char *const words[] = {
+        [SHOAL_RECOMPUTES_AS_SCHEDULED] = "none", [SHOAL_RECOMPUTES_ALL] = "all", [SHOAL_RECOMPUTES_IF_SHORT] = "auto", NULL};
+    return tool_word_read(args, words, recomputes_out);
 }
 
 static bool share_read(const struct tool_args *args, double *share_out)
@@ -244,8 +253,7 @@ static bool partition_option_apply(int id, const struct tool_args *args, struct 
     case OPTION_KEPT:
         return share_read(args, &own->kept_share);
     case OPTION_RECOMPUTE:
-        own->recomputes = 1;
-        return true;
+        return recompute_read(args, &own->recomputes);
     case OPTION_TIES:
         own->keeps_ties_together = 1;
         return true;
@@ -438,6 +446,7 @@ static enum shoal_status pipeline_choose(struct explain_pipeline *explain, char 
     const enum shoal_status status = shoal_partition_choose(explain->profile, &explain->schedule_options, &wanted,
                                                             &explain->schedule, &explain->partition, &kind, why, why_bytes);
     explain->schedule_word = shoal_schedule_name(kind);
+    explain->options.recomputes = SHOAL_RECOMPUTES_AS_SCHEDULED; /* what follows is for this schedule */
     return status;
 }
 

@@ -98,6 +98,19 @@ static void head_print(const struct explain_pipeline *explain)
                halved);
 }
 
+/* "# recomputed: stages 0, 1, 3" */
+static void recomputed_print(const struct explain_pipeline *explain)
+{
+    uint32_t found = 0;
+    for (uint32_t s = 0; s < shoal_partition_stages(explain->partition); s++) {
+        if (!stage_at(explain, s).recomputes)
+            continue;
+        printf("%s%u", found++ ? ", " : "# these stages keep only their input, and repeat the forward pass: ", s);
+    }
+    if (found)
+        putchar('\n');
+}
+
 static void stages_print(const struct explain_pipeline *explain)
 {
     printf("\n%5s %4s %5s  %-28s %10s %10s %10s %11s %11s\n", "stage", "rank", "units", "first .. last", "forward", "backward",
@@ -115,6 +128,7 @@ static void stages_print(const struct explain_pipeline *explain)
                size_of(stage.parameter_bytes).at, size_of(stage.kept_bytes).at);
     }
     puts("# of one microbatch: times of both passes and of the transfer to the next stage, bytes kept between the passes");
+    recomputed_print(explain);
 }
 
 static void reasons_print(const struct explain_pipeline *explain)
@@ -189,8 +203,9 @@ static void stage_print_json(const struct explain_pipeline *explain, uint32_t nu
     }
     printf("],\"forward_us\":%.17g,\"input_gradient_us\":%.17g,\"weight_gradient_us\":%.17g,\"transfer_us\":%.17g,",
            stage.forward, stage.input_gradient, stage.weight_gradient, stage.transfer);
-    printf("\"parameter_bytes\":%llu,\"kept_bytes\":%llu,\"received_bytes\":%llu,", (unsigned long long)stage.parameter_bytes,
-           (unsigned long long)stage.kept_bytes, (unsigned long long)stage.received_bytes);
+    printf("\"parameter_bytes\":%llu,\"kept_bytes\":%llu,\"received_bytes\":%llu,\"recomputes\":%s,",
+           (unsigned long long)stage.parameter_bytes, (unsigned long long)stage.kept_bytes,
+           (unsigned long long)stage.received_bytes, stage.recomputes ? "true" : "false");
     text_print("reason", shoal_partition_reason(explain->partition, number));
     putchar('}');
 }

@@ -19,6 +19,7 @@ static const struct {
     [SHOAL_BACKWARD] = {"B", "backward", {"#fdae6b", "#e6550d"}},
     [SHOAL_INPUT_GRADIENT] = {"I", "input gradient", {"#fdd0a2", "#fd8d3c"}},
     [SHOAL_WEIGHT_GRADIENT] = {"W", "weight gradient", {"#c7e9c0", "#74c476"}},
+    [SHOAL_RECOMPUTE] = {"R", "recompute", {"#dadaeb", "#9e9ac8"}},
 };
 
 /* A schedule in time. */
@@ -39,7 +40,8 @@ struct picture {
 static double duration_of(const struct timed *timed, const struct shoal_action *action)
 {
     const struct shoal_stage_costs *costs = &timed->costs[action->stage];
-    return action->kind == SHOAL_FORWARD           ? costs->forward
+    const bool is_forward = action->kind == SHOAL_FORWARD || action->kind == SHOAL_RECOMPUTE;
+    return is_forward                              ? costs->forward
            : action->kind == SHOAL_INPUT_GRADIENT  ? costs->input_gradient
            : action->kind == SHOAL_WEIGHT_GRADIENT ? costs->weight_gradient
                                                    : costs->input_gradient + costs->weight_gradient;

@@ -25,12 +25,14 @@ static const char help_text[] =
     "    --stages-per-rank N    for interleaved and breadth-first (2)\n"
     "    --activations N        most microbatches whose activations a rank may keep (what each schedule needs)\n"
     "    --kept-share X         share of them that is kept until the weight gradient (1)\n"
+    "    --recompute            every stage keeps only its inputs, and repeats its forward pass before its backward pass\n"
     "    --shorten step|span    what zb-* and v-* shorten: from the first action of all ranks to the last one, or the longest\n"
     "                           time of one rank. The span counts if the ranks need not wait for each other at the end of a\n"
     "                           step (step)\n"
     "    --read FILE            a schedule in torch's CSV form instead, or - for standard input\n"
     "    --slots N              check that no rank waits for ever if each stage holds N microbatches that have arrived\n"
-    "    --csv FILE             write the schedule in that form: torch.distributed.pipelining runs it\n"
+    "    --csv FILE             write the schedule in that form: torch.distributed.pipelining runs it, unless it has R, which\n"
+    "                           repeats a forward pass\n"
     "    --plot FILE            draw it, as SVG\n"
     "    --trace FILE           write it for chrome://tracing and Perfetto\n"
     "    --format table|json|csv  json: one object per line (table)\n"
@@ -70,6 +72,7 @@ enum option {
     OPTION_PER_RANK,
     OPTION_ACTIVATIONS,
     OPTION_SHARE,
+    OPTION_RECOMPUTE,
     OPTION_SHORTEN,
     OPTION_READ,
     OPTION_SLOTS,
@@ -90,6 +93,7 @@ static const struct tool_option options_known[] = {
     {"--stages-per-rank", OPTION_PER_RANK, "N"},
     {"--activations", OPTION_ACTIVATIONS, "N"},
     {"--kept-share", OPTION_SHARE, "X"},
+    {"--recompute", OPTION_RECOMPUTE, NULL},
     {"--shorten", OPTION_SHORTEN, "step|span"},
     {"--read", OPTION_READ, "FILE"},
     {"--slots", OPTION_SLOTS, "N"},
@@ -107,6 +111,7 @@ struct pipeline_options {
     struct shoal_schedule_options question; /* without the kind; times in microseconds, below 0: as the forward pass */
     bool is_wanted[KINDS];
     bool has_activations;
+    bool recompute;
     const char *read;
     struct pipeline_drawing drawing;
     int slots; /* 0: not to be checked */
@@ -192,6 +197,8 @@ static bool option_apply(int id, const struct tool_args *args, struct pipeline_o
     switch (id) {
     case OPTION_HELP:
         return options->help = true;
+    case OPTION_RECOMPUTE:
+        return options->recompute = true;
     case OPTION_SCHEDULE:
         return kinds_read(args, options->is_wanted);
     case OPTION_READ:
@@ -257,13 +264,29 @@ static bool options_parse(int argc, char **argv, struct pipeline_options *option
 
 /* ---- A schedule ---------------------------------------------------------------------------------------------------------- */
 
+/* Recomputes all stages, if that is wanted. */
+static enum shoal_status schedule_recompute(const struct pipeline_options *options, struct shoal_schedule **schedule)
+{
+    struct shoal_schedule *recomputed = NULL;
+    if (!options->recompute)
+        return SHOAL_OK;
+    const enum shoal_status status = shoal_schedule_recompute(*schedule, NULL, &recomputed);
+    if (status == SHOAL_OK) {
+        shoal_schedule_free(*schedule);
+        *schedule = recomputed;
+    }
+    return status;
+}
+
 static int row_time(const struct pipeline_options *options, struct sim_pipeline_row *row)
 {
     const struct shoal_schedule_options *question = &options->question;
     char text[TEXT] = "";
     row->times = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
     row->costs = question->costs;
-    enum shoal_status status = shoal_schedule_time(row->schedule, &row->costs, question->kept_share, &row->times, NULL);
+    enum shoal_status status = schedule_recompute(options, &row->schedule);
+    if (status == SHOAL_OK)
+        status = shoal_schedule_time(row->schedule, &row->costs, question->kept_share, &row->times, NULL);
     if (status == SHOAL_OK)
         status = shoal_schedule_slots(row->schedule, &row->slots);
     if (status == SHOAL_OK && options->slots)
@@ -283,6 +306,8 @@ static int row_make(const struct pipeline_options *options, enum shoal_schedule_
     if (kind != SHOAL_SCHEDULE_INTERLEAVED && kind != SHOAL_SCHEDULE_BREADTH_FIRST && kind != SHOAL_SCHEDULE_AUTO)
         question.stages_per_rank = 0;
     *row = (struct sim_pipeline_row){.name = shoal_schedule_name(kind)};
+    /* The order is chosen for backward passes that take that much longer. */
+    question.costs.input_gradient += options->recompute ? question.costs.forward : 0;
     const enum shoal_status status = shoal_schedule_create(&question, &row->schedule, text, sizeof text);
     *is_there_out = status == SHOAL_OK;
     if (status == SHOAL_OK)

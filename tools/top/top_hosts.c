@@ -69,6 +69,9 @@ static const struct field fields[] = {
     OF_COMM("rejected", U64, at.rejected),
     OF_COMM("waited_us", REAL, at.waited_us),
     OF_COMM("sent_bytes", U64, at.sent_bytes),
+    OF_COMM("is_span", INT, at.is_span),
+    OF_COMM("trace_tag", U64, at.trace_tag),
+    OF_COMM("waits_for_stage", INT, at.waits_for_stage),
     OF_COMM("operations_per_s", REAL, operations_per_s),
     OF_COMM("bytes_per_s", REAL, bytes_per_s),
 };

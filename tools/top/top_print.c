@@ -72,7 +72,8 @@ static char *operation_name(const struct top_comm *comm, char name[TRACE_NAME_BY
                                         .count = comm->at.count,
                                         .type = (int64_t)comm->at.type,
                                         .op = (int64_t)comm->at.op,
-                                        .root = comm->at.root};
+                                        .root = comm->at.root,
+                                        .tag = comm->at.trace_tag};
     return trace_name(&record, name);
 }
 
@@ -88,9 +89,22 @@ struct row {
     double operations_per_s, bytes_per_s, late_us, idle_us;
 };
 
+/* An action comes before the operations that were posted for it. */
+static bool is_busier(const struct top_look *look, const struct top_comm *comm, size_t than)
+{
+    const struct top_comm *other = than == SIZE_MAX ? NULL : &look->comms[than];
+    if (!comm->at.under_way || !other || comm->at.is_span != other->at.is_span)
+        return comm->at.under_way && (!other || comm->at.is_span);
+    return comm->at.posted_us > other->at.posted_us;
+}
+
 static void row_add(const struct top_look *look, struct row *row, size_t comm_at)
 {
     const struct top_comm *comm = &look->comms[comm_at];
+    if (comm->at.is_span) {
+        row->busy_at = is_busier(look, comm, row->busy_at) ? comm_at : row->busy_at;
+        return;
+    }
     row->operations += comm->at.operations;
     row->came_last += comm->at.came_last;
     row->rejected = comm->at.rejected > row->rejected ? comm->at.rejected : row->rejected;
@@ -99,7 +113,7 @@ static void row_add(const struct top_look *look, struct row *row, size_t comm_at
     row->bytes_per_s += comm->bytes_per_s;
     if (comm->at.status != SHOAL_OK)
         row->broken = comm;
-    else if (comm->at.under_way && (row->busy_at == SIZE_MAX || comm->at.posted_us > look->comms[row->busy_at].at.posted_us))
+    else if (is_busier(look, comm, row->busy_at))
         row->busy_at = comm_at;
     if (comm->at.idle_us >= 0 && (row->idle_us < 0 || comm->at.idle_us < row->idle_us))
         row->idle_us = comm->at.idle_us;
@@ -130,6 +144,19 @@ static void wait_print(const struct top_look *look, size_t comm_at, const char *
     fprintf(out, " for %s%s", span_name(wait.us, text), after);
 }
 
+/* "waits for stage 1 (rank 0): forward of stage 2, microbatch 5, step 3 of gpt actions, for 20.0 ms" */
+static void span_print(const struct top_look *look, const struct top_comm *comm, FILE *out)
+{
+    const struct top_wait wait = top_wait_of(look, (size_t)(comm - look->comms));
+    char text[24], name[TRACE_NAME_BYTES];
+    if (wait.count && comm->at.waits_for_stage >= 0)
+        fprintf(out, "waits for stage %d (rank %d): ", comm->at.waits_for_stage, wait.ranks[0]);
+    else if (comm->at.arrived_us >= 0)
+        fputs("computes ", out);
+    fprintf(out, "%s, step %" PRIu64 " of %s, for %s", operation_name(comm, name), comm->at.sequence, comm->name,
+            span_name(comm->at.arrived_us >= 0 ? comm->at.arrived_us : comm->at.posted_us, text));
+}
+
 /* A narrow screen cuts lines, so what the rank waits for comes first there. */
 static void doing_print(const struct top_look *look, const struct row *row, bool is_narrow, FILE *out)
 {
@@ -144,6 +171,10 @@ static void doing_print(const struct top_look *look, const struct row *row, bool
     const struct top_comm *comm = &look->comms[row->busy_at];
     if (row->broken)
         fputs("; ", out);
+    if (comm->at.is_span) {
+        span_print(look, comm, out);
+        return;
+    }
     if (is_narrow)
         wait_print(look, row->busy_at, "", "; ", out);
     fprintf(out, "%s, %s number %" PRIu64 ", for %s", operation_name(comm, name), comm->name, comm->at.sequence,
@@ -328,7 +359,10 @@ static void comm_print(const struct top_look *look, size_t comm_at, FILE *out)
         fputs(",\"operation\":null,\"algorithm\":null,\"sequence\":null,\"posted_us\":null,\"arrived_us\":null", out);
     }
     comm_wait_print(look, comm_at, out);
-    fputc('}', out);
+    if (at->is_span && at->under_way)
+        fprintf(out, ",\"stage\":%" PRIu64 ",\"microbatch\":%" PRIu64 ",\"waits_for_stage\":%d", at->count, at->trace_tag,
+                at->waits_for_stage);
+    fprintf(out, ",\"is_track\":%s}", at->is_span ? "true" : "false");
 }
 
 uint64_t top_rejected(const struct top_look *look, const struct top_process *process)

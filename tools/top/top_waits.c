@@ -46,6 +46,8 @@ struct top_wait top_wait_of(const struct top_look *look, size_t comm_at)
     struct top_wait wait = {.count = 0};
     if (at->status != SHOAL_OK || !at->under_way)
         return wait;
+    if (at->is_span && at->waits_for < 0)
+        return wait; /* it computes */
     if (at->is_message) {
         wait.us = at->posted_us;
         if (at->root >= 0)
@@ -60,11 +62,23 @@ struct top_wait top_wait_of(const struct top_look *look, size_t comm_at)
     return wait;
 }
 
-/* Returns the process of the first rank that a communicator of this process waits for; SIZE_MAX if it is not here. */
+static bool is_in_span(const struct top_look *look, const struct top_process *process)
+{
+    bool is_found = false;
+    for (size_t i = process->first; i < process->first + process->count; i++)
+        is_found |= look->comms[i].at.is_span && look->comms[i].at.under_way;
+    return is_found;
+}
+
+/* Returns the process of the first rank that a communicator of this process waits for; SIZE_MAX if it is not here. A process
+ * in a span waits for what its span waits for: it has posted its other operations ahead of time. */
 static size_t next_of(const struct top_look *look, size_t process_at, double *us_out)
 {
     const struct top_process *process = &look->processes[process_at];
+    const bool has_span = is_in_span(look, process);
     for (size_t i = process->first; i < process->first + process->count; i++) {
+        if (has_span && !look->comms[i].at.is_span)
+            continue;
         const struct top_wait wait = top_wait_of(look, i);
         const size_t other = wait.count ? comm_of_rank(look, look->comms[i].at.comm, wait.ranks[0]) : SIZE_MAX;
         *us_out = wait.us;

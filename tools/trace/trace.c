@@ -40,6 +40,8 @@ static const char help[] =
     "\n"
     "In the trace, each rank is a process, and each communicator is a track of it. An operation is an event with two parts:\n"
     "waiting for ranks (from posting until the last rank has come) and running. A mark shows where a rank came last.\n"
+    "Actions of a pipeline have a track of their own: \"2F5\" is the forward pass of stage 2, microbatch 5. The summary\n"
+    "compares the bubble of its steps with that of their schedule.\n"
     "\n"
     "Exit codes: 0 success, 1 the trace could not be written, 2 invalid arguments or files.\n";
 

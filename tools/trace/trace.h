@@ -92,9 +92,17 @@ struct trace {
 bool trace_is_message(const struct trace_record *record);
 uint64_t trace_bytes(const struct trace_record *record);
 
-/* Prints "all-reduce 1024 float32 sum". */
+/* Returns true for a span of a pipeline's track, whose count is a stage, tag a microbatch, and sequence a step. Spans are
+ * messages as well: no other rank has the same one. */
+bool trace_is_span(const struct trace_record *record);
+/* Returns the letter that an action has in a schedule, such as 'F', or 0 if it is none. */
+char trace_letter(const struct trace_record *record);
+
+/* Prints "all-reduce 1024 float32 sum", or "forward of stage 2, microbatch 5". */
 enum { TRACE_NAME_BYTES = 128 };
 char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYTES]);
+/* Like trace_name, but prints an action as schedules write it: "2F5". */
+char *trace_short_name(const struct trace_record *record, char name_out[TRACE_NAME_BYTES]);
 
 /* Returns true if two ranks' records of one operation describe the same call. */
 bool trace_is_same_call(const struct trace_record *a, const struct trace_record *b);
@@ -156,6 +164,26 @@ struct trace_incident {
     int64_t end;
 };
 
+/* What a rank of a pipeline did in its whole steps, in nanoseconds. */
+struct trace_pipeline_rank {
+    int64_t computed;
+    int64_t waited;                     /* for other stages, before its actions */
+    const struct trace_record *longest; /* the action that waited longest; NULL: none */
+};
+
+/* A pipeline, from its track. The figures are of whole steps: forward and backward, and all ranks' actions are in the files. */
+struct trace_pipeline {
+    size_t comm_at; /* its track */
+    int64_t rank_count;
+    struct trace_pipeline_rank *ranks;
+    size_t steps; /* whole ones; 0: all figures are 0 */
+    uint32_t stages, microbatches;
+    int64_t took;                               /* all of them together, each from its first action to its last one */
+    int64_t median;                             /* of one */
+    double bubble;                              /* share of `took` in which a rank did not compute, on average over the ranks */
+    double predicted_step_us, predicted_bubble; /* the schedule's, if each stage took its mean times and messages none */
+};
+
 enum { TRACE_WORST = 5 };
 
 struct trace_summary {
@@ -171,9 +199,14 @@ struct trace_summary {
     size_t failed_count;
     struct trace_incident worst[TRACE_WORST]; /* latest first */
     size_t worst_count;
+    struct trace_pipeline *pipelines;
+    size_t pipeline_count;
 };
 
 int trace_summarize(const struct trace *trace, struct trace_summary *summary_out);
+/* Finds the pipelines. Returns false without memory. */
+bool trace_pipelines_find(struct trace_summary *summary);
+void trace_pipelines_free(struct trace_summary *summary);
 void trace_summary_fini(struct trace_summary *summary);
 void trace_summary_print(const struct trace_summary *summary, const char *output, FILE *out);
 void trace_summary_print_json(const struct trace_summary *summary, const char *output, FILE *out);

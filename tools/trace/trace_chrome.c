@@ -65,10 +65,24 @@ static void part_print(struct painter *painter, const struct trace_record *recor
     const bool has_arrived = record->arrived >= 0;
     span_begin(painter, record, track, is_waiting ? record->posted : record->arrived,
                is_waiting && has_arrived ? record->arrived : record->done);
-    fprintf(painter->out, ",\"name\":\"%s\"}",
-            !is_waiting                ? "running"
-            : trace_is_message(record) ? "waiting for the peer"
-                                       : "waiting for ranks");
+    if (trace_is_span(record) && is_waiting && record->step >= 0)
+        fprintf(painter->out, ",\"name\":\"waiting for stage %" PRId64 "\"}", record->step);
+    else
+        fprintf(painter->out, ",\"name\":\"%s\"}",
+                !is_waiting                ? trace_is_span(record) ? "computing" : "running"
+                : trace_is_message(record) ? "waiting for the peer"
+                                           : "waiting for ranks");
+}
+
+static void span_arguments_print(struct painter *painter, const struct trace_record *record)
+{
+    FILE *out = painter->out;
+    fprintf(out, ",\"args\":{\"stage\":%" PRIu64 ",\"microbatch\":%" PRIu64 ",\"step\":%" PRIu64 ",\"status\":", record->count,
+            record->tag, record->sequence);
+    shoal_json_print_text(out, record->status);
+    if (record->peer >= 0)
+        fprintf(out, ",\"waited_for_rank\":%" PRId64 ",\"waited_for_stage\":%" PRId64, record->peer, record->step);
+    fputs("}}", out);
 }
 
 static void arguments_print(struct painter *painter, const struct trace_record *record)
@@ -93,12 +107,20 @@ static void arguments_print(struct painter *painter, const struct trace_record *
     fputs("}}", out);
 }
 
+/* Returns a color that chrome://tracing knows; Perfetto chooses by the name. */
+static const char *color_of(char letter)
+{
+    return letter == 'F' || letter == 'R' ? "thread_state_runnable"
+           : letter == 'W'                ? "thread_state_running"
+                                          : "thread_state_iowait";
+}
+
 /* Viewers know these colors; the text after the name is for viewers that do not. */
 static void operation_print(struct painter *painter, const struct trace_record *record, size_t track)
 {
     char name[TRACE_NAME_BYTES], shown[2 * TRACE_NAME_BYTES];
     const bool is_open = record->done < 0, is_failed = !is_open && !trace_is_ok(record);
-    trace_name(record, name);
+    trace_short_name(record, name);
     snprintf(shown, sizeof shown, "%s%s%.60s", name,
              is_open     ? ": under way"
              : is_failed ? ": "
@@ -111,7 +133,12 @@ static void operation_print(struct painter *painter, const struct trace_record *
     shoal_json_print_text(painter->out, record->kind);
     if (is_open || is_failed)
         fprintf(painter->out, ",\"cname\":\"%s\"", is_open ? "bad" : "terrible");
-    arguments_print(painter, record);
+    else if (trace_letter(record))
+        fprintf(painter->out, ",\"cname\":\"%s\"", color_of(trace_letter(record)));
+    if (trace_is_span(record))
+        span_arguments_print(painter, record);
+    else
+        arguments_print(painter, record);
 }
 
 /* The parts are within the operation. An operation that ended well without arriving (a small send) has no parts. */

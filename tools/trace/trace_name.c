@@ -6,7 +6,7 @@
 
 #include "tool.h"
 
-enum unit { NOTHING, BYTES, ELEMENTS };
+enum unit { NOTHING, BYTES, ELEMENTS, STAGE };
 
 struct kind {
     const char *name;
@@ -14,21 +14,35 @@ struct kind {
     enum unit unit;  /* of count */
     bool has_op;
     const char *root; /* the word before root's number; NULL if it has no root */
+    char letter;      /* that schedules use for the action; 0 if it is none */
 };
 
 static const struct kind kinds[] = {
-    {"all-reduce", false, ELEMENTS, true, NULL},     {"reduce", false, ELEMENTS, true, "to"},
-    {"reduce-scatter", false, ELEMENTS, true, NULL}, {"broadcast", false, ELEMENTS, false, "from"},
-    {"all-gather", false, ELEMENTS, false, NULL},    {"gather", false, ELEMENTS, false, "to"},
-    {"scatter", false, ELEMENTS, false, "from"},     {"all-to-all", false, ELEMENTS, false, NULL},
-    {"barrier", false, NOTHING, false, NULL},        {"split", false, BYTES, false, NULL},
-    {"send", true, ELEMENTS, false, "to"},           {"receive", true, ELEMENTS, false, "from"},
-    {"drain", true, NOTHING, false, NULL},
+    {"all-reduce", false, ELEMENTS, true, NULL, 0},
+    {"reduce", false, ELEMENTS, true, "to", 0},
+    {"reduce-scatter", false, ELEMENTS, true, NULL, 0},
+    {"broadcast", false, ELEMENTS, false, "from", 0},
+    {"all-gather", false, ELEMENTS, false, NULL, 0},
+    {"gather", false, ELEMENTS, false, "to", 0},
+    {"scatter", false, ELEMENTS, false, "from", 0},
+    {"all-to-all", false, ELEMENTS, false, NULL, 0},
+    {"barrier", false, NOTHING, false, NULL, 0},
+    {"split", false, BYTES, false, NULL, 0},
+    {"send", true, ELEMENTS, false, "to", 0},
+    {"receive", true, ELEMENTS, false, "from", 0},
+    {"drain", true, NOTHING, false, NULL, 0},
+    /* Spans of a pipeline's track. */
+    {"forward", true, STAGE, false, NULL, 'F'},
+    {"backward", true, STAGE, false, NULL, 'B'},
+    {"input gradient", true, STAGE, false, NULL, 'I'},
+    {"weight gradient", true, STAGE, false, NULL, 'W'},
+    {"recompute", true, STAGE, false, NULL, 'R'},
+    {"hand over", true, STAGE, false, NULL, 0},
 };
 
 static const struct kind *kind_of(const struct trace_record *record)
 {
-    static const struct kind unknown = {"", false, ELEMENTS, false, NULL};
+    static const struct kind unknown = {"", false, ELEMENTS, false, NULL, 0};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         if (!strcmp(kinds[i].name, record->kind))
             return &kinds[i];
@@ -65,6 +79,11 @@ char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYT
     char number[32];
     snprintf(name_out, TRACE_NAME_BYTES, "%s", record->kind);
     snprintf(number, sizeof number, "%llu", (unsigned long long)record->count);
+    if (kind->unit == STAGE) {
+        snprintf(name_out, TRACE_NAME_BYTES, "%s of stage %s, microbatch %llu", record->kind, number,
+                 (unsigned long long)record->tag);
+        return name_out;
+    }
     if (kind->unit != NOTHING)
         word_append(name_out, number);
     if (kind->unit != NOTHING)
@@ -90,10 +109,32 @@ bool trace_is_message(const struct trace_record *record)
     return kind_of(record)->is_message;
 }
 
+char *trace_short_name(const struct trace_record *record, char name_out[TRACE_NAME_BYTES])
+{
+    const char letter = kind_of(record)->letter;
+    if (!letter)
+        return trace_name(record, name_out);
+    snprintf(name_out, TRACE_NAME_BYTES, "%llu%c%llu", (unsigned long long)record->count, letter,
+             (unsigned long long)record->tag);
+    return name_out;
+}
+
+bool trace_is_span(const struct trace_record *record)
+{
+    return kind_of(record)->unit == STAGE;
+}
+
+char trace_letter(const struct trace_record *record)
+{
+    return kind_of(record)->letter;
+}
+
 uint64_t trace_bytes(const struct trace_record *record)
 {
     const enum unit unit = kind_of(record)->unit;
-    return unit == NOTHING ? 0 : record->count * (unit == BYTES ? 1 : shoal_type_bytes((enum shoal_type)record->type));
+    return unit == NOTHING || unit == STAGE
+               ? 0
+               : record->count * (unit == BYTES ? 1 : shoal_type_bytes((enum shoal_type)record->type));
 }
 
 bool trace_is_ok(const struct trace_record *record)

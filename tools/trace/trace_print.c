@@ -403,6 +403,51 @@ static size_t comm_at_order(const struct trace *trace, size_t order)
     return at;
 }
 
+/* ---- For people: pipelines ----------------------------------------------------------------------------------------------- */
+
+static double pipeline_share(const struct trace_pipeline *pipeline, int64_t ns)
+{
+    return pipeline->took ? (double)ns / (double)pipeline->took : 0;
+}
+
+static int64_t longest_wait(const struct trace_pipeline_rank *rank)
+{
+    return rank->longest ? rank->longest->arrived - rank->longest->posted : 0;
+}
+
+static void pipeline_rank_print(const struct trace_pipeline *pipeline, int64_t at, FILE *out)
+{
+    const struct trace_pipeline_rank *const rank = &pipeline->ranks[at];
+    const double computing = pipeline_share(pipeline, rank->computed), waiting = pipeline_share(pipeline, rank->waited);
+    char name[TRACE_NAME_BYTES];
+    fprintf(out, "  %4" PRId64 " %8.1f %% %8.1f %% %8.1f %%", at, 100 * computing, 100 * waiting,
+            100 * (1 - computing - waiting));
+    if (longest_wait(rank) > 0 && rank->longest->peer >= 0)
+        fprintf(out, "  %.3f ms: %s for stage %" PRId64 ", step %" PRIu64, us(longest_wait(rank)) / 1e3,
+                trace_short_name(rank->longest, name), rank->longest->step, rank->longest->sequence);
+    fputc('\n', out);
+}
+
+static void pipeline_print(const struct trace *trace, const struct trace_pipeline *pipeline, FILE *out)
+{
+    fprintf(out, "\nPipeline %s: %" PRId64 " rank%s", trace->comms[pipeline->comm_at].label, pipeline->rank_count,
+            plural((uint64_t)pipeline->rank_count));
+    if (!pipeline->steps) {
+        fputs(", but no whole step with the actions of all ranks is in these files\n", out);
+        return;
+    }
+    fprintf(out, ", %u stage%s, %u microbatch%s; %zu whole step%s\n", pipeline->stages, plural(pipeline->stages),
+            pipeline->microbatches, pipeline->microbatches == 1 ? "" : "es", pipeline->steps, plural(pipeline->steps));
+    fprintf(out, "  measured:  step %12.3f ms (median) bubble %5.1f %%\n", us(pipeline->median) / 1e3, 100 * pipeline->bubble);
+    fprintf(out, "  predicted: step %12.3f ms          bubble %5.1f %% (mean times, no messages)\n",
+            pipeline->predicted_step_us / 1e3, 100 * pipeline->predicted_bubble);
+    fprintf(out, "  %4s %10s %10s %10s  %s\n", "rank", "computing", "waiting", "else", "longest wait");
+    for (int64_t r = 0; r < pipeline->rank_count && r < LISTED_SHOWN; r++)
+        pipeline_rank_print(pipeline, r, out);
+    if (pipeline->rank_count > LISTED_SHOWN)
+        fprintf(out, "  and %" PRId64 " more ranks (--json lists all)\n", pipeline->rank_count - LISTED_SHOWN);
+}
+
 void trace_summary_print(const struct trace_summary *summary, const char *output, FILE *out)
 {
     const struct trace *trace = summary->trace;
@@ -410,6 +455,8 @@ void trace_summary_print(const struct trace_summary *summary, const char *output
     failed_print(summary, out);
     missing_print(summary, out);
     clocks_print(trace, out);
+    for (size_t i = 0; i < summary->pipeline_count; i++)
+        pipeline_print(trace, &summary->pipelines[i], out);
     blames_print(summary, out);
     worst_print(summary, out);
     for (size_t i = 0; i < trace->comm_count && i < LISTED_SHOWN; i++)
@@ -558,6 +605,34 @@ static void comm_print_json(const struct trace_summary *summary, size_t order, F
     fputs("]}", out);
 }
 
+static void pipeline_rank_print_json(const struct trace_pipeline *pipeline, int64_t at, FILE *out)
+{
+    const struct trace_pipeline_rank *const rank = &pipeline->ranks[at];
+    char name[TRACE_NAME_BYTES];
+    fprintf(out, "%s{\"rank\":%" PRId64 ",\"computing\":%.4f,\"waiting\":%.4f,\"longest_wait_us\":%.3f,\"longest_wait\":",
+            at ? "," : "", at, pipeline_share(pipeline, rank->computed), pipeline_share(pipeline, rank->waited),
+            us(longest_wait(rank)));
+    if (rank->longest)
+        shoal_json_print_text(out, trace_name(rank->longest, name));
+    else
+        fputs("null", out);
+    fputc('}', out);
+}
+
+static void pipeline_print_json(const struct trace_summary *summary, size_t at, FILE *out)
+{
+    const struct trace_pipeline *const pipeline = &summary->pipelines[at];
+    text_print(out, "{\"name\":", summary->trace->comms[pipeline->comm_at].label);
+    fprintf(out,
+            ",\"whole_steps\":%zu,\"stages\":%u,\"microbatches\":%u,\"step_us\":%.3f,\"bubble\":%.4f,"
+            "\"predicted_step_us\":%.3f,\"predicted_bubble\":%.4f,\"ranks\":[",
+            pipeline->steps, pipeline->stages, pipeline->microbatches, us(pipeline->median), pipeline->bubble,
+            pipeline->predicted_step_us, pipeline->predicted_bubble);
+    for (int64_t r = 0; r < pipeline->rank_count; r++)
+        pipeline_rank_print_json(pipeline, r, out);
+    fputs("]}", out);
+}
+
 static void failed_at_print_json(const struct trace_summary *summary, size_t at, FILE *out)
 {
     failed_print_json(summary->trace, summary->failed[at], out);
@@ -581,6 +656,7 @@ void trace_summary_print_json(const struct trace_summary *summary, const char *o
         {"ranks", trace->worker_count, blame_print_json},
         {"worst", summary->worst_count, worst_print_json},
         {"communicators", trace->comm_count, comm_print_json},
+        {"pipelines", summary->pipeline_count, pipeline_print_json},
     };
     text_print(out, "{\"trace\":", output);
     fprintf(out, ",\"records\":%zu,\"duplicates\":%zu,\"operations\":%zu,\"begin_unix_us\":%" PRId64 ",\"span_us\":%.3f",

@@ -353,7 +353,8 @@ int trace_summarize(const struct trace *trace, struct trace_summary *summary_out
     int64_t *values = calloc(trace->count, sizeof *values);
     *summary_out = (struct trace_summary){.trace = trace};
     const bool has_memory = values && blames_make(summary_out, values) && kinds_make(summary_out, values) &&
-                            missing_find(summary_out) && operations_look(summary_out) && worst_find(summary_out);
+                            missing_find(summary_out) && operations_look(summary_out) && worst_find(summary_out) &&
+                            trace_pipelines_find(summary_out);
     free(values);
     return has_memory ? 0 : trace_memory_fail();
 }
@@ -365,4 +366,5 @@ void trace_summary_fini(struct trace_summary *summary)
     free(summary->absences);
     free(summary->cuts);
     free(summary->failed);
+    trace_pipelines_free(summary);
 }

@@ -1,6 +1,7 @@
 """The headers of include/shoal in ctypes. Written by dev/native.py: change the headers, not this file."""
 from ctypes import CFUNCTYPE, POINTER, Structure
-from ctypes import (c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_long, c_size_t, c_uint, c_uint32, c_uint64, c_void_p)
+from ctypes import (c_char, c_char_p, c_double, c_int, c_int32, c_int64, c_long, c_size_t, c_ubyte, c_uint, c_uint32, c_uint64,
+                    c_void_p)
 
 from ._structures import Sized, begins
 
@@ -10,14 +11,15 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "COMPRESS_NONE",
            "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW", "ADAGRAD", "LION", "LAMB",
            "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP",
-           "FORWARD", "BACKWARD", "INPUT_GRADIENT", "WEIGHT_GRADIENT", "SCHEDULE_GPIPE", "SCHEDULE_1F1B",
+           "FORWARD", "BACKWARD", "INPUT_GRADIENT", "WEIGHT_GRADIENT", "RECOMPUTE", "SCHEDULE_GPIPE", "SCHEDULE_1F1B",
            "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1", "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN",
            "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "PARTITION_SHORTEST", "PARTITION_TREE", "PARTITION_EQUAL",
-           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
-           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX",
-           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet",
-           "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage",
-           "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
+           "RECOMPUTES_AS_SCHEDULED", "RECOMPUTES_ALL", "RECOMPUTES_IF_SHORT", "VERSION_MAJOR", "VERSION_MINOR",
+           "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST",
+           "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES",
+           "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options",
+           "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation", "MemoryUsage", "Traffic", "FindingFn",
+           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
            "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
            "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
            "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
@@ -134,6 +136,10 @@ class Failure(Sized):
                 ("operation", c_char * 96), ("text", c_char * 512), ("is_given", c_int)]
 
 
+class Span(Structure):
+    _fields_ = [("kind", c_char_p), ("sequence", c_uint64), ("stage", c_uint64), ("microbatch", c_uint32)]
+
+
 @begins(last_rank=-1)
 class Operation(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("sequence", c_uint64), ("algorithm", c_char_p), ("arrived_us", c_double),
@@ -201,7 +207,8 @@ class Watched(Structure):
                 ("called", c_uint64), ("under_way", c_int), ("idle_us", c_double), ("collective", c_char_p),
                 ("algorithm", c_char_p), ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int),
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
-                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64)]
+                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
+                ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
@@ -398,6 +405,7 @@ FORWARD = 0
 BACKWARD = 1
 INPUT_GRADIENT = 2
 WEIGHT_GRADIENT = 3
+RECOMPUTE = 4
 
 
 class Action(Structure):
@@ -446,6 +454,11 @@ PARTITION_SHORTEST = 0
 PARTITION_TREE = 1
 PARTITION_EQUAL = 2
 
+# enum shoal_recomputes
+RECOMPUTES_AS_SCHEDULED = 0
+RECOMPUTES_ALL = 1
+RECOMPUTES_IF_SHORT = 2
+
 
 @begins(memory_weight=0.8, gradient_ratio=1, state_ratio=2, parameter_shards=1, gradient_shards=1, state_shards=1, kept_share=1)
 class PartitionOptions(Sized):
@@ -461,7 +474,7 @@ class PartitionOptions(Sized):
 class Stage(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("rank", c_uint32), ("first_unit", c_uint32), ("unit_count", c_uint32),
                 ("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double),
-                ("parameter_bytes", c_uint64), ("kept_bytes", c_uint64), ("received_bytes", c_uint64)]
+                ("parameter_bytes", c_uint64), ("kept_bytes", c_uint64), ("received_bytes", c_uint64), ("recomputes", c_int)]
 
 
 @begins()
@@ -493,7 +506,7 @@ class Parcel(Structure):
 
 class Work(Structure):
     _fields_ = [("action", Action), ("input_count", c_uint32), ("output_count", c_uint32), ("inputs", POINTER(Parcel)),
-                ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int)]
+                ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int), ("is_recomputed", c_int)]
 
 
 ComputeFn = CFUNCTYPE(c_int, c_void_p, POINTER(Work), c_void_p, c_size_t)
@@ -597,6 +610,11 @@ FUNCTIONS = {
     "shoal_last_failure": (c_int, [c_void_p, c_void_p, POINTER(Failure)]),
     "shoal_comm_fail": (None, [c_void_p, POINTER(Failure)]),
     "shoal_report": (c_int, [c_void_p, c_int, c_char_p, c_char_p]),
+    "shoal_track_create": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "shoal_track_begin": (None, [c_void_p, POINTER(Span)]),
+    "shoal_track_wait": (None, [c_void_p, c_int, c_int]),
+    "shoal_track_start": (None, [c_void_p]),
+    "shoal_track_end": (None, [c_void_p, c_int]),
     "shoal_flight_print": (None, [c_void_p, c_void_p]),
     "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),
     "shoal_comm_memory": (c_int, [c_void_p, POINTER(MemoryUsage)]),
@@ -715,6 +733,8 @@ FUNCTIONS = {
     "shoal_schedule_microbatches": (c_uint32, [c_void_p]),
     "shoal_schedule_rank_of": (c_uint32, [c_void_p, c_uint32]),
     "shoal_schedule_actions": (POINTER(Action), [c_void_p, c_uint32, POINTER(c_uint32)]),
+    "shoal_schedule_recompute": (c_int, [c_void_p, POINTER(c_ubyte), POINTER(c_void_p)]),
+    "shoal_schedule_recomputes": (c_int, [c_void_p, c_uint32]),
     "shoal_schedule_name": (c_char_p, [c_int]),
     "shoal_schedule_print": (c_int, [c_void_p, c_void_p]),
     "shoal_schedule_read": (c_int, [c_char_p, c_size_t, POINTER(c_void_p), c_char_p, c_size_t]),

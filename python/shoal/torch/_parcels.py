@@ -6,6 +6,7 @@ behind the tensors. So each message describes itself, and shapes may change from
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 
 import torch
@@ -16,6 +17,8 @@ ALIGNMENT = 64
 NOTE = _native.Parcel.note
 WORDS = (bool, int, float, str, type(None))
 ABSENT = b"-"  # the note of a microbatch without samples
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps() would make one for each message
+_decode = functools.lru_cache(maxsize=1024)(json.loads)  # most messages have the form of an earlier one
 
 
 class Message:
@@ -23,7 +26,7 @@ class Message:
 
     def __init__(self, value):
         self.given, self.tensors, self.offsets, self.bytes = [], [], [], 0  # given: the tensors of the value themselves
-        self.note = json.dumps(self._form(value), separators=(",", ":")).encode()
+        self.note = _encode(self._form(value)).encode()
         self.is_long = len(self.note) > NOTE.size
         if self.is_long:
             self._place(torch.frombuffer(bytearray(self.note), dtype=torch.uint8))
@@ -70,6 +73,7 @@ class Message:
             memory[offset:offset + _size_of(tensor)].view(tensor.dtype).copy_(tensor.reshape(-1))
 
 
+@functools.lru_cache(maxsize=64)
 def _name_of(thing):
     return str(thing).rpartition("torch.")[2] if isinstance(thing, torch.dtype) else str(thing)
 
@@ -91,7 +95,7 @@ class Received:
             length = int(note[1:])
             begin = size - -(-length // ALIGNMENT) * ALIGNMENT
             note = bytes(self._memory[begin:begin + length].tolist())
-        self.value = None if self.is_absent else self._value(json.loads(note))
+        self.value = None if self.is_absent else self._value(_decode(note))
 
     def _value(self, form):
         kind, *rest = form

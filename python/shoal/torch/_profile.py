@@ -271,6 +271,9 @@ class Partition:
         for rank, memory in enumerate(self.memory):
             self._library.partition_memory(address, rank, ctypes.byref(memory))
         self.first_units = [stage.first_unit for stage in self.stages]
+        recomputed = [number for number, stage in enumerate(self.stages) if stage.recomputes]
+        if recomputed != self.schedule.recomputed_stages():
+            self.schedule = self.schedule.recomputed(recomputed)
 
     def text(self, units):
         """Returns a line for each stage and each rank, and one for the step."""
@@ -278,8 +281,10 @@ class Partition:
         for number, stage in enumerate(self.stages):
             names = units[stage.first_unit:stage.first_unit + stage.unit_count]
             named = " to ".join(dict.fromkeys((names[0], names[-1]))) if names else "no unit"
-            lines.append(f"stage {number} on rank {stage.rank}: {named}, {stage.forward + stage.input_gradient + stage.weight_gradient:.0f} us "
-                         f"per microbatch; {self.reasons[number]}")
+            passes = 2 if stage.recomputes else 1
+            lines.append(f"stage {number} on rank {stage.rank}: {named}, "
+                         f"{passes * stage.forward + stage.input_gradient + stage.weight_gradient:.0f} us per microbatch"
+                         f"{', recomputed' if stage.recomputes else ''}; {self.reasons[number]}")
         lines += [f"rank {rank}: {memory.total_bytes / 2**20:.1f} MiB" for rank, memory in enumerate(self.memory)]
         times = self.times
         lines.append(f"predicted step: {times.step:.0f} us, bubble {100 * times.bubble:.1f} %, no partition is shorter than "

@@ -63,8 +63,24 @@ class Schedule:
     def rank_of(self, stage):
         return self._library.schedule_rank_of(self.address, stage)
 
+    def recomputed(self, stages):
+        """Returns a copy that recomputes these stages: True for all, or their numbers."""
+        mask = [1] * self.stages if stages is True else [0] * self.stages
+        for stage in [] if stages is True else stages:
+            if not (isinstance(stage, int) and 0 <= stage < self.stages):
+                raise ValueError(f"shoal: recompute has {stage!r}, but the stages are 0 to {self.stages - 1}")
+            mask[stage] = 1
+        address = ctypes.c_void_p()
+        status = self._library.schedule_recompute(self.address, (ctypes.c_ubyte * self.stages)(*mask), ctypes.byref(address))
+        if status != OK:
+            raise _native.error_of(status)
+        return Schedule(address.value)
+
+    def recomputed_stages(self):
+        return [stage for stage in range(self.stages) if self._library.schedule_recomputes(self.address, stage)]
+
     def text(self):
-        """Returns the schedule in torch's form (compute_only)."""
+        """Returns the schedule in torch's form (compute_only), with R for stages that are recomputed."""
         return printed(lambda stream: self._library.schedule_print(self.address, stream))
 
 

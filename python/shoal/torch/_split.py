@@ -19,15 +19,25 @@ from . import _graph
 
 
 def borders_of(units, cuts):
-    """Returns the numbers of the units at which stages 1, 2, ... begin."""
-    unknown = [name for name in cuts if name not in units]
-    if unknown:
-        raise ValueError(f"shoal: cuts has {unknown[0]!r}, which is not a unit of the model: its units are {', '.join(units)}")
-    numbers = [units.index(name) for name in cuts]
+    """Returns the numbers of the units at which stages 1, 2, ... begin. A cut is a unit's name, or that of a module with units
+    in it, which stands for the first of them."""
+    numbers = [_unit_at(units, name) for name in cuts]
     if numbers != sorted(set(numbers)) or numbers[:1] == [0]:
         raise ValueError(f"shoal: cuts must name units in their order, each at most once and not the first unit ({units[0]}), which "
                          f"begins the first stage: {list(cuts)}. The units are {', '.join(units)}")
     return numbers
+
+
+def _unit_at(units, name):
+    if name in units:
+        return units.index(name)
+    for number, unit in enumerate(units):
+        if unit.startswith(f"{name}."):
+            return number
+        if isinstance(name, str) and name.startswith(f"{unit}."):
+            raise ValueError(f"shoal: cuts has {name!r}, which is inside the unit {unit}: stages begin with whole units; choose smaller "
+                             "ones with units=")
+    raise ValueError(f"shoal: cuts has {name!r}, which is not a unit of the model: its units are {', '.join(units)}")
 
 
 def borders_in(units, others, borders):

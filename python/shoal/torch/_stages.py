@@ -1,9 +1,11 @@
 """The stages of this rank: what they compute for a microbatch, and what they keep of it until its backward pass."""
 from __future__ import annotations
 
+import contextlib
 import typing
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from .. import _native
@@ -25,7 +27,12 @@ class Stage:
     def __init__(self, number, modules, sources, targets, is_last):
         self.number, self.is_last = number, is_last
         self._modules, self.sources, self.targets = modules, sources, targets
+        self._without_gradient = []  # parameters that had none when the pass began
         self.parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
+
+    def begin(self):
+        """Begins a pass."""
+        self._without_gradient = [each for each in self.parameters if each.grad is None]
 
     def forward(self, is_training, inputs, received):
         """Returns a value for each target, and the model's result. inputs: the tensors of the batch, on the first stage."""
@@ -34,6 +41,16 @@ class Stage:
         sent, result = module(*inputs, *(arrived[source].value for source in sources))
         sent = dict(zip(targets, sent))
         return [sent.get(target, []) for target in self.targets], result
+
+    @contextlib.contextmanager
+    def statistics_kept(self):
+        """Undoes at the end what changes the statistics of normalizations, which count each microbatch once."""
+        modules = {each for module, _, _ in self._modules.values() for each in module.modules()}
+        former = [(buffer, buffer.clone()) for each in modules if isinstance(each, nn.modules.batchnorm._NormBase)
+                  for buffer in each.buffers(recurse=False)]
+        yield
+        for buffer, value in former:
+            buffer.data.copy_(value)  # behind autograd's back, which may have saved the buffer
 
     def backward(self, kept, received):
         """Adds up the gradients of parameters. Returns for each source the gradients of its tensors."""
@@ -56,12 +73,16 @@ class Stage:
         return [[of.get(id(tensor)) for tensor in each.tensors] for each in kept.received], rest
 
     def _leave_messages(self, received):
-        """Autograd may leave a view of a message as the gradient of a parameter. The message's memory is used again."""
+        """Autograd may leave a view of a message as the first gradient of a parameter; to the next ones it adds. The message's memory
+        is used again."""
+        if not self._without_gradient:
+            return
         addresses = {each.address for each in received}
-        for parameter in self.parameters:
+        for parameter in self._without_gradient:
             gradient = parameter.grad
             if gradient is not None and gradient.untyped_storage().data_ptr() in addresses:
                 parameter.grad = gradient.clone()
+        self._without_gradient = [each for each in self._without_gradient if each.grad is None]
 
 
 def _roots_of(kept, received):
@@ -83,17 +104,25 @@ class Pass:
     def __init__(self, stages, batch, loss, is_training, executor, complete):
         self._stages, self._complete = {stage.number: stage for stage in stages}, complete
         self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
-        self._kept, self._rest = {}, {}
+        self._kept, self._rest, self._draws = {}, {}, {}
         self.results = {}  # of the model in an evaluation, by microbatch
+        for stage in stages:
+            stage.begin()
         self.loss = 0.0  # the mean over all samples
 
     def compute(self, work):
         stage, place = self._stages[work.action.stage], (work.action.stage, work.action.microbatch)
-        if work.action.kind == _native.FORWARD:
+        if work.action.kind in (_native.FORWARD, _native.RECOMPUTE):
             with torch.set_grad_enabled(self._loss is not None):
-                self._forward(stage, place, self._read_inputs(work), work.outputs)
+                if work.action.kind == _native.RECOMPUTE:
+                    self._recompute(stage, place, self._read_inputs(work))
+                elif work.is_recomputed and self._loss is not None:
+                    self._forward_only(stage, place, self._read_inputs(work), work.outputs)
+                else:
+                    self._forward(stage, place, self._read_inputs(work), work.outputs)
             return
-        with torch.autocast("cpu", enabled=False):  # a backward pass has the types of its forward pass
+        # A backward pass has the types of its forward pass.
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else contextlib.nullcontext():
             if work.action.kind == _native.WEIGHT_GRADIENT:
                 self._rest.pop(place)()
             else:
@@ -102,35 +131,69 @@ class Pass:
             self._complete(stage.number)
 
     def _read_inputs(self, work):
-        return [_parcels.read(work.inputs[number], work.action.kind != _native.FORWARD, self._executor)
+        is_gradient = work.action.kind not in (_native.FORWARD, _native.RECOMPUTE)
+        return [_parcels.read(work.inputs[number], is_gradient, self._executor)
                 for number in range(work.input_count)]
 
     # ---- Forward ----
 
     def _forward(self, stage, place, received, outputs):
-        microbatch = place[1]
-        inputs = self._batch.inputs(microbatch) if stage.number == 0 else ()
-        if inputs is None or any(each.is_absent for each in received):
+        values, loss = self._values(stage, place, received)
+        if values is None:
             self._kept[place] = None
             self._send_absent(outputs, len(stage.targets))
             return
-        values, result = stage.forward(self._is_training, inputs, received)
-        result = _apart(result, received) if stage.is_last else result
-        loss = self._loss_of(microbatch, result) if stage.is_last and self._loss is not None else None
-        if stage.is_last and self._loss is None:
-            self.results[microbatch] = result
         sent = [self._send(value, outputs[number]) for number, value in enumerate(values)]
         if self._loss is not None:
             self._kept[place] = Kept(received, sent, loss)
 
-    def _loss_of(self, microbatch, result):
+    def _forward_only(self, stage, place, received, outputs):
+        """The forward pass of a stage that is recomputed: autograd saves no tensor, and nothing is kept."""
+        self._draws[place] = torch.get_rng_state()
+        given = [each for each in (self._batch.inputs(place[1]) if stage.number == 0 else ()) or () if not each.is_inference()]
+        versions = [each._version for each in given]
+        with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _saved_nothing):
+            values, _ = self._values(stage, place, received)
+        if versions != [each._version for each in given]:
+            raise RuntimeError("shoal: stage 0 changes its inputs in place, so it cannot be recomputed: let its first unit copy them, or "
+                               "leave it out of recompute=")
+        if values is None:
+            self._send_absent(outputs, len(stage.targets))
+            return
+        for number, value in enumerate(values):
+            self._send(value, outputs[number])
+
+    def _recompute(self, stage, place, received):
+        """Repeats a forward pass with the same random numbers. It sends nothing, and does not count in statistics and losses."""
+        with torch.random.fork_rng(devices=[]), stage.statistics_kept():
+            torch.set_rng_state(self._draws.pop(place))
+            values, loss = self._values(stage, place, received, is_counted=False)
+        sent = values and [_parcels.Message(value).given for value in values]
+        self._kept[place] = None if values is None else Kept(received, sent or [], loss)
+
+    def _values(self, stage, place, received, is_counted=True):
+        """Returns a value for each target, and the loss on the last stage; (None, None) for a microbatch without samples."""
+        microbatch, loss = place[1], None
+        inputs = self._batch.inputs(microbatch) if stage.number == 0 else ()
+        if inputs is None or any(each.is_absent for each in received):
+            return None, None
+        values, result = stage.forward(self._is_training, inputs, received)
+        result = _apart(result, received) if stage.is_last else result
+        if stage.is_last and self._loss is not None:
+            loss = self._loss_of(microbatch, result, is_counted)
+        elif stage.is_last:
+            self.results[microbatch] = result
+        return values, loss
+
+    def _loss_of(self, microbatch, result, is_counted):
         """Returns this microbatch's part of the loss: the mean over its samples, times its share of all samples."""
         arguments, share = self._batch.targets(microbatch), self._batch.share(microbatch)
         loss = self._loss(result, *arguments)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise TypeError("shoal: loss must return a tensor of one element, the mean over the samples, and it returned "
                             f"{list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}")
-        self.loss += loss.detach().double().item() * share
+        if is_counted:
+            self.loss += loss.detach().double().item() * share
         return loss.reshape(()) * share
 
     def _send_absent(self, outputs, count):
@@ -166,6 +229,10 @@ class Pass:
             self._send(value, work.outputs[number])
 
 
+def _saved_nothing(_):
+    raise RuntimeError("shoal: a backward pass through a forward pass that is recomputed")
+
+
 def _apart(value, received):
     """Returns the value, with copies of tensors in the memory of messages, which later messages overwrite."""
     memory = {each.untyped_storage().data_ptr() for message in received for each in message.tensors if each.numel()}
@@ -173,7 +240,7 @@ def _apart(value, received):
     def apart(each):
         return each.clone() if isinstance(each, torch.Tensor) and each.layout is torch.strided and \
             each.untyped_storage().data_ptr() in memory else each
-    return pytree.tree_map(apart, value)
+    return apart(value) if isinstance(value, torch.Tensor) else pytree.tree_map(apart, value)
 
 
 # ---- A batch ---------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,9 @@ from .._native import OK
 from . import _communicator, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stage_sums, _stages, _ties, ddp
 
 
+RECOMPUTES = {False: _native.RECOMPUTES_AS_SCHEDULED, True: _native.RECOMPUTES_ALL, "auto": _native.RECOMPUTES_IF_SHORT}
+
+
 class Pipeline:
     """Trains a model on the CPU, each of whose stages is on a rank of a process group.
 
@@ -32,11 +35,16 @@ class Pipeline:
     "v-half", "v-zb" or "auto", or the text of a schedule in torch's form. `loss(result, target)` returns the mean over the samples
     of a microbatch.
 
-    `cuts`: names of the units at which stages 1, 2, ... begin. Without them rank 0 measures each unit on the example, or counts
-    operations if the model is on the device meta, and the library finds the stages with the shortest step; see explain().
+    `cuts`: names of the units at which stages 1, 2, ... begin, or of modules whose first unit begins one. Without them rank 0
+    measures each unit on the example, or counts operations if the model is on the device meta, and the library finds the stages
+    with the shortest step; see explain().
     `memory`: bytes that each rank has for parameters, gradients, optimizer states and activations; no limit by default.
     `partition`: a dict of other fields of struct shoal_partition_options. `stages`: how many, for "interleaved" and
     "breadth-first"; by default two for each rank.
+
+    `recompute`: True, or the numbers of stages: these keep only their inputs between both passes of a microbatch, and repeat the
+    forward pass just before the backward pass, while their rank would wait for the gradient. "auto": only stages for which
+    `memory` is too short, chosen with the stages.
 
     `units`: which modules run as a whole: a set of classes, or a function that returns true for such a module. By default the
     members of every ModuleList and Sequential that contain no longer list, and other modules without lists. `init`: for a model on the device meta, a
@@ -49,20 +57,22 @@ class Pipeline:
     recorded forward pass must not depend on values of tensors, except inside units."""
 
     def __init__(self, model, example, stages=None, microbatches=1, schedule="1f1b", loss=None, cuts=None, memory=None, units=None,
-                 init=None, partition=None, process_group=None, replicas=None):
+                 init=None, partition=None, process_group=None, replicas=None, recompute=False):
         _check(model, microbatches)
+        recompute = _recompute_of(recompute, cuts)
         self.process_group = ddp._group_of(process_group, None, "cpu")
         self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
         recorded = _record_modes(model, example, _graph.unit_chooser(model, units))
         self.units, self._whole, self._partition = recorded[True].units, recorded[True].whole, None
         if cuts is not None:
             self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches, stages or len(cuts) + 1)
+            self.schedule = self.schedule.recomputed(recompute) if recompute else self.schedule
             self._communicator = self._join()
             borders = self._borders(list(cuts))
         else:
             plain = self._plain_schedule(schedule, stages)
             self._communicator = self._join()
-            borders = self._divide(model, recorded[True], example, plain, schedule, stages, memory, partition or {})
+            borders = self._divide(model, recorded[True], example, plain, schedule, stages, memory, partition or {}, recompute)
         self._check_stages(stages)
         self._compare(borders)
         self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
@@ -108,13 +118,20 @@ class Pipeline:
                              f"{schedule.ranks} ranks needs {schedule.stages} stages: use fewer ranks, or smaller units (units=){reasons}")
         return schedule
 
-    def _divide(self, model, recorded, example, plain, wanted, stages, memory, options):
+    def _divide(self, model, recorded, example, plain, wanted, stages, memory, options, recompute):
         """Returns the numbers of the units at which stages 1, 2, ... begin."""
+        is_list = recompute not in (False, True, "auto")
+        if is_list and plain is None:
+            raise ValueError("shoal: recompute has numbers of stages, which the schedule \"auto\" does not know yet: choose a schedule, or "
+                             "pass True or \"auto\"")
+        if plain is not None and recompute and recompute != "auto":
+            plain = plain.recomputed(recompute)
         if plain is not None and plain.stages == 1:
             self.schedule = plain
             return []
         profile = self._profile(model, recorded, example)
-        schedule = wanted if _schedules.is_word(wanted) else plain
+        schedule = wanted if _schedules.is_word(wanted) and not is_list else plain
+        options = {"recomputes": RECOMPUTES[recompute], **options} if not is_list else options
         self._partition = _profile.Partition(profile, schedule, self.process_group.size(), self.microbatches, stages, memory, options)
         self.schedule = self._partition.schedule
         return self._partition.first_units[1:]
@@ -172,8 +189,9 @@ class Pipeline:
         memory of each rank, and one for the predicted step, in microseconds."""
         if self._partition is not None:
             return self._partition.text(self.units)
+        again = self.schedule.recomputed_stages()
         return "\n".join(f"stage {stage} on rank {self.schedule.rank_of(stage)}: {', '.join(self._splits[True].units_of(stage)) or 'no unit'}"
-                         for stage in range(self.schedule.stages))
+                         f"{'; recomputed' if stage in again else ''}" for stage in range(self.schedule.stages))
 
     # ---- Passes ----
 
@@ -239,6 +257,11 @@ class Pipeline:
         """Yields the parameters of this rank's stages, for an optimizer."""
         return self.module.parameters()
 
+    def parameter_groups(self):
+        """Returns them as one group, for an optimizer: torch's optimizers refuse an empty list of parameters, but not an empty group,
+        which a rank may have whose stages are only activations, say."""
+        return [{"params": [*self.module.parameters()]}]
+
     def named_parameters(self):
         """Yields the parameters of this rank's stages with the model's own names."""
         return self.module.named_parameters()
@@ -285,9 +308,10 @@ class Pipeline:
     def to_torch(self):
         """Returns (modules, text) for torch.distributed.pipelining: this rank's stages as modules by their numbers, each for a
         PipelineStage, and the schedule for _PipelineScheduleRuntime._load_csv(file, format="compute_only"). The modules have this
-        pipeline's parameters. torch hands tensors from a stage to the next one only, so skips go through the stages between."""
+        pipeline's parameters. torch hands tensors from a stage to the next one only, so skips go through the stages between. It knows
+        no recomputed stages, and these become plain ones: wrap them in torch.utils.checkpoint."""
         split = self._splits[True]
-        return {stage: split.link(stage, self._model) for stage in self._own}, self.schedule.text()
+        return {stage: split.link(stage, self._model) for stage in self._own}, self.schedule.recomputed([]).text()
 
     def train(self, mode=True):
         """Sets the mode of training or evaluation, as for a module."""
@@ -313,6 +337,20 @@ def _check(model, microbatches):
         if tensor.device.type not in ("cpu", "meta"):
             raise NotImplementedError(f"shoal: {name} is on {tensor.device}, and Pipeline trains on the CPU: use "
                                       "torch.distributed.pipelining for other devices")
+
+
+def _recompute_of(wanted, cuts):
+    """Returns True, False, "auto" or a list of stages."""
+    if wanted is None or isinstance(wanted, bool):
+        return bool(wanted)
+    if wanted == "auto":
+        if cuts is not None:
+            raise ValueError("shoal: recompute=\"auto\" chooses stages together with their borders: leave out cuts, or pass True or a list "
+                             "of stages")
+        return wanted
+    if not isinstance(wanted, (list, tuple, set, range)):
+        raise TypeError(f"shoal: recompute must be True, \"auto\" or a list of stages, not {wanted!r}")
+    return sorted(wanted)
 
 
 def _record_modes(model, example, is_unit):

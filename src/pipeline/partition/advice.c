@@ -39,21 +39,33 @@ static size_t write_lack(const struct problem *problem, const uint32_t *division
     return used > 0 && (size_t)used < room ? (size_t)used : room - 1;
 }
 
-enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                              const struct shoal_partition_options *options, bool *fits_out)
+static enum shoal_status fits_as_scheduled(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                           const struct shoal_partition_options *options, bool *fits_out)
 {
     struct problem other;
     double value;
     uint32_t *division = calloc((size_t)shoal_schedule_stages(schedule) + 1, sizeof *division);
     enum shoal_status status = problem_open(&other, profile, schedule, options, (struct partition_text){0});
     status = division ? status : SHOAL_ERR_MEMORY;
-    *fits_out = false;
     for (enum memory_rule rule = MEMORY_HOPE; rule <= MEMORY_SURE && status == SHOAL_OK && !*fits_out; rule++) {
         status = divide(&other, rule, measure_time, NULL, false, division, &value);
         *fits_out = status == SHOAL_OK && value < PARTITION_NEVER && problem_excess(&other, division) == 0;
     }
     problem_close(&other);
     free(division);
+    return status;
+}
+
+enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                              const struct shoal_partition_options *options, bool *fits_out)
+{
+    struct shoal_schedule *recomputed = NULL;
+    *fits_out = false;
+    if (options->recomputes == SHOAL_RECOMPUTES_AS_SCHEDULED)
+        return fits_as_scheduled(profile, schedule, options, fits_out);
+    PARTITION_TRY(shoal_schedule_recompute(schedule, NULL, &recomputed));
+    const enum shoal_status status = fits_as_scheduled(profile, recomputed, options, fits_out);
+    shoal_schedule_free(recomputed);
     return status;
 }
 
@@ -73,29 +85,43 @@ static enum shoal_status find_shards(const struct problem *problem, bool recompu
     return SHOAL_OK;
 }
 
-/* "Recomputation would fit; ..." */
+/* " of stages 0 to 2": the fewest first stages that must be recomputed. Nothing for all of them. *fits_out is false if none
+ * suffice. */
+static enum shoal_status write_stages(const struct problem *problem, char *line, size_t room, bool *fits_out)
+{
+    uint32_t fewest, most;
+    PARTITION_TRY(recompute_range(problem->profile, problem->schedule, &problem->options, &fewest, &most));
+    *fits_out = fewest > 0;
+    if (fewest == 1 && problem->stages > 1)
+        snprintf(line, room, " of stage 0");
+    else if (fewest > 0 && fewest < problem->stages)
+        snprintf(line, room, " of stages 0 to %u", fewest - 1);
+    return SHOAL_OK;
+}
+
+/* "It would fit if activations are recomputed; ..." */
 static enum shoal_status write_help(const struct problem *problem, char *line, size_t room)
 {
     struct shoal_partition_options options = problem->options;
     bool recomputed = false, fits = false;
     uint32_t shards, both = 0;
+    char stages[40] = "";
     if (options.method != SHOAL_PARTITION_SHORTEST)
         PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &fits));
     if (fits) {
         snprintf(line, room, ". The method \"shortest\" has one that fits");
         return SHOAL_OK;
     }
-    if (!options.recomputes) {
-        options.recomputes = 1;
-        PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &recomputed));
-    }
-    PARTITION_TRY(find_shards(problem, problem->options.recomputes != 0, &shards));
-    if (!recomputed && !shards && !problem->options.recomputes)
+    if (!problem->recomputes_all)
+        PARTITION_TRY(write_stages(problem, stages, sizeof stages, &recomputed));
+    PARTITION_TRY(find_shards(problem, problem->recomputes_all, &shards));
+    if (!recomputed && !shards && !problem->recomputes_all)
         PARTITION_TRY(find_shards(problem, true, &both));
     if (recomputed && shards)
-        snprintf(line, room, ". It would fit if activations are recomputed, or with gradients and states in %u shards", shards);
+        snprintf(line, room, ". It would fit if activations%s are recomputed, or with gradients and states in %u shards",
+                 stages, shards);
     else if (recomputed)
-        snprintf(line, room, ". It would fit if activations are recomputed");
+        snprintf(line, room, ". It would fit if activations%s are recomputed", stages);
     else if (shards)
         snprintf(line, room, ". It would fit with gradients and states in %u shards", shards);
     else if (both)

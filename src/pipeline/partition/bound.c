@@ -52,6 +52,10 @@ static void rest_count(struct bound *bound, const struct shoal_action *action)
         rest->forward += rest->is_back;
         return;
     }
+    if (action->kind == SHOAL_RECOMPUTE) {
+        rest->forward += rest->is_back;
+        return;
+    }
     if (!rest->is_back)
         rest->microbatch = action->microbatch;
     rest->is_back = true;
@@ -145,9 +149,10 @@ static double measure_bound(const struct problem *problem, const void *arg, uint
     const double all = others + rest->latency + rest->forward * forward + rest->input * input + rest->weight * weight;
     const double early = measure_path(problem, arg, stage, from, to) + rest->early_latency;
     const double microbatches = shoal_schedule_microbatches(problem->schedule), begin = problem->forward[from] / bound->speed;
-    const double busy = begin + microbatches * (forward + input + weight);
+    const double again = shoal_schedule_recomputes(problem->schedule, stage) ? forward : 0;
+    const double busy = begin + microbatches * (forward + again + input + weight);
     const double early_busy =
-        begin + microbatches * (forward + input) + rest->early_weight * weight + back_of(bound, 0, from) / bound->speed;
+        begin + microbatches * (forward + again + input) + rest->early_weight * weight + back_of(bound, 0, from) / bound->speed;
     return largest(largest(all, early), largest(busy, early_busy));
 }
 

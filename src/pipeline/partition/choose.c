@@ -22,11 +22,11 @@ static struct shoal_stage_costs mean_costs(const struct shoal_profile *profile, 
                                            uint32_t ranks)
 {
     struct shoal_stage_costs costs = {0, 0, 0, options->latency_us};
+    const bool recomputes_all = options->recomputes == SHOAL_RECOMPUTES_ALL;
     double outputs = 0;
     for (uint32_t i = 0; i < profile->count; i++) {
         costs.forward += profile->units[i].forward / ranks;
-        costs.input_gradient +=
-            (profile->units[i].input_gradient + (options->recomputes ? profile->units[i].forward : 0)) / ranks;
+        costs.input_gradient += (profile->units[i].input_gradient + (recomputes_all ? profile->units[i].forward : 0)) / ranks;
         costs.weight_gradient += profile->units[i].weight_gradient / ranks;
         outputs += (double)profile->units[i].output_bytes / profile->count;
     }
@@ -35,6 +35,28 @@ static struct shoal_stage_costs mean_costs(const struct shoal_profile *profile, 
     if (costs.forward + costs.input_gradient + costs.weight_gradient <= 0)
         costs.forward = 1; /* any order will do */
     return costs;
+}
+
+/* Replaces a schedule by one that recomputes the partition's stages. */
+static enum shoal_status adopt_recomputed(struct shoal_schedule **schedule, const struct shoal_partition *partition)
+{
+    const uint32_t stages = shoal_schedule_stages(*schedule);
+    unsigned char *recomputed = calloc(stages, 1);
+    struct shoal_schedule *other = NULL;
+    if (!recomputed)
+        return SHOAL_ERR_MEMORY;
+    for (uint32_t s = 0; s < stages; s++) {
+        struct shoal_stage stage = SHOAL_STAGE_INIT;
+        if (shoal_partition_stage(partition, s, &stage) == SHOAL_OK)
+            recomputed[s] = stage.recomputes != 0;
+    }
+    const enum shoal_status status = shoal_schedule_recompute(*schedule, recomputed, &other);
+    free(recomputed);
+    if (status != SHOAL_OK)
+        return status;
+    shoal_schedule_free(*schedule);
+    *schedule = other;
+    return SHOAL_OK;
 }
 
 /* Tries one kind, and keeps it if its step is the shortest so far. */
@@ -49,6 +71,8 @@ static enum shoal_status try_kind(struct choice *choice, enum shoal_schedule_kin
     enum shoal_status status = shoal_schedule_create(&choice->schedule_options, &schedule, text.at, text.bytes);
     if (status == SHOAL_OK)
         status = partition_make(choice->profile, schedule, choice->options, &partition, lacks_out, text);
+    if (status == SHOAL_OK)
+        status = adopt_recomputed(&schedule, partition);
     if (status == SHOAL_OK)
         status = shoal_partition_step_times(partition, &times);
     const bool is_better = status == SHOAL_OK && (!choice->partition || times.step < choice->step);

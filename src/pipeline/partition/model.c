@@ -11,9 +11,8 @@ static void sum_units(struct problem *problem)
 {
     for (uint32_t i = 0; i < problem->units; i++) {
         const struct shoal_unit *unit = &problem->profile->units[i];
-        const double again = problem->options.recomputes ? unit->forward : 0;
         problem->forward[i + 1] = problem->forward[i] + unit->forward;
-        problem->input[i + 1] = problem->input[i] + unit->input_gradient + again;
+        problem->input[i + 1] = problem->input[i] + unit->input_gradient;
         problem->weight[i + 1] = problem->weight[i] + unit->weight_gradient;
         problem->parameters[i + 1] = problem->parameters[i] + (double)unit->parameter_bytes;
         problem->kept[i + 1] = problem->kept[i] + (double)unit->kept_bytes;
@@ -81,26 +80,34 @@ static void glue_ties(struct problem *problem)
 
 /* ---- Stages -------------------------------------------------------------------------------------------------------------- */
 
-static void use_count(struct stage_use *use, const struct shoal_action *action, double kept_share, double now[2])
+static bool is_recomputed(const struct problem *problem, uint32_t stage)
 {
-    if (action->kind == SHOAL_FORWARD)
-        now[0]++;
-    else if (action->kind != SHOAL_WEIGHT_GRADIENT)
-        now[0]--;
-    if (action->kind == SHOAL_INPUT_GRADIENT)
-        now[1]++;
-    else if (action->kind == SHOAL_WEIGHT_GRADIENT)
-        now[1]--;
-    const double flying = now[0] + kept_share * now[1];
-    use->inputs = now[0] > use->inputs ? now[0] : use->inputs;
-    use->weights = now[1] > use->weights ? now[1] : use->weights;
+    return shoal_schedule_recomputes(problem->schedule, stage) != 0;
+}
+
+/* Microbatches of a stage now: between their forward and their backward pass, between their input gradient and their weight
+ * gradient, and between their recomputation and their backward pass. */
+struct use_now {
+    double inputs, weights, recomputed;
+};
+
+static void use_count(struct stage_use *use, const struct shoal_action *action, double kept_share, struct use_now *now)
+{
+    const bool is_backward = action->kind == SHOAL_BACKWARD || action->kind == SHOAL_INPUT_GRADIENT;
+    now->inputs += (action->kind == SHOAL_FORWARD) - is_backward;
+    now->weights += (action->kind == SHOAL_INPUT_GRADIENT) - (action->kind == SHOAL_WEIGHT_GRADIENT);
+    now->recomputed += (action->kind == SHOAL_RECOMPUTE) - is_backward;
+    const double flying = now->inputs + kept_share * now->weights;
+    use->inputs = now->inputs > use->inputs ? now->inputs : use->inputs;
+    use->weights = now->weights > use->weights ? now->weights : use->weights;
+    use->recomputed = now->recomputed > use->recomputed ? now->recomputed : use->recomputed;
     use->flying = flying > use->flying ? flying : use->flying;
 }
 
 static bool use_stages(struct problem *problem)
 {
     const struct shoal_schedule *schedule = problem->schedule;
-    double(*now)[2] = calloc(problem->stages, sizeof *now);
+    struct use_now *now = calloc(problem->stages, sizeof *now);
     if (!now)
         return false;
     for (uint32_t r = 0; r < problem->ranks; r++) {
@@ -108,11 +115,12 @@ static bool use_stages(struct problem *problem)
         const struct shoal_action *actions = shoal_schedule_actions(schedule, r, &count);
         problem->actions += count;
         for (uint32_t i = 0; i < count; i++)
-            use_count(&problem->uses[actions[i].stage], &actions[i], problem->options.kept_share, now[actions[i].stage]);
+            use_count(&problem->uses[actions[i].stage], &actions[i], problem->options.kept_share, &now[actions[i].stage]);
     }
     free(now);
-    problem->is_one_each = true;
+    problem->is_one_each = problem->recomputes_all = true;
     for (uint32_t s = 0; s < problem->stages; s++) {
+        problem->recomputes_all &= is_recomputed(problem, s);
         problem->uses[s].rank = shoal_schedule_rank_of(schedule, s);
         problem->is_one_each &= ++problem->rank_stages[problem->uses[s].rank] == 1;
         const bool is_far = s > 0 && problem->uses[s].rank != problem->uses[s - 1].rank;
@@ -287,10 +295,11 @@ double problem_lack(const struct problem *problem, enum memory_rule rule, uint32
     const double kept = problem->kept[to] - problem->kept[from], limit = problem->limits[use->rank];
     const double share = rule == MEMORY_SURE ? limit / problem->rank_stages[use->rank] : limit;
     double activations = kept * use->flying, grows = activations;
-    if (problem->options.recomputes) {
+    if (is_recomputed(problem, stage)) {
         const double waiting = rule == MEMORY_SURE ? use->weights * problem->options.kept_share * kept : 0;
-        activations = (from < to ? use->inputs * problem->cut[from] : 0) + waiting + kept;
-        grows = kept + waiting;
+        const double again = rule == MEMORY_SURE ? use->recomputed * kept : kept;
+        activations = (from < to ? use->inputs * problem->cut[from] : 0) + waiting + again;
+        grows = again + waiting;
     }
     const double buffers =
         problem->options.slots * ((use->is_far_ahead ? problem->cut[from] : 0) + (use->is_far_back ? problem->cut[to] : 0));
@@ -347,7 +356,6 @@ static double shared_on(const struct problem *problem, const uint32_t *division,
 /* Most bytes of activations that a rank keeps at a time, following its actions. */
 static double activations_of(const struct problem *problem, const uint32_t *division, uint32_t rank)
 {
-    const bool recomputes = problem->options.recomputes != 0;
     const double share = problem->options.kept_share;
     double now = 0, most = 0;
     uint32_t count;
@@ -355,13 +363,13 @@ static double activations_of(const struct problem *problem, const uint32_t *divi
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t from = division[actions[i].stage], to = division[actions[i].stage + 1];
         const double kept = problem->kept[to] - problem->kept[from];
-        const double held = recomputes ? from < to ? problem->cut[from] : 0 : kept;
-        const double working = recomputes && actions[i].kind != SHOAL_FORWARD && actions[i].kind != SHOAL_WEIGHT_GRADIENT;
-        now += actions[i].kind == SHOAL_FORWARD ? held : 0;
-        most = now + working * kept > most ? now + working * kept : most;
-        now -= actions[i].kind == SHOAL_INPUT_GRADIENT    ? held - share * kept
-               : actions[i].kind == SHOAL_BACKWARD        ? held
-               : actions[i].kind == SHOAL_WEIGHT_GRADIENT ? share * kept
+        const double input = is_recomputed(problem, actions[i].stage) && from < to ? problem->cut[from] : 0;
+        const double held = is_recomputed(problem, actions[i].stage) ? input : kept;
+        now += actions[i].kind == SHOAL_FORWARD           ? held
+               : actions[i].kind == SHOAL_RECOMPUTE       ? kept
+               : actions[i].kind == SHOAL_INPUT_GRADIENT  ? share * kept - kept - input
+               : actions[i].kind == SHOAL_BACKWARD        ? -kept - input
+               : actions[i].kind == SHOAL_WEIGHT_GRADIENT ? -share * kept
                                                           : 0;
         most = now > most ? now : most;
     }

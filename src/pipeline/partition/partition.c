@@ -14,6 +14,7 @@ struct shoal_partition {
     struct shoal_stage *stage;        /* [stages] */
     struct shoal_rank_memory *memory; /* [ranks] */
     struct shoal_partition_times times;
+    bool fits;                         /* each rank's need is within its limit */
     char (*reasons)[PARTITION_REASON]; /* [stages] */
 };
 
@@ -49,6 +50,9 @@ static enum shoal_status check_numbers(const struct shoal_partition_options *opt
     if (!is_amount(options->gradient_ratio, 1e6) || !is_amount(options->state_ratio, 1e6))
         return partition_refuse(text, SHOAL_ERR_ARGUMENT, "gradient_ratio %g or state_ratio %g is not in [0, 1000000]",
                                 options->gradient_ratio, options->state_ratio);
+    if (options->recomputes < 0 || options->recomputes > SHOAL_RECOMPUTES_IF_SHORT)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "recomputes is %d, and not of enum shoal_recomputes",
+                                options->recomputes);
     if (!options->parameter_shards || !options->gradient_shards || !options->state_shards)
         return partition_refuse(text, SHOAL_ERR_ARGUMENT, "a number of shards is 0: 1 is whole");
     return SHOAL_OK;
@@ -138,6 +142,7 @@ static void set_stages(struct shoal_partition *partition, struct problem *proble
         stage->parameter_bytes = whole_bytes(problem_parameters(problem, from, to));
         stage->kept_bytes = whole_bytes(problem->kept[to] - problem->kept[from]);
         stage->received_bytes = whole_bytes(s > 0 ? problem->cut[from] : 0);
+        stage->recomputes = shoal_schedule_recomputes(problem->schedule, s);
     }
 }
 
@@ -163,7 +168,8 @@ static double bottleneck_of(const struct problem *problem)
     double longest = 0;
     for (uint32_t s = 0; s < problem->stages; s++) {
         const struct shoal_stage_costs *costs = &problem->costs[s];
-        const double work = costs->forward + costs->input_gradient + costs->weight_gradient;
+        const double again = shoal_schedule_recomputes(problem->schedule, s) ? costs->forward : 0;
+        const double work = costs->forward + again + costs->input_gradient + costs->weight_gradient;
         longest = work > longest ? work : longest;
         longest = costs->transfer > longest ? costs->transfer : longest;
     }
@@ -191,6 +197,7 @@ static enum shoal_status set_results(struct problem *problem, const uint32_t *di
     partition->times.bottleneck = bottleneck_of(problem);
     partition->times.lower_bound = is_optimal || is_rounded ? verdict->step : bound;
     partition->times.is_optimal = is_optimal;
+    partition->fits = verdict->excess <= 0;
     *partition_out = partition;
     return SHOAL_OK;
 }
@@ -229,17 +236,13 @@ static enum shoal_status make_opened(struct problem *problem, uint32_t *division
     return set_results(problem, division, &verdict, bound, is_optimal, partition_out);
 }
 
-enum shoal_status partition_make(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                                 const struct shoal_partition_options *options, struct shoal_partition **partition_out,
-                                 bool *lacks_out, struct partition_text text)
+enum shoal_status partition_make_for(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                     const struct shoal_partition_options *options, struct shoal_partition **partition_out,
+                                     bool *lacks_out, struct partition_text text)
 {
-    struct shoal_partition_options own;
     struct problem problem;
     *lacks_out = false;
-    if (!partition_out)
-        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "partition_out is NULL");
-    PARTITION_TRY(take_partition_options(profile, schedule, options, &own, text));
-    enum shoal_status status = problem_open(&problem, profile, schedule, &own, text);
+    enum shoal_status status = problem_open(&problem, profile, schedule, options, text);
     uint32_t *division = calloc((size_t)problem.stages + 1, sizeof *division);
     uint32_t *bound_division = calloc((size_t)problem.stages + 1, sizeof *bound_division);
     if (status == SHOAL_OK)
@@ -250,6 +253,18 @@ enum shoal_status partition_make(const struct shoal_profile *profile, const stru
     free(bound_division);
     return status == SHOAL_ERR_MEMORY ? partition_refuse(text, status, "no memory for a partition of %u units", profile->count)
                                       : status;
+}
+
+enum shoal_status partition_make(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                 const struct shoal_partition_options *options, struct shoal_partition **partition_out,
+                                 bool *lacks_out, struct partition_text text)
+{
+    struct shoal_partition_options own;
+    *lacks_out = false;
+    if (!partition_out)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "partition_out is NULL");
+    PARTITION_TRY(take_partition_options(profile, schedule, options, &own, text));
+    return partition_recompute(profile, schedule, &own, partition_out, lacks_out, text);
 }
 
 enum shoal_status shoal_partition_create(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
@@ -289,24 +304,49 @@ static enum shoal_status judge_given(struct problem *problem, const uint32_t *fi
     return set_results(problem, division, &verdict, bound, false, partition_out);
 }
 
+enum shoal_status partition_make_at(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                    const struct shoal_partition_options *options, const uint32_t *first_units,
+                                    struct shoal_partition **partition_out, struct partition_text text)
+{
+    struct problem problem;
+    enum shoal_status status = problem_open(&problem, profile, schedule, options, text);
+    uint32_t *division = calloc((size_t)problem.stages + 1, sizeof *division);
+    if (status == SHOAL_OK)
+        status = division ? judge_given(&problem, first_units, division, partition_out, text) : SHOAL_ERR_MEMORY;
+    problem_close(&problem);
+    free(division);
+    return status == SHOAL_ERR_MEMORY ? partition_refuse(text, status, "no memory for a partition of %u units", profile->count)
+                                      : status;
+}
+
 enum shoal_status shoal_partition_create_at(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                             const struct shoal_partition_options *options, const uint32_t *first_units,
                                             struct shoal_partition **partition_out, char *text, size_t text_bytes)
 {
     const struct partition_text why = {text, text_bytes};
     struct shoal_partition_options own;
-    struct problem problem;
     if (!partition_out || !first_units)
         return partition_refuse(why, SHOAL_ERR_ARGUMENT, "partition_out or first_units is NULL");
     PARTITION_TRY(take_partition_options(profile, schedule, options, &own, why));
-    enum shoal_status status = problem_open(&problem, profile, schedule, &own, why);
-    uint32_t *division = calloc((size_t)problem.stages + 1, sizeof *division);
-    if (status == SHOAL_OK)
-        status = division ? judge_given(&problem, first_units, division, partition_out, why) : SHOAL_ERR_MEMORY;
-    problem_close(&problem);
-    free(division);
-    return status == SHOAL_ERR_MEMORY ? partition_refuse(why, status, "no memory for a partition of %u units", profile->count)
-                                      : status;
+    return partition_recompute_at(profile, schedule, &own, first_units, partition_out, why);
+}
+
+void partition_set_bound(struct shoal_partition *partition, double bound)
+{
+    const double step = partition->times.step;
+    partition->times.lower_bound = bound < step ? bound : step;
+    partition->times.is_optimal = 0;
+}
+
+void partition_first_units(const struct shoal_partition *partition, uint32_t *first_units_out)
+{
+    for (uint32_t s = 0; s < partition->stages; s++)
+        first_units_out[s] = partition->stage[s].first_unit;
+}
+
+bool partition_fits(const struct shoal_partition *partition)
+{
+    return partition->fits;
 }
 
 /* ---- Queries ------------------------------------------------------------------------------------------------------------- */

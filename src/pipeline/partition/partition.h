@@ -8,6 +8,7 @@
  *     tree.c                               the division by the tree of modules
  *     refine.c                             the search for the shortest predicted step
  *     reasons.c, advice.c                  why a stage begins where it does; what would fit
+ *     partition_recompute.c                which stages are recomputed
  *     choose.c                             a schedule together with a partition
  *
  * A *division* is a list of stages + 1 numbers: the first unit of each stage, and the number of units. */
@@ -111,6 +112,7 @@ struct stage_use {
     double inputs;     /* most microbatches that it keeps from their forward to their backward pass */
     double weights;    /* most that it keeps from their input gradient to their weight gradient */
     double flying;     /* most of both at a time, of the latter only kept_share */
+    double recomputed; /* most that it keeps from their recomputation to their backward pass */
     bool is_far_ahead; /* the stage before is on another rank */
     bool is_far_back;  /* the stage behind is on another rank */
 };
@@ -134,6 +136,7 @@ struct problem {
     double *limits, *speeds;                              /* [ranks] */
     uint32_t *rank_stages;                                /* [ranks]: how many */
     bool is_one_each;                                     /* no rank has two stages */
+    bool recomputes_all;                                  /* all stages are recomputed */
     struct shared_pair *pairs;                            /* by their first unit */
     uint32_t *pair_at;                                    /* [units + 2]: the first pair of a unit */
     double memory_ratio;                                  /* bytes on a rank for each byte of parameters */
@@ -152,10 +155,12 @@ SHOAL_MUST_USE enum shoal_status problem_open(struct problem *problem, const str
                                               const struct shoal_partition_options *options, struct partition_text text);
 void problem_close(struct problem *problem);
 
+/* Returns the time of units for a microbatch, at least: if only some stages are recomputed, without recomputation. */
 static inline double problem_work(const struct problem *problem, uint32_t from, uint32_t to)
 {
-    return problem->forward[to] - problem->forward[from] + problem->input[to] - problem->input[from] + problem->weight[to] -
-           problem->weight[from];
+    const double passes = problem->recomputes_all ? 2 : 1;
+    return passes * (problem->forward[to] - problem->forward[from]) + problem->input[to] - problem->input[from] +
+           problem->weight[to] - problem->weight[from];
 }
 
 /* Returns the time of a transfer over the begin of a unit, from one rank to another. */
@@ -239,7 +244,8 @@ SHOAL_MUST_USE enum shoal_status refine(struct problem *problem, const uint32_t 
 SHOAL_MUST_USE enum shoal_status reasons_write(struct problem *problem, const uint32_t *division, const struct verdict *verdict,
                                                char (*reasons)[PARTITION_REASON]);
 
-/* Looks for a division that fits, whatever its step. With several stages on a rank it may overlook one. */
+/* Looks for a division that fits, whatever its step. With several stages on a rank it may overlook one. If options->recomputes
+ * is not AS_SCHEDULED, all stages are recomputed. */
 SHOAL_MUST_USE enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                              const struct shoal_partition_options *options, bool *fits_out);
 
@@ -254,5 +260,39 @@ SHOAL_MUST_USE enum shoal_status partition_make(const struct shoal_profile *prof
                                                 const struct shoal_partition_options *options,
                                                 struct shoal_partition **partition_out, bool *lacks_out,
                                                 struct partition_text text);
+
+/* These make a partition for the schedule's own recomputed stages. The options are complete and checked. */
+SHOAL_MUST_USE enum shoal_status partition_make_for(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                                    const struct shoal_partition_options *options,
+                                                    struct shoal_partition **partition_out, bool *lacks_out,
+                                                    struct partition_text text);
+SHOAL_MUST_USE enum shoal_status partition_make_at(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                                   const struct shoal_partition_options *options, const uint32_t *first_units,
+                                                   struct shoal_partition **partition_out, struct partition_text text);
+
+/* Replaces the lower bound, and forgets that a partition is optimal. */
+void partition_set_bound(struct shoal_partition *partition, double bound);
+void partition_first_units(const struct shoal_partition *partition, uint32_t *first_units_out);
+/* Returns true if each rank's need is within its limit. */
+bool partition_fits(const struct shoal_partition *partition);
+
+/* ---- partition_recompute.c: options are complete and checked ---- */
+
+/* Finds how many first stages must be recomputed, and how many may be, so that a division fits. Both are 0 if none was found
+ * that fits even if all stages are recomputed, or all but the last. */
+SHOAL_MUST_USE enum shoal_status recompute_range(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                                 const struct shoal_partition_options *options, uint32_t *fewest_out,
+                                                 uint32_t *most_out);
+
+/* Like partition_make_for(), but chooses the recomputed stages as options->recomputes says. */
+SHOAL_MUST_USE enum shoal_status partition_recompute(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                                     const struct shoal_partition_options *options,
+                                                     struct shoal_partition **partition_out, bool *lacks_out,
+                                                     struct partition_text text);
+SHOAL_MUST_USE enum shoal_status partition_recompute_at(const struct shoal_profile *profile,
+                                                        const struct shoal_schedule *schedule,
+                                                        const struct shoal_partition_options *options,
+                                                        const uint32_t *first_units, struct shoal_partition **partition_out,
+                                                        struct partition_text text);
 
 #endif

@@ -150,6 +150,7 @@ static enum shoal_status copy_actions(struct shoal_pipeline *pipeline, const str
         pipeline->actions[i] = actions[i];
         if (actions[i].kind == SHOAL_BACKWARD || actions[i].kind == SHOAL_WEIGHT_GRADIENT)
             pipeline->stages[actions[i].stage].last_gradient = i;
+        pipeline->stages[actions[i].stage].is_recomputed |= actions[i].kind == SHOAL_RECOMPUTE;
     }
     return SHOAL_OK;
 }
@@ -158,6 +159,7 @@ static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const
                                           const struct shoal_pipeline_options *options, struct edges *edges,
                                           char text[RUN_TEXT_MAX])
 {
+    char name[sizeof pipeline->name + 16];
     if (pipeline->ahead > AHEAD_MOST)
         return refuse(text, "ahead is %u: a rank receives for at most %d actions ahead", pipeline->ahead, AHEAD_MOST);
     const int size = shoal_comm_size(pipeline->comm);
@@ -166,6 +168,8 @@ static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const
     if (shoal_schedule_ranks(schedule) != (uint32_t)size)
         return refuse(text, "the schedule is of %u ranks, but the communicator has %d", shoal_schedule_ranks(schedule), size);
     RUN_TRY(shoal_schedule_check(schedule, 0, text, RUN_TEXT_MAX));
+    snprintf(name, sizeof name, "%s actions", pipeline->name);
+    RUN_TRY(shoal_track_create(pipeline->comm, name, &pipeline->track));
     pipeline->stage_count = shoal_schedule_stages(schedule);
     pipeline->microbatches = shoal_schedule_microbatches(schedule);
     RUN_TRY(copy_edges(options, pipeline->stage_count, edges, text));

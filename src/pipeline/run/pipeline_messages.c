@@ -200,6 +200,14 @@ static struct run_part *find_part_under_way(struct run_message *message)
     return NULL;
 }
 
+bool run_message_is_under_way(struct run_message *message)
+{
+    pthread_mutex_lock(&message->pipeline->lock);
+    const bool is_under_way = message->pending > 0;
+    pthread_mutex_unlock(&message->pipeline->lock);
+    return is_under_way;
+}
+
 /* Waiting for a request makes progress. Its callback may then still run on another thread, which signals `changed`. */
 enum shoal_status run_message_wait(struct run_message *message)
 {

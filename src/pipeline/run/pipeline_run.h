@@ -109,6 +109,8 @@ struct run_message {
 SHOAL_MUST_USE enum shoal_status run_message_receive(struct run_message *message);
 /* Begins to send the message, whose envelope, data and hold are set. */
 void run_message_send(struct run_message *message);
+/* Returns false if all of a message's parts are done. */
+bool run_message_is_under_way(struct run_message *message);
 /* Waits until all of a message's parts are done, and returns its status. */
 SHOAL_MUST_USE enum shoal_status run_message_wait(struct run_message *message);
 /* Ends the use of a message here. It must not be under way. */
@@ -136,11 +138,13 @@ struct run_stage {
     uint32_t in_count;
     uint32_t out_count;
     uint32_t last_gradient; /* index of the last action that computes gradients of weights */
+    bool is_recomputed;
 };
 
 struct shoal_pipeline {
     struct shoal_context *context;
     struct shoal_comm *comm;
+    struct shoal_track *track; /* spans: this rank's actions, and its waits at a step's end; freed with comm */
     char name[24];
     int rank;
     uint32_t stage_count;

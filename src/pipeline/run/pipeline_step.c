@@ -16,10 +16,16 @@ struct run_ways {
     bool is_gradient;
 };
 
+/* Returns true if an earlier action of this stage and microbatch had the same inputs. Such actions have no outputs. */
+static bool repeats_inputs(const struct shoal_action *action)
+{
+    return action->kind == SHOAL_WEIGHT_GRADIENT || action->kind == SHOAL_RECOMPUTE;
+}
+
 static struct run_ways inputs_of(const struct shoal_pipeline *pipeline, const struct shoal_action *action)
 {
     const struct run_stage *const stage = &pipeline->stages[action->stage];
-    if (action->kind == SHOAL_FORWARD)
+    if (action->kind == SHOAL_FORWARD || action->kind == SHOAL_RECOMPUTE)
         return (struct run_ways){stage->edges, stage->in_count, false};
     return (struct run_ways){stage->edges + stage->in_count, stage->out_count, true};
 }
@@ -29,7 +35,7 @@ static struct run_ways outputs_of(const struct shoal_pipeline *pipeline, const s
     const struct run_stage *const stage = &pipeline->stages[action->stage];
     if (action->kind == SHOAL_FORWARD)
         return (struct run_ways){stage->edges + stage->in_count, stage->out_count, false};
-    return (struct run_ways){stage->edges, action->kind == SHOAL_WEIGHT_GRADIENT ? 0 : stage->in_count, true};
+    return (struct run_ways){stage->edges, repeats_inputs(action) ? 0 : stage->in_count, true};
 }
 
 static struct run_message *message_at(const struct shoal_pipeline *pipeline, struct run_ways ways, uint32_t i,
@@ -47,7 +53,7 @@ static bool is_left_out(const struct shoal_pipeline *pipeline, const struct shoa
 static bool must_receive(const struct shoal_pipeline *pipeline, const struct shoal_action *action)
 {
     const struct run_ways ways = inputs_of(pipeline, action);
-    if (action->kind == SHOAL_WEIGHT_GRADIENT)
+    if (repeats_inputs(action))
         return false;
     for (uint32_t i = 0; i < ways.count; i++)
         if (message_at(pipeline, ways, i, action->microbatch)->peer != pipeline->rank)
@@ -55,11 +61,27 @@ static bool must_receive(const struct shoal_pipeline *pipeline, const struct sho
     return false;
 }
 
+static const char *const action_names[] = {"forward", "backward", "input gradient", "weight gradient", "recompute"};
+
 /* "input gradient of microbatch 3 on stage 1" */
 static void name_action(const struct shoal_action *action, char *name, size_t bytes)
 {
-    static const char *const kinds[] = {"forward", "backward", "input gradient", "weight gradient"};
-    snprintf(name, bytes, "%s of microbatch %u on stage %u", kinds[action->kind], action->microbatch, action->stage);
+    snprintf(name, bytes, "%s of microbatch %u on stage %u", action_names[action->kind], action->microbatch, action->stage);
+}
+
+/* ---- Spans in the flight recorder ---------------------------------------------------------------------------------------- */
+
+static void begin_span(struct shoal_pipeline *pipeline, const char *kind, uint32_t stage, uint32_t microbatch)
+{
+    const struct shoal_span span = {kind, pipeline->step, stage, microbatch};
+    shoal_track_begin(pipeline->track, &span);
+}
+
+/* The message is from or to another rank. */
+static void note_wait(struct shoal_pipeline *pipeline, const struct run_message *message)
+{
+    const struct run_edge *const edge = &pipeline->edges[message->edge];
+    shoal_track_wait(pipeline->track, message->peer, (int)(edge->from_rank == pipeline->rank ? edge->to : edge->from));
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
@@ -170,6 +192,8 @@ static enum shoal_status wait_for_inputs(struct shoal_pipeline *pipeline, const 
     for (uint32_t i = 0; i < ways.count; i++) {
         struct run_message *const message = message_at(pipeline, ways, i, action->microbatch);
         SHOAL_ASSERT(message->envelope); /* schedules without this order are refused */
+        if (message->peer != pipeline->rank && !repeats_inputs(action))
+            note_wait(pipeline, message);
         RUN_TRY(wait_for_message(message));
         if (accept_message(message) != SHOAL_OK)
             return fail_action(pipeline, action, SHOAL_ERR_MEMORY, "no memory for its inputs");
@@ -344,6 +368,7 @@ static enum shoal_status compute_action(struct shoal_pipeline *pipeline, uint32_
         .inputs = pipeline->inputs,
         .outputs = pipeline->outputs,
         .is_last_gradient = !pipeline->is_forward_only && index == pipeline->stages[action->stage].last_gradient,
+        .is_recomputed = pipeline->stages[action->stage].is_recomputed,
     };
     const uint64_t begin_ns = run_now_ns();
     pipeline->is_computing = true;
@@ -369,11 +394,14 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
     const struct shoal_action *const action = &pipeline->actions[index];
     struct shoal_action_times *const times = &pipeline->action_times[pipeline->times.action_count];
     *times = (struct shoal_action_times){.action = *action};
+    begin_span(pipeline, action_names[action->kind], action->stage, action->microbatch);
     RUN_TRY(wait_for_inputs(pipeline, action, times));
     if (must_receive(pipeline, action))
         pipeline->receiving--;
     RUN_TRY(receive_ahead(pipeline));
+    shoal_track_start(pipeline->track);
     const enum shoal_status status = compute_action(pipeline, index, times);
+    shoal_track_end(pipeline->track, status);
     add_times(pipeline, times);
     if (status == SHOAL_OK &&
         (pipeline->is_forward_only || action->kind == SHOAL_BACKWARD || action->kind == SHOAL_WEIGHT_GRADIENT))
@@ -382,12 +410,26 @@ static enum shoal_status run_action(struct shoal_pipeline *pipeline, uint32_t in
     return status;
 }
 
-/* Outputs that peers have not taken. */
+/* Waits until the peer has taken an output. Most have been taken by then, and leave no span. */
+static enum shoal_status wait_for_send(struct shoal_pipeline *pipeline, struct run_message *message)
+{
+    const struct run_edge *const edge = &pipeline->edges[message->edge];
+    const bool is_under_way = run_message_is_under_way(message);
+    if (is_under_way) {
+        begin_span(pipeline, "hand over", message->is_gradient ? edge->to : edge->from, message->microbatch);
+        note_wait(pipeline, message);
+    }
+    RUN_TRY(wait_for_message(message));
+    if (is_under_way)
+        shoal_track_end(pipeline->track, SHOAL_OK);
+    return SHOAL_OK;
+}
+
 static enum shoal_status wait_for_sends(struct shoal_pipeline *pipeline)
 {
     for (size_t i = 0; i < pipeline->message_count; i++)
         if (pipeline->messages[i].envelope)
-            RUN_TRY(wait_for_message(&pipeline->messages[i]));
+            RUN_TRY(wait_for_send(pipeline, &pipeline->messages[i]));
     run_end_sent(pipeline);
     return SHOAL_OK;
 }
@@ -452,8 +494,10 @@ static enum shoal_status step(struct shoal_pipeline *pipeline, const struct shoa
     begin_step(pipeline, calls, is_forward_only);
     const enum shoal_status status = run_actions(pipeline);
     end_times(pipeline);
-    if (status != SHOAL_OK)
+    if (status != SHOAL_OK) {
+        shoal_track_end(pipeline->track, status);
         return end_failed(pipeline, status);
+    }
     run_blocks_trim(pipeline, false);
     return SHOAL_OK;
 }

@@ -35,7 +35,7 @@ const char *shoal_schedule_name(enum shoal_schedule_kind kind)
 
 void schedule_name_action(const struct shoal_action *action, char name[40])
 {
-    static const char letters[] = {'F', 'B', 'I', 'W'};
+    static const char letters[] = {'F', 'B', 'I', 'W', 'R'};
     snprintf(name, 40, "%u%c%u", action->stage, letters[action->kind], action->microbatch);
 }
 
@@ -51,8 +51,9 @@ enum shoal_status schedule_begin(uint32_t ranks, uint32_t stages, uint32_t micro
     schedule->stages = stages;
     schedule->microbatches = microbatches;
     schedule->rank_of = calloc(stages, sizeof *schedule->rank_of);
+    schedule->recomputes = calloc(stages, sizeof *schedule->recomputes);
     schedule->lists = calloc(ranks, sizeof *schedule->lists);
-    if (!schedule->rank_of || !schedule->lists) {
+    if (!schedule->rank_of || !schedule->recomputes || !schedule->lists) {
         shoal_schedule_free(schedule);
         return SHOAL_ERR_MEMORY;
     }
@@ -70,6 +71,7 @@ void shoal_schedule_free(struct shoal_schedule *schedule)
         free(schedule->lists[r].actions);
     free(schedule->lists);
     free(schedule->rank_of);
+    free(schedule->recomputes);
     free(schedule);
 }
 
@@ -86,6 +88,7 @@ enum shoal_status schedule_append(struct shoal_schedule *schedule, uint32_t rank
         list->room = room;
     }
     list->actions[list->count++] = (struct shoal_action){kind, stage, microbatch};
+    schedule->recomputes[stage] |= kind == SHOAL_RECOMPUTE;
     return SHOAL_OK;
 }
 

@@ -3,6 +3,7 @@
  *     orders.c    GPipe, 1F1B, interleaved, breadth-first: orders that are written down
  *     search.c    the others: orders that are found, by trying rules and keeping the shortest step
  *     schedule_run.c   runs a schedule on clocks: for its times, its memory, and circles of waiting
+ *     recompute.c actions that repeat a forward pass
  *     text.c      torch's form */
 #ifndef SHOAL_PIPELINE_SCHEDULE_H
 #define SHOAL_PIPELINE_SCHEDULE_H
@@ -31,6 +32,7 @@ struct schedule_list {
 struct shoal_schedule {
     uint32_t ranks, stages, microbatches;
     uint32_t *rank_of;           /* [stages] */
+    bool *recomputes;            /* [stages]: it has a RECOMPUTE action */
     struct schedule_list *lists; /* [ranks] */
 };
 

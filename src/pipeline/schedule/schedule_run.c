@@ -57,10 +57,11 @@ static size_t run_cell(const struct run *run, uint32_t stage, uint32_t microbatc
     return (size_t)stage * run->schedule->microbatches + microbatch;
 }
 
-/* The pass in which an action needs something from another stage and hands something on; -1: weight gradients, in neither. */
+/* The pass in which an action needs something from another stage and hands something on; -1: neither. */
 static int pass_of(enum shoal_action_kind kind)
 {
-    return kind == SHOAL_FORWARD ? 0 : kind == SHOAL_WEIGHT_GRADIENT ? -1 : 1;
+    const bool is_backward = kind == SHOAL_BACKWARD || kind == SHOAL_INPUT_GRADIENT;
+    return kind == SHOAL_FORWARD ? 0 : is_backward ? 1 : -1;
 }
 
 /* Finds the stage from which an action gets its input. Returns false if it needs none. */
@@ -117,7 +118,8 @@ static bool has_slot(const struct run *run, const struct shoal_action *action)
 static double cost_of(const struct run *run, const struct shoal_action *action)
 {
     const struct shoal_stage_costs *costs = costs_at(run, action->stage);
-    return action->kind == SHOAL_FORWARD           ? costs->forward
+    const bool is_forward = action->kind == SHOAL_FORWARD || action->kind == SHOAL_RECOMPUTE;
+    return is_forward                              ? costs->forward
            : action->kind == SHOAL_INPUT_GRADIENT  ? costs->input_gradient
            : action->kind == SHOAL_WEIGHT_GRADIENT ? costs->weight_gradient
                                                    : costs->input_gradient + costs->weight_gradient;
@@ -175,7 +177,9 @@ static double list_activations(const struct shoal_schedule *schedule, uint32_t r
         stages += schedule->rank_of[s] == rank;
     for (uint32_t i = 0; i < list->count; i++) {
         const enum shoal_action_kind kind = list->actions[i].kind;
-        kept += kind == SHOAL_FORWARD          ? 1
+        const bool is_recomputed = schedule->recomputes[list->actions[i].stage];
+        kept += kind == SHOAL_FORWARD          ? !is_recomputed
+                : kind == SHOAL_RECOMPUTE      ? 1
                 : kind == SHOAL_INPUT_GRADIENT ? kept_share - 1
                 : kind == SHOAL_BACKWARD       ? -1
                                                : -kept_share;
@@ -330,7 +334,42 @@ enum shoal_status shoal_schedule_slots(const struct shoal_schedule *schedule, ui
 /* ---- Faults -------------------------------------------------------------------------------------------------------------- */
 
 /* What has been seen of a stage's microbatch on its rank, in order. */
-enum seen { FORWARD_SEEN = 1, INPUT_SEEN = 2, WEIGHT_SEEN = 4 };
+enum seen { FORWARD_SEEN = 1, INPUT_SEEN = 2, WEIGHT_SEEN = 4, RECOMPUTE_SEEN = 8 };
+
+static unsigned char seen_by(enum shoal_action_kind kind)
+{
+    static const unsigned char adds[] = {
+        [SHOAL_FORWARD] = FORWARD_SEEN,        [SHOAL_BACKWARD] = INPUT_SEEN | WEIGHT_SEEN, [SHOAL_INPUT_GRADIENT] = INPUT_SEEN,
+        [SHOAL_WEIGHT_GRADIENT] = WEIGHT_SEEN, [SHOAL_RECOMPUTE] = RECOMPUTE_SEEN,
+    };
+    return adds[kind];
+}
+
+static enum shoal_status check_order(const struct shoal_schedule *schedule, uint32_t rank, const struct shoal_action *action,
+                                     unsigned char seen, struct schedule_text text)
+{
+    const enum shoal_action_kind kind = action->kind;
+    const bool is_backward = kind == SHOAL_BACKWARD || kind == SHOAL_INPUT_GRADIENT;
+    const char *before = NULL;
+    char name[40];
+    schedule_name_action(action, name);
+    if (seen & seen_by(kind))
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes twice, or beside B of the same microbatch", rank,
+                               name);
+    if (kind == SHOAL_RECOMPUTE && seen & INPUT_SEEN)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes behind the backward pass that needs it", rank,
+                               name);
+    if (kind != SHOAL_FORWARD && !(seen & FORWARD_SEEN))
+        before = "F";
+    else if (is_backward && schedule->recomputes[action->stage] && !(seen & RECOMPUTE_SEEN))
+        before = "R";
+    else if (kind == SHOAL_WEIGHT_GRADIENT && !(seen & INPUT_SEEN))
+        before = "I";
+    if (before)
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes before %u%s%u", rank, name, action->stage, before,
+                               action->microbatch);
+    return SHOAL_OK;
+}
 
 static enum shoal_status check_action(const struct shoal_schedule *schedule, uint32_t rank, const struct shoal_action *action,
                                       unsigned char *seen, struct schedule_text text)
@@ -344,20 +383,8 @@ static enum shoal_status check_action(const struct shoal_schedule *schedule, uin
         return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s, but stage %u is on rank %u", rank, name, action->stage,
                                schedule->rank_of[action->stage]);
     unsigned char *own = &seen[(size_t)action->stage * schedule->microbatches + action->microbatch];
-    const unsigned char adds = action->kind == SHOAL_FORWARD           ? FORWARD_SEEN
-                               : action->kind == SHOAL_INPUT_GRADIENT  ? INPUT_SEEN
-                               : action->kind == SHOAL_WEIGHT_GRADIENT ? WEIGHT_SEEN
-                                                                       : INPUT_SEEN | WEIGHT_SEEN;
-    if (*own & adds)
-        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes twice, or beside B of the same microbatch", rank,
-                               name);
-    if (action->kind != SHOAL_FORWARD && !(*own & FORWARD_SEEN))
-        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes before %uF%u", rank, name, action->stage,
-                               action->microbatch);
-    if (action->kind == SHOAL_WEIGHT_GRADIENT && !(*own & INPUT_SEEN))
-        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u: %s comes before %uI%u", rank, name, action->stage,
-                               action->microbatch);
-    *own |= adds;
+    SCHEDULE_TRY(check_order(schedule, rank, action, *own, text));
+    *own |= seen_by(action->kind);
     return SHOAL_OK;
 }
 
@@ -369,7 +396,7 @@ static enum shoal_status check_lists(const struct shoal_schedule *schedule, unsi
     for (uint32_t s = 0; s < schedule->stages; s++)
         for (uint32_t m = 0; m < schedule->microbatches; m++) {
             const unsigned char own = seen[(size_t)s * schedule->microbatches + m];
-            if (own != (FORWARD_SEEN | INPUT_SEEN | WEIGHT_SEEN))
+            if ((own & ~RECOMPUTE_SEEN) != (FORWARD_SEEN | INPUT_SEEN | WEIGHT_SEEN))
                 return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "%u%s%u is missing on rank %u", s,
                                        !(own & FORWARD_SEEN) ? "F"
                                        : !(own & INPUT_SEEN) ? "B"

@@ -49,7 +49,7 @@ static bool is_known_word(const char *at, size_t bytes)
 /* Reads a cell. *is_action_out is false for an empty one and for actions that are left out. */
 static bool cell_read(const char *at, size_t bytes, struct shoal_action *action_out, bool *is_action_out)
 {
-    static const char letters[] = "FBIW";
+    static const char letters[] = "FBIWR";
     const size_t stage_bytes = number_read(at, bytes, &action_out->stage);
     *is_action_out = false;
     if (bytes == 0)
@@ -110,7 +110,7 @@ static enum shoal_status text_walk(const char *bytes, size_t byte_count, take_fn
         cell_find(&reader, &cell, &count, &ends_line);
         if (!cell_read(cell, count, &action, &is_action))
             return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
-                                   "line %u, cell %u: \"%.*s\" is no action such as 0F3 (stage, one of F B I W, microbatch)",
+                                   "line %u, cell %u: \"%.*s\" is no action such as 0F3 (stage, one of F B I W R, microbatch)",
                                    reader.line, reader.cell, (int)(count < 24 ? count : 24), cell);
         if (is_action)
             SCHEDULE_TRY(take(arg, reader.line - 1, &action));
