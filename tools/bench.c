@@ -19,11 +19,12 @@
 #include <unistd.h>
 
 /* GRACE_S: how long the other workers may take to end by themselves after one has failed. */
-enum { GRACE_S = 5, RANKS_USUAL = 2 };
+enum { GRACE_S = 5 };
 
 static const char help_text[] =
     "Usage: shoal bench COLLECTIVE [options]\n"
     "       shoal bench step [options]        a whole training step: shoal bench step --help\n"
+    "       shoal bench scaling [options]     training steps on 1, 2, 4, ... workers: shoal bench scaling --help\n"
     "       shoal bench pipeline [options]    steps of a pipeline: shoal bench pipeline --help\n"
     "       shoal bench optimizer [options]   steps of optimizers on one core: shoal bench optimizer --help\n"
     "\n"
@@ -242,7 +243,8 @@ static void crew_wait(struct crew *crew)
 
 int bench_crew_run(const struct bench_crew *wanted)
 {
-    struct crew crew = {.ranks = wanted->ranks ? (size_t)wanted->ranks : RANKS_USUAL, .oom_kills = shoal_topology_oom_kills()};
+    struct crew crew = {.ranks = wanted->ranks ? (size_t)wanted->ranks : BENCH_RANKS_USUAL,
+                        .oom_kills = shoal_topology_oom_kills()};
     if (!environment_export(crew.ranks)) {
         fprintf(stderr, "shoal bench: no free port or no random bytes for the workers: %s\n", strerror(errno));
         return 1;
@@ -277,6 +279,8 @@ int shoal_tool_bench(int argc, char **argv)
     struct bench_options options;
     if (argc > 1 && !strcmp(argv[1], "step"))
         return bench_step_run(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "scaling"))
+        return bench_scaling_run(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "pipeline"))
         return bench_pipeline_run(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "optimizer"))
