@@ -6,6 +6,7 @@
     shoal.broadcast_variables(model.variables, root_rank=0)
 
 `shoal.tensorflow.keras` is for model.fit. docs/tensorflow.md is the manual."""
+from .. import _input
 from ._collectives import (  # noqa: F401
     Compression, ReduceOp, allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, oob_allreduce, reducescatter)
 from ._world import (  # noqa: F401
@@ -13,6 +14,8 @@ from ._world import (  # noqa: F401
 from .data import shard, sharded_indices  # noqa: F401
 from .tape import DistributedGradientTape  # noqa: F401
 from .variables import allgather_object, broadcast_object, broadcast_variables, compare_variables  # noqa: F401
+
+_input.watch_tensorflow()
 
 
 def __getattr__(name):
