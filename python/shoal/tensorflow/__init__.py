@@ -19,10 +19,13 @@ _input.watch_tensorflow()
 
 
 def __getattr__(name):
-    """Imports Keras and strategies at first use."""
+    """Imports Keras, strategies and profiles at first use."""
     if name == "distribute":
         import importlib
         return importlib.import_module(".distribute", __name__)
+    if name in ("profile", "Profile"):
+        import importlib
+        return getattr(importlib.import_module(".profiles", __name__), name)
     if name in ("DistributedOptimizer", "keras"):
         import importlib
         keras = importlib.import_module(".keras", __name__)
