@@ -16,6 +16,7 @@ import xml.etree.ElementTree
 from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # pages are those of a machine without GPUs
 PAGES = pathlib.Path(__file__).with_name("advice_pages")
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-advise-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
@@ -229,6 +230,49 @@ def the_job_is_a_document():
         expect(code == 0 and "no mistakes" in out and "on 4 hosts" in out, job, out, err)
 
 
+def gpus_of_this_machine_are_its_workers():
+    """A stand-in for CUDA's driver: the smallest memory counts, and known GPUs have their peaks."""
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"])
+    if not (folder / "libcuda.so.1").exists():
+        raise Skip("the stand-in for CUDA's driver was not built")
+
+    def on(devices, *words, code=0):
+        command = ("env", f"LD_LIBRARY_PATH={folder}", f"MOCK_DEVICES={devices}", SHOAL, "advise", *RESNET[:-1], "this", "--format", "json", *words)
+        got, out, err = call(*command, timeout=120)
+        expect(got == code, devices, words, got, out, err)
+        return json.loads(out)["question"] if not code else err
+
+    known = on("40960,40000 NVIDIA A100-SXM4-40GB")
+    expect((known["accelerator"], known["workers_per_machine"], known["worker_memory_bytes"]) == ("A100", 2, 40000 << 20), known)
+    expect(known["sample_us"] > 0 and known["nvlink_gb_s"] == 160 and known["pcie_gb_s"] == 24, known)
+    unknown = on("8192 Some <GPU> 3000")
+    expect((unknown["accelerator"], unknown["workers_per_machine"], unknown["sample_us"]) == ("Some <GPU> 3000", 1, None), unknown)
+    expect(unknown["pcie_gb_s"] > 0 and unknown["nvlink_gb_s"] == 0, unknown)
+    expect(on("22528 NVIDIA L40S")["accelerator"] == "L40S" and on("22528 NVIDIA L4")["accelerator"] == "L4")
+    expect(on("4096,4096 X", "--per-machine", "1", "--count", "2")["workers_per_machine"] == 1)
+    expect("--per-machine 3: this has 2 X" in on("4096,4096 X", "--per-machine", "3", code=2))
+    expect(on("", "--worker-memory", "4G")["accelerator"] == "")
+
+
+def hosts_of_a_file_are_like_this_machine():
+    hosts = ROOT / "hosts.txt"
+    hosts.write_text("# a cluster\n" + "".join(f"n{i} slots=2\n" for i in range(3)))
+    words = (*RESNET[:-1], hosts, "--worker-memory", "16G")
+    answer = asked(*words)
+    expect([point["machines"] for point in answer["points"]] == [1, 2, 3] and [point["workers"] for point in answer["points"]] == [2, 4, 6], answer["points"])
+    expect(answer["question"]["hosts_of_file"] == 3 and [point["machines"] for point in asked(*words, "--count", "2")["points"]] == [2])
+    expect("the 3 hosts of the file are like this machine; none was asked" in " ".join(advise(*words).split()))
+    finish = asked(*words, "--backward", "900", "--measured-batch", "4", "--finish-by", "1s", "--rate", "100gbit", code=4)["finish"]
+    expect(finish["machines"] <= 3, finish)
+    refused(*words, "--count", "4", about="--count 4: the file has 3 hosts")
+    hosts.write_text("n0\n")
+    expect([point["machines"] for point in asked(*words)["points"]] == [1])
+    hosts.write_text("n0 slots=2\nn1 slots=4\n")
+    refused(*words, about="hosts with equal slots=N")
+    hosts.write_text("n0 slots=many\n")
+    refused(*words, about="hosts.txt")
+
+
 # ---- Bad input ------------------------------------------------------------------------------------------------------------------
 
 
@@ -312,5 +356,6 @@ elif __name__ == "__main__":
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
                memory_follows_type_and_optimizer, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
+               gpus_of_this_machine_are_its_workers, hosts_of_a_file_are_like_this_machine,
                wrong_questions_are_refused, wrong_prices_and_limits_are_refused, wrong_profiles_are_refused,
                a_batch_below_the_workers_is_an_answer, what_is_not_known_is_said, help_has_all_options_and_shapes])
