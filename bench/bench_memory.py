@@ -11,7 +11,7 @@ docs/figures/memory.jsonl is one model and way.
 
 Measured: after the first step, the ranks train on for some seconds while their memory is sampled (Pss: pages that both map count
 half). The largest sum, less the sum before the model was made, divided by the ranks. malloc returns what is freed, because it maps
-each larger block. Predicted: weights, gradients, states, masters, activations and buffers, without the constant part. Activations
+each larger block. Shoal's buffer cache (SHOAL_MEMORY_KEPT) is off. Predicted: weights, gradients, states, masters, activations and buffers, without the constant part. Activations
 of BERT-base and the GPT example are measured by shoal.torch.profile, those of the others follow from the formulas."""
 import argparse
 import ctypes
@@ -27,15 +27,16 @@ TOP = pathlib.Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TOP / "python"), str(TOP / "bench"), str(TOP / "examples/torch/gpt")]
 
 COMMAND = os.environ.get("SHOAL_COMMAND", str(TOP / "build/shoal"))
-RANKS, PERIOD_S, SAMPLE_S, LIMIT_S, GOAL, MIB = 2, 5.0, 0.03, 1800, 0.10, 1 << 20
-MODELS = {"gpt2": 1, "bert-base": 2, "resnet50": 8, "gpt-example": 4}  # samples of a rank
+RANKS, PERIOD_S, SAMPLE_S, LIMIT_S, MIB = 2, 5.0, 0.03, 900, 1 << 20
+MODELS = {"gpt2": 1, "bert-base": 2, "resnet50": 4, "gpt-example": 4}  # samples of a rank
 BUILT_IN = ("gpt2", "resnet50")
 OPTIMIZERS = {"resnet50": "momentum"}  # the others: adamw
 # the ladder's names of the ways
 WAYS = {"data-parallel": "data parallel", "recomputation": "recomputation", "16-bit": "16 bit", "sharded-optimizer": "sharded optimizer",
         "sharded-parameters": "sharded parameters", "pipeline": "pipeline"}
-# Small blocks come from the heap; larger ones are mapped, and returned when they are freed.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
+# Small blocks come from the heap; larger ones are mapped, and returned when they are freed. Shoal's buffer cache, which keeps up to
+# 256 MiB of freed buffers, is off.
+ENVIRONMENT = {"SHOAL_MEMORY_KEPT": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
 
 
 # ---- a rank ----
@@ -187,14 +188,14 @@ def worker(name, way, samples, microbatches, folder):
 
 # ---- the measurement ----
 
-def measured(name, way, samples, microbatches):
+def measured(name, way, samples, microbatches, limit_s):
     """Returns the bytes of a rank."""
     with tempfile.TemporaryDirectory(prefix="shoal-memory-") as place:
         folder = pathlib.Path(place)
         words = [COMMAND, "run", "-n", str(RANKS), sys.executable, __file__, "--worker", name, way, str(samples), str(microbatches), place]
         process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                    env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(TOP / "python")})
-        most, ranks, until = 0, [], time.monotonic() + LIMIT_S
+        most, ranks, until = 0, [], time.monotonic() + limit_s
         while process.poll() is None and time.monotonic() < until:
             if not ranks and all((folder / f"begun.{rank}").exists() for rank in range(RANKS)):
                 time.sleep(0.1)
@@ -205,7 +206,11 @@ def measured(name, way, samples, microbatches):
                 except (OSError, StopIteration):
                     break
             time.sleep(SAMPLE_S)
-        out = process.communicate(timeout=LIMIT_S)[0]
+        if time.monotonic() >= until:
+            process.terminate()
+        out = process.communicate()[0]
+        if time.monotonic() >= until:
+            raise RuntimeError(f"not done within {limit_s:.0f} s")
         if process.returncode or not most:
             reason = next((line for line in reversed(out.splitlines()) if "Error" in line), out[-300:])
             raise RuntimeError(reason)
@@ -243,6 +248,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--out", type=pathlib.Path, default=TOP / "docs/figures/memory.jsonl")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="S", help="time for one case")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -261,7 +267,7 @@ def main():
                        "predicted_bytes": rung["total_bytes"] - rung["constant_bytes"] if "total_bytes" in rung else None}
                 print(f"# {name}, {way}", file=sys.stderr, flush=True)
                 try:
-                    row["measured_bytes"] = measured(name, way, MODELS[name], rung.get("microbatches") or 1)
+                    row["measured_bytes"] = measured(name, way, MODELS[name], rung.get("microbatches") or 1, options.limit)
                 except RuntimeError as error:
                     row["why"] = str(error)
                     print(f"# {error}", file=sys.stderr, flush=True)
