@@ -196,8 +196,8 @@ static bool price_read(const struct tool_args *args, struct advise_question *que
 
 /* ---- Machine ------------------------------------------------------------------------------------------------------------- */
 
-/* Reads a file of hosts, as those of `shoal doctor --hosts`. They are described as this machine: nothing is asked. Slots are the
- * workers of a host, and must be equal. */
+/* Reads a file of hosts, as those of `shoal doctor --hosts`. They are described as this machine: nothing is asked. Slots are
+ * the workers of a host, and must be equal. */
 static bool hosts_read(const char *file, struct advise_question *question, struct given *given, int *code_out)
 {
     struct ask_hosts hosts = {0};
