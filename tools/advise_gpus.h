@@ -16,8 +16,8 @@ struct advise_gpus {
 
 struct advise_gpus advise_gpus_find(void);
 
-/* Returns true if the words of a driver's name contain one that begins with `accelerator` as a whole: "NVIDIA A100-SXM4-40GB" has
- * "A100", and "NVIDIA A10G" does not have "A10". */
+/* Returns true if a driver's name contains `accelerator` as a whole word: "NVIDIA A100-SXM4-40GB" has "A100", and "NVIDIA A10G"
+ * does not have "A10". */
 bool advise_gpu_is(const char *name, const char *accelerator);
 
 #endif

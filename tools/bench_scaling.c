@@ -210,8 +210,8 @@ static bool option_apply(int id, const struct tool_args *args, struct scaling_op
     }
 }
 
-/* The passes and the batch are those of the profile's facts if they are not given. A batch of the facts belongs to the passes of
- * the facts. */
+/* The passes and the batch are those of the profile's facts if they are not given. A batch of the facts belongs to the passes
+ * of the facts. */
 static bool passes_find(struct scaling_options *options)
 {
     const struct step_facts *facts = &options->step.profile.facts;

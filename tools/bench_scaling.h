@@ -59,7 +59,8 @@ struct scaling_result {
 bool scaling_options_parse(int argc, char **argv, struct scaling_options *options_out, int *code_out);
 
 /* Fills in the numbers of workers for `hosts` hosts of `local` workers: 1, 2, 4 and so on inside a host, and whole hosts from
- * then on; or checks those of the options. Returns 0, or an exit code after printing one line, which only one rank should do. */
+ * then on; or checks those of the options. Returns 0, or an exit code after printing one line (not all
+ * ranks should). */
 int scaling_points_make(const struct scaling_options *options, size_t hosts, size_t local, bool is_talking,
                         struct scaling_result *result_out);
 void scaling_points_free(struct scaling_result *result);
@@ -67,7 +68,8 @@ void scaling_points_free(struct scaling_result *result);
 /* The samples or steps of all workers in a second. */
 double scaling_throughput(const struct scaling_result *result, const struct scaling_point *point, double step_us);
 
-/* Returns throughput per worker over that of the smallest number of workers, both from measured or both from predicted steps. */
+/* Returns throughput per worker over that of the smallest number of workers, both from measured or both from predicted
+ * steps. */
 double scaling_efficiency(const struct scaling_result *result, const struct scaling_point *point, bool is_predicted);
 
 /* Returns a quantile of the values, which it sorts. */

@@ -4,8 +4,8 @@
 
 #include "bench_scaling.h"
 
-/* Measures rate and latency between hosts (0 on one host), and the rate of memory. Collective over comm, whose ranks are numbered
- * host by host, `local` on each. Every rank gets the same answer. */
+/* Measures rate and latency between hosts (0 on one host), and the rate of memory. Collective over comm, whose ranks are
+ * numbered host by host, `local` on each. Every rank gets the same answer. */
 enum shoal_status scaling_probe_measure(struct shoal_context *context, struct shoal_comm *comm, size_t local,
                                         struct scaling_probe *probe_out);
 

@@ -81,8 +81,8 @@ static void progress_print(const struct worker *worker, int round, const struct 
     fflush(stderr);
 }
 
-/* Ranks without work wait in a barrier, which sleeps. It has no deadline of its own: a failure among the ranks that measure ends
- * it. */
+/* Ranks without work wait in a barrier, which sleeps. It has no deadline of its own: a failure among the ranks that measure
+ * ends it. */
 static enum shoal_status point_measure(struct worker *worker, int round, const struct scaling_point *point)
 {
     const bool is_in = (size_t)worker->rank < point->workers;

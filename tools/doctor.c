@@ -66,8 +66,8 @@ static const char help[] =
     "    --streams LIST     how many reads at once; each number is measured by itself (1,4,16)\n"
     "    --seconds S        the time to read, for all numbers of streams together (9)\n"
     "    --json             one object\n"
-    "Rates are bytes per second: MB is 10^6 bytes, MiB 2^20. Files of this machine are dropped from the page cache before they\n"
-    "are read, as far as the kernel allows. On EC2 the region of the bucket is compared with that of the host.\n"
+    "Rates are bytes per second: MB is 10^6 bytes, MiB 2^20. Files of this machine are dropped from the page cache before\n"
+    "they are read, as far as the kernel allows. On EC2 the region of the bucket is compared with that of the host.\n"
     "\n"
     "The size of /dev/shm does not matter, because memory is shared through memfd. ptrace and Yama do not matter either.\n"
     "\n"
@@ -81,8 +81,8 @@ static const char help[] =
     "    shoal doctor --data /data/imagenet --profile resnet.json --batch 64 --samples 1281167 --workers 8\n"
     "    shoal doctor --json | grep '\"level\":\"error\"'\n"
     "\n"
-    "Exit codes: 0 no error was found, 1 one was found (or the output could not be written), 2 invalid arguments. With --data:\n"
-    "1 the job would be input-bound, or the data cannot be read; 127 no Python.\n";
+    "Exit codes: 0 no error was found, 1 one was found (or the output could not be written), 2 invalid arguments. With\n"
+    "--data: 1 the job would be input-bound, or the data cannot be read; 127 no Python.\n";
 
 /* ---- Options ------------------------------------------------------------------------------------------------------------- */
 

@@ -144,6 +144,17 @@ def memory_follows_type_and_optimizer():
         expect(abs(total - found["total_bytes"]) < 1, found)
 
 
+def units_of_a_file_are_found_by_their_names():
+    """Members of a list are gathered together; sharded parameters need five of the largest: three live ones, and two of gradients."""
+    file = ROOT / "units.json"
+    for names, largest in ((("blocks.1.b", "blocks.1.a.weight", "blocks.0.a", "head.weight"), 200), (("net/dense_1/kernel", "net/dense_1/bias", "x", "y"), 150),
+                           (("0.weight", "0.bias", "1.weight", "10.weight"), 150), (("w", "v", "x", "y"), 120)):
+        sizes = (50, 100, 50, 120) if names[0] != "blocks.1.b" else (90, 110, 50, 120)
+        file.write_text(json.dumps([{"name": name, "elements": size, "ready": 1} for name, size in zip(names, sizes)]))
+        (point,) = asked("--profile", file, "--samples", "10", "--batch", "4", "--machine", "this", "--per-machine", "2", "--worker-memory", "1G")["points"]
+        expect(rung(point, "sharded parameters")["buffers_bytes"] == 5 * 4 * largest, names, rung(point, "sharded parameters"))
+
+
 def fused_attention_keeps_no_scores():
     """In 16 bits, GPT-2 keeps 12 x 5 a s^2 bytes of scores for each sample (arXiv 2205.05198)."""
     words = (*GPT, "--machine", "p4d.24xlarge", "--type", "bfloat16")
@@ -354,7 +365,7 @@ if __name__ == "__main__" and "--write" in sys.argv:
 elif __name__ == "__main__":
     run_cases([six_questions_have_their_pages, the_web_page_has_the_same_words_and_a_curve, names_are_escaped_in_the_web_page,
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
-               memory_follows_type_and_optimizer, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
+               memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
                gpus_of_this_machine_are_its_workers, hosts_of_a_file_are_like_this_machine,
                wrong_questions_are_refused, wrong_prices_and_limits_are_refused, wrong_profiles_are_refused,
