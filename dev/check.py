@@ -92,7 +92,7 @@ ALSO = {"fusion": {"base/struct_bytes.h"},
 # The folders of tools/ and the other folders that each one includes.
 COMMANDS = {
     "advise": {"sim", "step"},
-    "bench": {"step"},
+    "bench": {"sim", "step"},
     "doctor": set(),
     "explain": {"pipeline"},
     "info": {"top"},

@@ -12,7 +12,7 @@ PAGES = {
     "torch": ("shoal.torch", ["shoal.torch", "shoal.torch.ddp", "shoal.torch.sharded", "shoal.torch.pipeline", "shoal.torch.outer",
                               "shoal.torch.sampler", "shoal.torch.norm", "shoal.torch.profiles", "shoal.torch.hooks", "shoal.torch.torchft",
                               "shoal.torch.keras"]),
-    "tensorflow": ("shoal.tensorflow", ["shoal.tensorflow", "shoal.tensorflow.keras", "shoal.tensorflow.distribute"]),
+    "tensorflow": ("shoal.tensorflow", ["shoal.tensorflow", "shoal.tensorflow.keras", "shoal.tensorflow.distribute", "shoal.tensorflow.profiles"]),
     "horovod": ("shoal.horovod", ["shoal.horovod.torch", "shoal.horovod.torch.elastic", "shoal.horovod.tensorflow", "shoal.horovod.keras"]),
     "job": ("shoal.job", ["shoal.job"]),
     "smdistributed": ("smdistributed", ["smdistributed.dataparallel.torch.distributed", "smdistributed.dataparallel.torch.parallel.distributed",

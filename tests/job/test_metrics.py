@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import threading
 import time
 import tracemalloc
 
@@ -18,6 +19,7 @@ import folders  # noqa: E402
 folders.use_job_python()
 os.environ.setdefault("SHOAL_JOB_TENSORBOARD", "no")
 from folders import SHOAL, TOP, Metric, Skip, expect  # noqa: E402
+from shoal import _input  # noqa: E402
 from shoal.job.watching import metrics, report  # noqa: E402
 from shoal.job.watching.metrics import LogMetrics, Reader, Sampler, Value  # noqa: E402
 from tap import run_cases  # noqa: E402
@@ -186,11 +188,51 @@ def rates_are_of_the_time_between_two_looks():
     before = metrics.Counters(100, 1000, 10, 1.0, 5, 0.5, 3.0, 50.0)
     now = metrics.Counters(300, 5000, 30, 1.5, 105, 0.7, 5.0, 52.0)
     expect(metrics.rates(now, before) == {"shoal/operations_per_s": 100, "shoal/bytes_per_s": 2000, "shoal/network_bytes_per_s": 10,
-                                          "shoal/exposed": 0.25, "shoal/cpu": 1.0, "shoal/came_last": 0.5, "shoal/late_s": (0.7 - 0.5) / 100}, "")
+                                          "shoal/exposed": 0.25, "shoal/cpu": 1.0, "shoal/came_last": 0.5, "shoal/late_s": (0.7 - 0.5) / 100, "shoal/idle": 0}, "")
     again = metrics.rates(metrics.Counters(0, 0, 0, 0, 0, 0, 0, 54.0), now)  # its communicators were freed
-    expect(all(value == 0 for value in again.values()) and "shoal/late_s" not in again, again)
+    expect(again.pop("shoal/idle") == 1 and all(value == 0 for value in again.values()) and "shoal/late_s" not in again, again)
     text = "Inter-|\n face |\n    lo: 5 0 0 0 0 0 0 0 6 0\n  eth0: 100 1 0 0 0 0 0 0 200 2 0\n  eth1:7 1 0 0 0 0 0 0 9 2 0\n"
     expect(metrics.network_bytes(text) == (107, 209), metrics.network_bytes(text))
+
+
+def waits_for_data_are_rates_too():
+    """Seconds in a loader, and what is left of the time: on no core, not in Shoal and not in a loader."""
+    before = metrics.Counters(0, 0, 0, 1.0, 0, 0, 3.0, 50.0, input_s=7.0)
+    now = metrics.Counters(0, 0, 0, 1.5, 0, 0, 3.25, 52.0, input_s=7.5)
+    found = metrics.rates(now, before)
+    expect((found["shoal/input"], found["shoal/exposed"], found["shoal/cpu"], found["shoal/idle"]) == (0.25, 0.25, 0.125, 0.375), found)
+    first = metrics.rates(now, metrics.Counters(at=48.0, cpu_s=3.25, waited_s=1.5))  # the loader began meanwhile
+    expect(first["shoal/input"] == 1 and first["shoal/idle"] == 0, first)
+    expect("shoal/input" not in metrics.rates(metrics.Counters(at=2.0), metrics.Counters(at=1.0)))
+
+
+def a_process_counts_its_waits():
+    with folders.jobs() as place:
+        path = str(place / "waits")
+        expect(_input.waited(path, 1.0) is None, "no file")
+        meter = _input.Meter(path)
+        expect(_input.waited(path, time.monotonic()) == (0, 0))
+        expect(meter.call(lambda *found: found, 3, 4) == (3, 4) and meter.call(time.sleep, 0.05) is None)
+        seconds, batches = _input.waited(path, time.monotonic())
+        expect(seconds >= 0.05 and batches == 2, seconds, batches)
+        try:
+            meter.call(next, iter(()))
+            raise AssertionError("no end")
+        except StopIteration:
+            expect(_input.waited(path, time.monotonic()).batches == 2)
+        seen = []
+        meter.call(lambda: seen.append(_input.waited(path, time.monotonic() + 5)))  # a wait that is under way counts
+        expect(seen[0].seconds >= seconds + 5 and seen[0].batches == 2, seen)
+        expect(_input.waited(path, time.monotonic()).seconds < seconds + 5 and meter.is_counting())
+        other = threading.Thread(target=lambda: seen.append(meter.is_counting()))
+        other.start()
+        other.join()
+        child = os.fork()
+        if child == 0:
+            os._exit(meter.is_counting())
+        expect(seen[1] is False and os.waitpid(child, 0)[1] == 0, "another thread, or a fork, counts")
+        pathlib.Path(path).write_bytes(b"torn")
+        expect(_input.waited(path, 1.0) is None)
 
 
 def prometheus_reads_the_page():
@@ -323,5 +365,5 @@ if __name__ == "__main__":
                a_long_line_is_looked_at_to_its_limit, a_full_disk_ends_nothing, writers_do_not_mix_lines, a_series_stays_small,
                a_number_that_is_cut_is_told, lines_that_nobody_here_has_written_are_left_out, a_long_file_is_read_in_pieces,
                a_wait_that_is_under_way_is_counted,
-               steps_are_found_in_what_repeats, rates_are_of_the_time_between_two_looks, prometheus_reads_the_page, tensorboard_reads_what_is_written,
+               steps_are_found_in_what_repeats, rates_are_of_the_time_between_two_looks, waits_for_data_are_rates_too, a_process_counts_its_waits, prometheus_reads_the_page, tensorboard_reads_what_is_written,
                ranks_are_looked_at_from_outside, a_job_has_its_numbers_and_its_page])

@@ -161,10 +161,10 @@ def light_and_dark_are_drawn():
         path = report.report_write(folders.job(place), place / "page.html")
         for scheme, brightness, curves in ((1, range(240, 256), (0x00, 0x72, 0xb2)), (0, range(0, 60), (0x56, 0xb4, 0xe9))):
             shot = place / f"{scheme}.png"
-            folders.browse(path.as_uri(), f"--screenshot={shot}", "--window-size=800,1500", "--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}")
+            folders.browse(path.as_uri(), f"--screenshot={shot}", "--window-size=800,1900", "--hide-scrollbars", f"--blink-settings=preferredColorScheme={scheme}")
             picture = folders.Picture(shot)
             corner = picture.colour(0, 0)
-            expect((picture.width, picture.height) == (800, 1500) and all(channel in brightness for channel in corner), corner)
+            expect((picture.width, picture.height) == (800, 1900) and all(channel in brightness for channel in corner), corner)
             folders.expect_drawn(picture, curves)
 
 

@@ -7,6 +7,9 @@ import torch  # noqa: F401
 import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import warm
 from jobs import DATA_PARALLEL, Jobs, names_in
+from shoal.job.document.folder import JobFolder
+from shoal.job.watching import losses
+from shoal.job.watching.metrics import Reader
 from tap import expect, run_cases
 
 PYTHON = warm.start()
@@ -53,4 +56,37 @@ def rank_that_fails_ends_all_hosts_and_is_named():
         jobs.wait_for_silence()
 
 
-run_cases([hosts_train_the_same_model, rank_that_fails_ends_all_hosts_and_is_named])
+LOADS = """
+    import time
+    import torch, torch.distributed as dist
+    import shoal.torch
+
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            time.sleep(0.1)
+            return torch.ones(8)
+
+    dist.init_process_group("shoal")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+    for batch in torch.utils.data.DataLoader(Slow(), batch_size=1):
+        model(batch).mean().backward()
+    dist.destroy_process_group()
+"""
+
+
+def waits_for_data_are_seen():
+    """The script has a plain DataLoader. Its time in next() becomes a metric of each rank, and the report's first line of losses."""
+    with Jobs() as jobs:
+        jobs.run(LOADS, workers_per_host=2, distribution=DATA_PARALLEL)
+        folder = JobFolder("job", jobs.jobs)
+        reader = Reader(folder)
+        reader.read()
+        waits = {rank: series.mean() for (_, rank), series in reader.of("shoal/input").items()}
+        expect(sorted(waits) == [0, 1] and all(0 < share <= 1 for share in waits.values()), waits, jobs.told())
+        expect(losses.losses_of(reader)[0].share > 0 and not list(folder.traces.glob(".*.input")), list(folder.traces.iterdir()))
+
+
+run_cases([hosts_train_the_same_model, rank_that_fails_ends_all_hosts_and_is_named, waits_for_data_are_seen])

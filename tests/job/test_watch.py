@@ -94,8 +94,8 @@ def a_browser_is_told_what_changes():
             code, kind, page = ask(server, "/")
             expect(code == 200 and kind == "text/html; charset=utf-8" and 'id="curves"' in page and "EventSource" in page, code, kind)
             events = Events(server)
-            first = [events.next()[1]["id"] for _ in range(7)]
-            expect(first == ["head", "ranks", "events", "logs", "curves", "timeline", "settings"], first)
+            first = [events.next()[1]["id"] for _ in range(8)]
+            expect(first == ["head", "losses", "ranks", "events", "logs", "curves", "timeline", "settings"], first)
             folders.numbers(folder, ["algo-1", "algo-2"], 2, 5, first=10)
             expect("14 s" in events.until("curves", "14 s"), "")
             with open(folder.log("algo-1"), "a") as log:
@@ -211,7 +211,7 @@ def the_table_has_the_room_of_its_terminal():
         lines = wide.splitlines()
         expect(lines[0].startswith("fashion: Failed, 25 s; 2 hosts") and lines[1] == "failure: rank 3 died", wide)
         row = next(line for line in lines if line.startswith("    3 algo-2"))
-        expect(row.split()[2:] == ["42", "354", "409", "MiB/s", "90.6", "MiB/s", "5", "%", "–", "70", "%", "4.1", "ms", "0.983", "603", "MiB"], row)
+        expect(row.split()[2:] == ["42", "354", "409", "MiB/s", "90.6", "MiB/s", "5", "%", "–", "–", "70", "%", "4.1", "ms", "0.983", "603", "MiB"], row)
         expect(lines[-1].startswith("metrics: train:loss 1.4"), lines[-1])
         narrow = watch.table(folder.status(), reader, "http://x/", 40, 5)
         expect(len(narrow.splitlines()) == 4 and max(map(len, narrow.splitlines())) <= 40, narrow)
@@ -300,7 +300,7 @@ def a_real_browser_shows_changes():
             thread = threading.Thread(target=change)
             thread.start()
             try:
-                out, err = folders.browse(server.url, "--dump-dom", f"--screenshot={place / 'live.png'}", "--window-size=800,1500", "--hide-scrollbars",
+                out, err = folders.browse(server.url, "--dump-dom", f"--screenshot={place / 'live.png'}", "--window-size=800,1900", "--hide-scrollbars",
                                           "--virtual-time-budget=20000", "--timeout=20000")
             finally:
                 watch.Handler._events = original
@@ -308,7 +308,7 @@ def a_real_browser_shows_changes():
                 thread.join()
         expect("1 min 10 s" in out and "The job has ended." in out and "Completed" in out, out[:200], out[-600:], err)
         picture = folders.Picture(place / "live.png")
-        expect((picture.width, picture.height) == (800, 1500), picture.width, picture.height)
+        expect((picture.width, picture.height) == (800, 1900), picture.width, picture.height)
         folders.expect_drawn(picture, (0x00, 0x72, 0xb2))
         green = [y for y in range(100) if folders.longest_run(picture.columns_of((0x1a, 0x7f, 0x37), y)) > 50]
         expect(green, "the frame of the word Completed, on top")

@@ -16,6 +16,7 @@ import xml.etree.ElementTree
 from tap import Skip, call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # pages are those of a machine without GPUs
 PAGES = pathlib.Path(__file__).with_name("advice_pages")
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-advise-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
@@ -143,6 +144,17 @@ def memory_follows_type_and_optimizer():
         expect(abs(total - found["total_bytes"]) < 1, found)
 
 
+def units_of_a_file_are_found_by_their_names():
+    """Members of a list are gathered together; sharded parameters need five of the largest: three live ones, and two of gradients."""
+    file = ROOT / "units.json"
+    for names, largest in ((("blocks.1.b", "blocks.1.a.weight", "blocks.0.a", "head.weight"), 200), (("net/dense_1/kernel", "net/dense_1/bias", "x", "y"), 150),
+                           (("0.weight", "0.bias", "1.weight", "10.weight"), 150), (("w", "v", "x", "y"), 120)):
+        sizes = (50, 100, 50, 120) if names[0] != "blocks.1.b" else (90, 110, 50, 120)
+        file.write_text(json.dumps([{"name": name, "elements": size, "ready": 1} for name, size in zip(names, sizes)]))
+        (point,) = asked("--profile", file, "--samples", "10", "--batch", "4", "--machine", "this", "--per-machine", "2", "--worker-memory", "1G")["points"]
+        expect(rung(point, "sharded parameters")["buffers_bytes"] == 5 * 4 * largest, names, rung(point, "sharded parameters"))
+
+
 def fused_attention_keeps_no_scores():
     """In 16 bits, GPT-2 keeps 12 x 5 a s^2 bytes of scores for each sample (arXiv 2205.05198)."""
     words = (*GPT, "--machine", "p4d.24xlarge", "--type", "bfloat16")
@@ -229,6 +241,49 @@ def the_job_is_a_document():
         expect(code == 0 and "no mistakes" in out and "on 4 hosts" in out, job, out, err)
 
 
+def gpus_of_this_machine_are_its_workers():
+    """A stand-in for CUDA's driver: the smallest memory counts, and known GPUs have their peaks."""
+    folder = pathlib.Path(os.environ["SHOAL_TESTS"])
+    if not (folder / "libcuda.so.1").exists():
+        raise Skip("the stand-in for CUDA's driver was not built")
+
+    def on(devices, *words, code=0):
+        command = ("env", f"LD_LIBRARY_PATH={folder}", f"MOCK_DEVICES={devices}", SHOAL, "advise", *RESNET[:-1], "this", "--format", "json", *words)
+        got, out, err = call(*command, timeout=120)
+        expect(got == code, devices, words, got, out, err)
+        return json.loads(out)["question"] if not code else err
+
+    known = on("40960,40000 NVIDIA A100-SXM4-40GB")
+    expect((known["accelerator"], known["workers_per_machine"], known["worker_memory_bytes"]) == ("A100", 2, 40000 << 20), known)
+    expect(known["sample_us"] > 0 and known["nvlink_gb_s"] == 160 and known["pcie_gb_s"] == 24, known)
+    unknown = on("8192 Some <GPU> 3000")
+    expect((unknown["accelerator"], unknown["workers_per_machine"], unknown["sample_us"]) == ("Some <GPU> 3000", 1, None), unknown)
+    expect(unknown["pcie_gb_s"] > 0 and unknown["nvlink_gb_s"] == 0, unknown)
+    expect(on("22528 NVIDIA L40S")["accelerator"] == "L40S" and on("22528 NVIDIA L4")["accelerator"] == "L4")
+    expect(on("4096,4096 X", "--per-machine", "1", "--count", "2")["workers_per_machine"] == 1)
+    expect("--per-machine 3: this has 2 X" in on("4096,4096 X", "--per-machine", "3", code=2))
+    expect(on("", "--worker-memory", "4G")["accelerator"] == "")
+
+
+def hosts_of_a_file_are_like_this_machine():
+    hosts = ROOT / "hosts.txt"
+    hosts.write_text("# a cluster\n" + "".join(f"n{i} slots=2\n" for i in range(3)))
+    words = (*RESNET[:-1], hosts, "--worker-memory", "16G")
+    answer = asked(*words)
+    expect([point["machines"] for point in answer["points"]] == [1, 2, 3] and [point["workers"] for point in answer["points"]] == [2, 4, 6], answer["points"])
+    expect(answer["question"]["hosts_of_file"] == 3 and [point["machines"] for point in asked(*words, "--count", "2")["points"]] == [2])
+    expect("the 3 hosts of the file are like this machine; none was asked" in " ".join(advise(*words).split()))
+    finish = asked(*words, "--backward", "900", "--measured-batch", "4", "--finish-by", "1s", "--rate", "100gbit", code=4)["finish"]
+    expect(finish["machines"] <= 3, finish)
+    refused(*words, "--count", "4", about="--count 4: the file has 3 hosts")
+    hosts.write_text("n0\n")
+    expect([point["machines"] for point in asked(*words)["points"]] == [1])
+    hosts.write_text("n0 slots=2\nn1 slots=4\n")
+    refused(*words, about="hosts with equal slots=N")
+    hosts.write_text("n0 slots=many\n")
+    refused(*words, about="hosts.txt")
+
+
 # ---- Bad input ------------------------------------------------------------------------------------------------------------------
 
 
@@ -310,7 +365,8 @@ if __name__ == "__main__" and "--write" in sys.argv:
 elif __name__ == "__main__":
     run_cases([six_questions_have_their_pages, the_web_page_has_the_same_words_and_a_curve, names_are_escaped_in_the_web_page,
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
-               memory_follows_type_and_optimizer, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
+               memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
+               gpus_of_this_machine_are_its_workers, hosts_of_a_file_are_like_this_machine,
                wrong_questions_are_refused, wrong_prices_and_limits_are_refused, wrong_profiles_are_refused,
                a_batch_below_the_workers_is_an_answer, what_is_not_known_is_said, help_has_all_options_and_shapes])

@@ -26,6 +26,7 @@ struct advise_question {
     double epochs;
     struct advise_shape shape;
     size_t per_machine; /* workers of a machine */
+    size_t file_hosts;  /* hosts of a file, which are described as this machine; 0: --machine is a shape or this machine */
     struct sim_values counts;
     int optimizer; /* enum step_rule */
     bool is_16, fuses_attention;

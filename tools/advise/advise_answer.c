@@ -50,7 +50,8 @@ static int finish_double(const struct advise_question *question, struct sim_step
     struct advise_point point;
     double best_s = INFINITY;
     int useless = 0;
-    const size_t most = SHOAL_RANKS_MAX / question->per_machine;
+    const size_t possible = SHOAL_RANKS_MAX / question->per_machine;
+    const size_t most = question->file_hosts && question->file_hosts < possible ? question->file_hosts : possible;
     for (size_t machines = 1; machines <= most && !*high_out && useless < 2; machines *= 2) {
         const int code = advise_point_find(question, &question->shape, machines, answers, &point);
         if (code)

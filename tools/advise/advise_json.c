@@ -92,6 +92,8 @@ static void question_write(struct json *json, const struct advise_question *ques
     number(json, "batch", (double)question->batch);
     number(json, "epochs", question->epochs);
     text(json, "machine", question->shape.name);
+    text(json, "accelerator", question->shape.accelerator ? question->shape.accelerator : "");
+    number(json, "hosts_of_file", (double)question->file_hosts);
     number(json, "workers_per_machine", (double)question->per_machine);
     number(json, "worker_memory_bytes", question->memory_bytes);
     number(json, "usable_bytes", advise_usable_bytes(question->memory_bytes));
@@ -99,6 +101,8 @@ static void question_write(struct json *json, const struct advise_question *ques
     text(json, "optimizer", step_rules[question->optimizer]);
     number_if(json, "sample_us", question->sample_us > 0, question->sample_us);
     number(json, "rate_gbit_s", question->network.rate_gbit_s);
+    number(json, "pcie_gb_s", question->network.pcie_gb_s);
+    number(json, "nvlink_gb_s", question->network.nvlink_gb_s);
     number_if(json, "price", question->price >= 0, question->price);
     text(json, "currency", question->currency);
     number_if(json, "finish_by_s", question->finish_s > 0, question->finish_s);

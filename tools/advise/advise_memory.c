@@ -95,8 +95,8 @@ struct advise_memory advise_memory_of(const struct advise_model *model, const st
     memory.master = setup->is_16 ? 4 * mine / of_states : 0;
     memory.activations = activation_bytes(model, setup);
     memory.buffers = e * model->largest_tensor / setup->tensor;
-    if (setup->shards == ADVISE_PARAMETER_SHARDS) /* this unit and the next one, and the gradients of one */
-        memory.buffers = 3 * e * model->largest_unit / setup->tensor;
+    if (setup->shards == ADVISE_PARAMETER_SHARDS) /* live_units, of which three are usual, and the gradients of two */
+        memory.buffers = (3 + 2) * e * model->largest_unit / setup->tensor;
     memory.total = memory.weights + memory.gradients + memory.states + memory.master + memory.activations + memory.buffers +
                    memory.constant;
     return memory;

@@ -53,6 +53,36 @@ static struct advise_facts transformer_facts(size_t layers, double width, double
     return facts;
 }
 
+/* Returns the length of the name of a tensor's unit: the member of a list ("blocks.3" of "blocks.3.feed.0.weight"), or else the
+ * module or layer that has the tensor. */
+static size_t unit_length(const char *name)
+{
+    size_t owner = 0;
+    for (const char *at = name; *at; at += *at != 0) {
+        const size_t length = strcspn(at, "./"), digits = strspn(at, "0123456789");
+        if (length && length == digits)
+            return (size_t)(at - name) + length;
+        owner = at[length] ? (size_t)(at - name) + length : owner;
+        at += length;
+    }
+    return owner;
+}
+
+/* Sums tensors of one unit, which become ready one after the other. */
+static double largest_unit_of(const struct step_profile *profile)
+{
+    double most = 0, sum = 0;
+    for (size_t i = 0; i < profile->count; i++) {
+        const struct step_tensor *tensor = &profile->tensors[i], *before = &profile->tensors[i ? i - 1 : 0];
+        const size_t length = unit_length(tensor->name);
+        const bool is_same =
+            i > 0 && length > 0 && length == unit_length(before->name) && !strncmp(tensor->name, before->name, length);
+        sum = (is_same ? sum : 0) + (double)tensor->elements;
+        most = fmax(most, sum);
+    }
+    return most;
+}
+
 struct advise_facts advise_facts_of(const struct step_profile *profile)
 {
     struct advise_facts facts = {.batch_norms = -1, .optimizer = STEP_RULE_ADAMW};
@@ -73,6 +103,6 @@ struct advise_facts advise_facts_of(const struct step_profile *profile)
     facts.model.parameters = (double)profile->elements;
     for (size_t i = 0; i < profile->count; i++)
         facts.model.largest_tensor = fmax(facts.model.largest_tensor, (double)profile->tensors[i].elements);
-    facts.model.largest_unit = fmax(facts.model.largest_unit, facts.model.largest_tensor);
+    facts.model.largest_unit = fmax(facts.model.largest_unit, largest_unit_of(profile));
     return facts;
 }

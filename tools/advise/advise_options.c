@@ -7,7 +7,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "ask.h"
 #include "tool.h"
 
 enum option {
@@ -194,10 +196,44 @@ static bool price_read(const struct tool_args *args, struct advise_question *que
 
 /* ---- Machine ------------------------------------------------------------------------------------------------------------- */
 
-static bool shape_read(const struct tool_args *args, struct advise_question *question)
+/* Reads a file of hosts, as those of `shoal doctor --hosts`. They are described as this machine: nothing is asked. Slots are
+ * the workers of a host, and must be equal. */
+static bool hosts_read(const char *file, struct advise_question *question, struct given *given, int *code_out)
+{
+    struct ask_hosts hosts = {0};
+    int slots = 0;
+    const int code = ask_hosts_read("advise", file, &hosts);
+    bool is_even = !code;
+    for (int i = 0; !code && i < hosts.count; i++) {
+        slots = i == 0 ? hosts.at[i].slots : slots;
+        is_even &= hosts.at[i].slots == slots;
+    }
+    question->file_hosts = (size_t)hosts.count;
+    free(hosts.at);
+    *code_out = code ? code : TOOL_EXIT_USAGE;
+    if (!code && !is_even)
+        tool_usage_fail("advise", "%s: the answer is for hosts with equal slots=N", file);
+    if (code || !is_even)
+        return false;
+    if (slots && !given->per_machine)
+        given->per_machine = (size_t)slots;
+    question->shape = advise_shape_here();
+    return true;
+}
+
+/* A word that names a readable file, and no machine, is a file of hosts. */
+static bool is_file(const char *word)
+{
+    struct stat status;
+    return strcmp(word, "this") != 0 && !advise_shape_find(word) && stat(word, &status) == 0 && S_ISREG(status.st_mode);
+}
+
+static bool shape_read(const struct tool_args *args, struct advise_question *question, struct given *given, int *code_out)
 {
     const struct advise_shape *shape = advise_shape_find(args->value);
     const char *nearest = advise_shape_nearest(args->value);
+    if (is_file(args->value))
+        return hosts_read(args->value, question, given, code_out);
     if (!strcmp(args->value, "this"))
         question->shape = advise_shape_here();
     else if (shape)
@@ -205,7 +241,8 @@ static bool shape_read(const struct tool_args *args, struct advise_question *que
     else if (nearest)
         return !tool_usage_fail("advise", "there is no machine '%s'; did you mean %s?", args->value, nearest);
     else
-        return !tool_usage_fail("advise", "there is no machine '%s'; known are 'this' and the shapes of --help", args->value);
+        return !tool_usage_fail("advise", "there is no machine '%s'; known are 'this', files of hosts and the shapes of --help",
+                                args->value);
     return true;
 }
 
@@ -409,12 +446,27 @@ static bool batch_finish(struct advise_question *question)
     return true;
 }
 
-static bool question_finish(struct advise_question *question, const struct given *given, int *code_out)
+/* Without --count the answer is for one machine, or for 1, 2, 4, ... and all hosts of a file. */
+static bool counts_read(struct advise_question *question, const struct given *given)
 {
-    const struct tool_args one = {.command = "advise", .name = "--count", .value = "1"};
-    if (!required_check(question, given) || !shape_read(&given->machine, question))
+    char all[32] = "1";
+    const struct tool_args usual = {.command = "advise", .name = "--count", .value = all};
+    if (question->file_hosts > 1)
+        snprintf(all, sizeof all, "1-%zu", question->file_hosts);
+    if (!sim_hosts_read(given->count.value ? &given->count : &usual, SIM_FACTOR_USUAL, &question->counts))
         return false;
-    if (!sim_hosts_read(given->count.value ? &given->count : &one, SIM_FACTOR_USUAL, &question->counts))
+    for (int i = 0; question->file_hosts && i < question->counts.count; i++)
+        if (question->counts.at[i] > question->file_hosts)
+            return !tool_usage_fail("advise", "--count %zu: the file has %zu host%s", question->counts.at[i],
+                                    question->file_hosts, question->file_hosts == 1 ? "" : "s");
+    return true;
+}
+
+static bool question_finish(struct advise_question *question, struct given *given, int *code_out)
+{
+    if (!required_check(question, given) || !shape_read(&given->machine, question, given, code_out))
+        return false;
+    if (!counts_read(question, given))
         return false;
     if (!workers_finish(question, given) || !batch_finish(question) || !price_read(&given->price, question))
         return false;

@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "advise_gpus.h"
 #include "tool.h"
 #include "topology/limits.h"
 
@@ -90,10 +91,39 @@ const struct advise_shape *advise_shape_larger(const struct advise_shape *shape)
     return NULL;
 }
 
+/* Returns the first shape with such GPUs, or NULL. The driver names forms of a GPU that are joined by NVLink "SXM". */
+static const struct advise_shape *shape_with(const char *gpu)
+{
+    for (size_t i = 0; i < SHAPES; i++)
+        if (advise_gpu_is(gpu, shapes[i].accelerator))
+            return &shapes[i];
+    return NULL;
+}
+
+static void gpus_add(struct advise_shape *shape)
+{
+    static struct advise_gpus gpus; /* the shape points to the name */
+    gpus = advise_gpus_find();
+    if (!gpus.count)
+        return;
+    const struct advise_shape *known = shape_with(gpus.name);
+    shape->accelerator = known ? known->accelerator : gpus.name;
+    shape->accelerators = gpus.count;
+    shape->memory_gib = gpus.memory_bytes / 0x1p30;
+    shape->pcie_gb_s = known ? known->pcie_gb_s : GEN4;
+    shape->tflop_s_16 = known ? known->tflop_s_16 : 0;
+    shape->tflop_s_32 = known ? known->tflop_s_32 : 0;
+    for (size_t i = 0; strstr(gpus.name, "SXM") && gpus.count > 1 && known && i < SHAPES; i++)
+        if (!strcmp(shapes[i].accelerator, known->accelerator) && shapes[i].nvlink_gb_s > 0)
+            shape->nvlink_gb_s = shapes[i].nvlink_gb_s;
+}
+
 struct advise_shape advise_shape_here(void)
 {
     const uint64_t bytes = shoal_topology_memory_left();
     const int cores = shoal_topology_cores();
-    return (struct advise_shape){
+    struct advise_shape shape = {
         .name = "this", .family = "this", .cores = (size_t)cores, .host_gib = bytes == UINT64_MAX ? 0 : (double)bytes / 0x1p30};
+    gpus_add(&shape);
+    return shape;
 }

@@ -1,4 +1,5 @@
-/* The machines that `shoal advise` knows by name, and this machine. Static data; advise_shape_here() reads kernel files. */
+/* The machines that `shoal advise` knows by name, and this machine. Static data; advise_shape_here() reads kernel files, and
+ * asks CUDA's driver. */
 #ifndef SHOAL_TOOLS_ADVISE_SHAPE_H
 #define SHOAL_TOOLS_ADVISE_SHAPE_H
 
@@ -31,7 +32,8 @@ const struct advise_shape *advise_shape_larger(const struct advise_shape *shape)
 /* Returns shape i, or NULL after the last one. */
 const struct advise_shape *advise_shape_at(size_t i);
 
-/* Describes this machine: cores and memory that this process may use. Its network is not known: 0. */
+/* Describes this machine: the cores, memory and GPUs that this process may use. Its network is not known: 0. Peaks and the rate
+ * of PCIe are those of a known shape with such GPUs. Main thread: the name of an unknown GPU is in static storage. */
 struct advise_shape advise_shape_here(void);
 
 #endif

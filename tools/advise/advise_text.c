@@ -426,6 +426,9 @@ static void sure_print(const struct advise_page *page, const struct advise_quest
                      "run equally fast; epochs as given%s.",
                      question->shape.accelerator ? 1.0 : 0.5,
                      question->critical > 0 ? " for --from-batch" : ", whatever the batch (--critical-batch changes that)");
+    if (question->file_hosts)
+        advise_page_text(page, "assumed: the %zu hosts of the file are like this machine; none was asked.",
+                         question->file_hosts);
 }
 
 static double machine_hours(const struct advise_point *point)

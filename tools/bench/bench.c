@@ -8,6 +8,7 @@
 static const char help_text[] =
     "Usage: shoal bench COLLECTIVE [options]\n"
     "       shoal bench step [options]        a whole training step: shoal bench step --help\n"
+    "       shoal bench scaling [options]     training steps on 1, 2, 4, ... workers: shoal bench scaling --help\n"
     "       shoal bench pipeline [options]    steps of a pipeline: shoal bench pipeline --help\n"
     "       shoal bench optimizer [options]   steps of optimizers on one core: shoal bench optimizer --help\n"
     "\n"
@@ -94,6 +95,8 @@ int shoal_tool_bench(int argc, char **argv)
     struct bench_options options;
     if (argc > 1 && !strcmp(argv[1], "step"))
         return bench_step_run(argc - 1, argv + 1);
+    if (argc > 1 && !strcmp(argv[1], "scaling"))
+        return bench_scaling_run(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "pipeline"))
         return bench_pipeline_run(argc - 1, argv + 1);
     if (argc > 1 && !strcmp(argv[1], "optimizer"))

@@ -38,7 +38,14 @@ const struct bench_kind *bench_kind(enum bench_collective collective);
 
 /* BENCH_TRIAL: within this many operations of a size, rank 0 tries both ways of writing (src/engine/stores.h). */
 enum { BENCH_TRIAL = 60 };
-enum { BENCH_WARMUPS = 3, BENCH_ITERATIONS_MAX = 100000, BENCH_RANKS_MAX = 1024, BENCH_ROOT = 0, BENCH_SCALE = 2 };
+enum {
+    BENCH_WARMUPS = 3,
+    BENCH_ITERATIONS_MAX = 100000,
+    BENCH_RANKS_MAX = 1024,
+    BENCH_RANKS_USUAL = 2,
+    BENCH_ROOT = 0,
+    BENCH_SCALE = 2
+};
 
 struct bench_options {
     bool help;
@@ -142,8 +149,15 @@ struct bench_crew {
  * 0. */
 int bench_crew_run(const struct bench_crew *wanted);
 
+/* Checks before the work whether a file can be written, without changing it. Returns false after printing one line; true if
+ * name is NULL. (In bench_step.c.) */
+bool bench_file_check(const char *name);
+
 /* `shoal bench step`; argv[0] is "step". Returns the exit code. */
 int bench_step_run(int argc, char **argv);
+
+/* `shoal bench scaling`; argv[0] is "scaling". Returns the exit code. */
+int bench_scaling_run(int argc, char **argv);
 
 /* `shoal bench pipeline`; argv[0] is "pipeline". Returns the exit code. */
 int bench_pipeline_run(int argc, char **argv);

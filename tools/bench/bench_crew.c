@@ -20,7 +20,7 @@
 #include "topology/limits.h"
 
 /* GRACE_S: how long the other workers may take to end by themselves after one has failed. */
-enum { GRACE_S = 5, RANKS_USUAL = 2 };
+enum { GRACE_S = 5 };
 
 /* ---- Environment of the workers ------------------------------------------------------------------------------------------ */
 
@@ -171,7 +171,8 @@ static void crew_wait(struct crew *crew)
 
 int bench_crew_run(const struct bench_crew *wanted)
 {
-    struct crew crew = {.ranks = wanted->ranks ? (size_t)wanted->ranks : RANKS_USUAL, .oom_kills = shoal_topology_oom_kills()};
+    struct crew crew = {.ranks = wanted->ranks ? (size_t)wanted->ranks : BENCH_RANKS_USUAL,
+                        .oom_kills = shoal_topology_oom_kills()};
     if (!environment_export(crew.ranks)) {
         fprintf(stderr, "shoal bench: no free port or no random bytes for the workers: %s\n", strerror(errno));
         return 1;

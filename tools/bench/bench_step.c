@@ -272,8 +272,7 @@ static bool options_parse(int argc, char **argv, struct bench_step_options *opti
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
-/* Checks before the work whether a file can be written, without changing any. */
-static bool file_check(const char *name)
+bool bench_file_check(const char *name)
 {
     const bool was_there = name && access(name, F_OK) == 0;
     FILE *file = name ? fopen(name, "ae") : NULL;
@@ -301,7 +300,7 @@ static int options_run(const struct bench_step_options *options)
     }
     if (tool_is_launched())
         return bench_step_worker_run(options);
-    return file_check(options->trace) && file_check(options->timeline) ? bench_crew_run(&crew) : 1;
+    return bench_file_check(options->trace) && bench_file_check(options->timeline) ? bench_crew_run(&crew) : 1;
 }
 
 int bench_step_run(int argc, char **argv)

@@ -90,4 +90,10 @@ bool bench_step_timeline_write(const struct step_result *result, const char *nam
  * reason if it is not 0. */
 int bench_step_worker_run(const struct bench_step_options *options);
 
+/* Measures steps on a communicator of the caller, and prints nothing but failures. A collective call. Each rank gets the time
+ * of each step on the slowest rank, in step_us_out, which has room for options->steps numbers. Returns SHOAL_ERR_INTERNAL if
+ * an average was wrong. */
+enum shoal_status bench_step_measure(const struct bench_step_options *options, struct shoal_context *context,
+                                     struct shoal_comm *comm, double *step_us_out);
+
 #endif

@@ -640,32 +640,36 @@ static enum shoal_status reducer_open(struct stepper *stepper)
     return shoal_reducer_load_parameters(stepper->reducer);
 }
 
+/* Opens what needs the communicator. */
+static enum shoal_status parts_open(struct stepper *stepper)
+{
+    struct shoal_place place = SHOAL_PLACE_INIT;
+    stepper->rank = shoal_comm_rank(stepper->comm);
+    stepper->ranks = shoal_comm_size(stepper->comm);
+    TRY(shoal_comm_place(stepper->comm, 0, &place));
+    stepper->hosts = place.hosts;
+    TRY(memory_open(stepper));
+    return reducer_open(stepper);
+}
+
 static enum shoal_status stepper_open(struct stepper *stepper)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
-    struct shoal_place place = SHOAL_PLACE_INIT;
     options.timeout_ms = (uint32_t)stepper->options->timeout_s * 1000;
     if (stepper->options->is_on_gpu && !(stepper->gpu = bench_gpu_open()))
         return SHOAL_ERR_UNSUPPORTED;
     TRY(shoal_context_create(NULL, &stepper->context));
     TRY(shoal_comm_create(stepper->context, &options, &stepper->comm));
-    stepper->rank = shoal_comm_rank(stepper->comm);
-    stepper->ranks = shoal_comm_size(stepper->comm);
-    TRY(shoal_comm_place(stepper->comm, 0, &place));
-    stepper->hosts = place.hosts;
-    if (stepper->options->ranks && stepper->options->ranks != stepper->ranks && stepper->rank == 0)
-        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stepper->options->ranks, stepper->ranks);
-    TRY(memory_open(stepper));
-    return reducer_open(stepper);
+    const int ranks = shoal_comm_size(stepper->comm);
+    if (stepper->options->ranks && stepper->options->ranks != ranks && shoal_comm_rank(stepper->comm) == 0)
+        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stepper->options->ranks, ranks);
+    return parts_open(stepper);
 }
 
-static void stepper_close(struct stepper *stepper)
+/* Closes what parts_open() opened. */
+static void parts_close(struct stepper *stepper)
 {
     const size_t bytes = stepper->elements * sizeof(float);
-    shoal_reducer_free(stepper->reducer);
-    shoal_comm_free(stepper->comm);
-    shoal_context_destroy(stepper->context);
-    bench_gpu_close(stepper->gpu);
     if (stepper->gradients)
         munmap(stepper->gradients, bytes);
     step_optimizer_close(&stepper->optimizer);
@@ -678,6 +682,15 @@ static void stepper_close(struct stepper *stepper)
     free(stepper->times);
     free(stepper->all_times);
     free(stepper->reports);
+}
+
+static void stepper_close(struct stepper *stepper)
+{
+    shoal_reducer_free(stepper->reducer);
+    shoal_comm_free(stepper->comm);
+    shoal_context_destroy(stepper->context);
+    bench_gpu_close(stepper->gpu);
+    parts_close(stepper);
 }
 
 static enum shoal_status stepper_run(struct stepper *stepper, bool *is_told)
@@ -717,4 +730,38 @@ int bench_step_worker_run(const struct bench_step_options *options)
         fprintf(stderr, "shoal bench: rank %d: %.0f elements of the averages were wrong\n", stepper.rank, errors);
     stepper_close(&stepper);
     return status || errors > 0 || !is_told ? 1 : 0;
+}
+
+static enum shoal_status steps_measure(struct stepper *stepper)
+{
+    const size_t steps = (size_t)stepper->options->steps;
+    if (stepper->options->is_on_gpu && !(stepper->gpu = bench_gpu_open()))
+        return SHOAL_ERR_UNSUPPORTED;
+    TRY(parts_open(stepper));
+    if (stepper->options->is_busy)
+        work_measure(stepper);
+    TRY(warm_up(stepper));
+    TRY(steps_run(stepper));
+    TRY(shoal_allreduce(stepper->comm, stepper->step_us, stepper->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    return shoal_allreduce(stepper->comm, &stepper->report.errors, &stepper->report.errors, 1, SHOAL_FLOAT64, SHOAL_SUM, NULL);
+}
+
+enum shoal_status bench_step_measure(const struct bench_step_options *options, struct shoal_context *context,
+                                     struct shoal_comm *comm, double *step_us_out)
+{
+    struct stepper stepper = {
+        .options = options, .profile = &options->profile, .context = context, .comm = comm, .rank = shoal_comm_rank(comm)};
+    enum shoal_status status = steps_measure(&stepper);
+    if (status)
+        failure_tell(&stepper, status);
+    else
+        memcpy(step_us_out, stepper.step_us, (size_t)options->steps * sizeof(double));
+    if (stepper.report.errors > 0 && stepper.rank == 0)
+        fprintf(stderr, "shoal bench: %.0f elements of the averages were wrong\n", stepper.report.errors);
+    if (!status && stepper.report.errors > 0)
+        status = SHOAL_ERR_INTERNAL;
+    shoal_reducer_free(stepper.reducer);
+    bench_gpu_close(stepper.gpu);
+    parts_close(&stepper);
+    return status;
 }

@@ -34,6 +34,7 @@ static const char help[] =
     "Usage:\n"
     "    shoal doctor [--ranks N] [--towards HOST] [--json]\n"
     "    shoal doctor --hosts FILE [--via COMMAND] [--shoal PATH] [--timeout SECONDS] [--json]\n"
+    "    shoal doctor --data URI [--need RATE | --profile FILE --samples N] [--streams LIST] [--json]\n"
     "\n"
     "Reports what would go wrong on this host, or on the hosts of a file, and what to do about it. It checks wrong and\n"
     "mistyped settings, the launcher's variables, cores, memory, limits, the kernel, names, interfaces, ports, libfabric's\n"
@@ -54,6 +55,20 @@ static const char help[] =
     "Each host also checks that it resolves the name of the first one and finds a route to it. Different versions and\n"
     "MTUs are reported. Each host checks the environment of a command that is started there, not the environment here.\n"
     "\n"
+    "With --data the command measures instead what storage gives this host, and whether a job would wait for its data. It\n"
+    "reads through the code of shoal job, which needs Python 3.9 (SHOAL_PYTHON names one), and keeps nothing:\n"
+    "    --data URI         a folder or file, s3://BUCKET/PREFIX, or http(s)://HOST/PATH\n"
+    "    --need RATE        what a host of the job needs, such as 300MB/s or 2.5gbit\n"
+    "    --profile FILE     compute the need: from passes that shoal.torch.profile measured,\n"
+    "    --batch N              the samples of a worker in a step (those of the profile),\n"
+    "    --samples N            the samples in all of the data, or --sample-bytes SIZE, the bytes of one,\n"
+    "    --workers N            and the workers of a host (1)\n"
+    "    --streams LIST     how many reads at once; each number is measured by itself (1,4,16)\n"
+    "    --seconds S        the time to read, for all numbers of streams together (9)\n"
+    "    --json             one object\n"
+    "Rates are bytes per second: MB is 10^6 bytes, MiB 2^20. Files of this machine are dropped from the page cache before\n"
+    "they are read, as far as the kernel allows. On EC2 the region of the bucket is compared with that of the host.\n"
+    "\n"
     "The size of /dev/shm does not matter, because memory is shared through memfd. ptrace and Yama do not matter either.\n"
     "\n"
     "Examples:\n"
@@ -62,9 +77,12 @@ static const char help[] =
     "    MASTER_ADDR=n1 MASTER_PORT=29500 shoal doctor            before a job over several hosts\n"
     "    shoal doctor --hosts hosts.txt                           all hosts, through ssh\n"
     "    shoal doctor --hosts hosts.txt --via \"ssh -p 2222\" --shoal /opt/shoal/bin/shoal\n"
+    "    shoal doctor --data s3://bucket/train --need 300MB/s     would ranks wait for data?\n"
+    "    shoal doctor --data /data/imagenet --profile resnet.json --batch 64 --samples 1281167 --workers 8\n"
     "    shoal doctor --json | grep '\"level\":\"error\"'\n"
     "\n"
-    "Exit codes: 0 no error was found, 1 one was found (or the output could not be written), 2 invalid arguments.\n";
+    "Exit codes: 0 no error was found, 1 one was found (or the output could not be written), 2 invalid arguments. With\n"
+    "--data: 1 the job would be input-bound, or the data cannot be read; 127 no Python.\n";
 
 /* ---- Options ------------------------------------------------------------------------------------------------------------- */
 
@@ -157,11 +175,38 @@ static _Noreturn void doctor_run(struct doctor_options *doctor)
     _exit(tool_output_finish("doctor", code));
 }
 
+/* Storage is read by the Python package: returns true if an argument asks for that. */
+static bool asks_for_data(int argc, char **argv)
+{
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+        if (!strcmp(argv[i], "--data") || !strncmp(argv[i], "--data=", sizeof "--data=" - 1))
+            return true;
+    return false;
+}
+
+/* Runs `shoal job doctor ARGUMENTS`. */
+static int data_measure(int argc, char **argv)
+{
+    char job[] = "job";
+    char **words = calloc((size_t)argc + 2, sizeof *words);
+    if (!words) {
+        fputs("shoal doctor: no memory\n", stderr);
+        return 1;
+    }
+    words[0] = job;
+    memcpy(words + 1, argv, (size_t)argc * sizeof *words);
+    const int code = shoal_tool_job(argc + 1, words);
+    free(words);
+    return code;
+}
+
 int shoal_tool_doctor(int argc, char **argv)
 {
     struct tool_args args = {.command = "doctor", .argc = argc, .argv = argv, .at = 1};
     struct doctor_options doctor = {0};
     int id;
+    if (asks_for_data(argc, argv))
+        return data_measure(argc, argv);
     while ((id = tool_option_next(&args, options)) > 0) {
         if (id == OPTION_HELP) {
             fputs(help, stdout);

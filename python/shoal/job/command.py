@@ -287,6 +287,9 @@ def dispatch(argv: Sequence[str]) -> int:
     if argv[:1] == ["serve"]:  # it parses its own arguments
         from shoal.job.serving import serve
         return serve.main(argv[1:]) or 0
+    if argv[:1] == ["doctor"]:  # `shoal doctor --data`
+        from shoal.job.data import doctor
+        return doctor.main(argv[1:])
     parser = parser_make()
     words = parser.parse_args(argv)
     if words.help or not words.command:  # the command in C prints the help

@@ -6,6 +6,7 @@
     shoal.broadcast_variables(model.variables, root_rank=0)
 
 `shoal.tensorflow.keras` is for model.fit. docs/tensorflow.md is the manual."""
+from .. import _input
 from ._collectives import (  # noqa: F401
     Compression, ReduceOp, allgather, allreduce, alltoall, barrier, broadcast, grouped_allreduce, oob_allreduce, reducescatter)
 from ._world import (  # noqa: F401
@@ -14,12 +15,17 @@ from .data import shard, sharded_indices  # noqa: F401
 from .tape import DistributedGradientTape  # noqa: F401
 from .variables import allgather_object, broadcast_object, broadcast_variables, compare_variables  # noqa: F401
 
+_input.watch_tensorflow()
+
 
 def __getattr__(name):
-    """Imports Keras and strategies at first use."""
+    """Imports Keras, strategies and profiles at first use."""
     if name == "distribute":
         import importlib
         return importlib.import_module(".distribute", __name__)
+    if name in ("profile", "Profile"):
+        import importlib
+        return getattr(importlib.import_module(".profiles", __name__), name)
     if name in ("DistributedOptimizer", "keras"):
         import importlib
         keras = importlib.import_module(".keras", __name__)

@@ -17,6 +17,7 @@ import sys
 import torch
 import torch.distributed as dist
 
+from .. import _input
 from . import _communicator, _compile, _rendezvous
 
 _SHIMS = ("auto", "c++", "python")
@@ -153,3 +154,4 @@ def __getattr__(name):
 
 register()
 _rendezvous.register()
+_input.watch_torch()

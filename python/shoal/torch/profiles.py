@@ -11,45 +11,12 @@ A step is timed from the beginning of the forward pass. A hook on each parameter
 from __future__ import annotations
 
 import dataclasses
-import json
-import pathlib
 import statistics
 import time
 
 import torch
 
-NAME_BYTES = 95  # the longest name in a file
-
-
-@dataclasses.dataclass
-class Gradient:
-    """A parameter whose gradient is complete after the share `ready` of the backward pass. `index` is its number among the
-    parameters that are trained."""
-    name: str
-    elements: int
-    ready: float
-    index: int
-
-
-@dataclasses.dataclass
-class Profile:
-    """What was measured on one worker. `activation_bytes` are those of one sample, as if all floating-point values had 32 bits.
-    `gradients` are in the order in which they become ready."""
-    name: str
-    batch: int
-    forward_ms: float
-    backward_ms: float
-    activation_bytes: float
-    batch_norms: int
-    gradients: list
-
-    def save(self, file) -> None:
-        """Writes a file for `--profile` of `shoal advise`, `shoal sim step` and `shoal bench step`."""
-        facts = {"profile": self.name, "batch": self.batch, "forward_ms": self.forward_ms, "backward_ms": self.backward_ms,
-                 "activation_bytes": self.activation_bytes, "batch_norms": self.batch_norms}
-        lines = [json.dumps(each) for each in (facts, *map(dataclasses.asdict, self.gradients))]
-        pathlib.Path(file).write_text("[" + ",\n ".join(lines) + "]\n")
-
+from shoal._profiles import Gradient, Profile, gradients_of, short
 
 def profile(model: torch.nn.Module, example, loss=None, *, steps: int = 3, batch: int | None = None, name: str | None = None) -> Profile:
     """Runs `steps` training steps of a model without an optimizer, after one that is not timed, and returns its Profile.
@@ -77,17 +44,8 @@ def profile(model: torch.nn.Module, example, loss=None, *, steps: int = 3, batch
         timed = [run.step() for _ in range(steps)]
     forward, backward = (statistics.median(column) for column in zip(*((one.forward, one.backward) for one in timed)))
     shares = [statistics.median(one.ready[index] for one in timed) for index in range(len(parameters))]
-    return Profile(name=_short(name or type(model).__name__), batch=batch, forward_ms=1e3 * forward, backward_ms=1e3 * backward,
-                   activation_bytes=kept.bytes / batch, batch_norms=_batch_norms_of(model), gradients=_gradients_of(parameters, shares))
-
-
-def _short(name):
-    return name.encode()[-NAME_BYTES:].decode(errors="ignore")
-
-
-def _gradients_of(parameters, shares):
-    order = sorted(range(len(parameters)), key=lambda index: (shares[index], -index))
-    return [Gradient(_short(parameters[index][0]), parameters[index][1].numel(), shares[index], index) for index in order]
+    return Profile(name=short(name or type(model).__name__), batch=batch, forward_ms=1e3 * forward, backward_ms=1e3 * backward,
+                   activation_bytes=kept.bytes / batch, batch_norms=_batch_norms_of(model), gradients=gradients_of([(key, each.numel()) for key, each in parameters], shares))
 
 
 def _batch_norms_of(model):

@@ -26,6 +26,7 @@ import time
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import shoal
+from shoal import _input
 from shoal.job.document import Metric
 from shoal.job.document.folder import JobFolder
 
@@ -50,6 +51,8 @@ SHOAL_METRICS: Dict[str, Tuple[str, str]] = {
     "shoal/bytes_per_s": ("Bytes of their larger operands", "B/s"),
     "shoal/network_bytes_per_s": ("Bytes that the rank handed to the network", "B/s"),
     "shoal/exposed": ("Communication that nothing hides: share of the time in which threads of the rank were blocked in Shoal", ""),
+    "shoal/input": ("Share of the time in which the rank waited for a batch, if a loader is seen", ""),
+    "shoal/idle": ("Share of the time in which the process was on no core and not in Shoal, at least", ""),
     "shoal/waiting_s": ("How long the rank has waited for other ranks in the operation that is under way", "s"),
     "shoal/came_last": ("Share of the operations to which the rank came last", ""),
     "shoal/late_s": ("How long after the first rank it then came, on average", "s"),
@@ -250,11 +253,17 @@ def _compiled(metric: Metric) -> "re.Pattern[str]":
 # ---- sampling ----
 
 def trace_environment(folder: JobFolder, host: str) -> Dict[str, str]:
-    """Returns variables that make workers write their flight recorders to the job's folder when they end or fail. Makes the
-    folder."""
+    """Returns variables that make workers write their flight recorders to the job's folder when they end or fail, and count
+    there how long they wait for data. Makes the folder."""
     folder.traces.mkdir(exist_ok=True)
     path = str(folder.traces / f"{host}.%r")
-    return {"SHOAL_TRACE_FILE": path, "SHOAL_RECORDER_FILE": path}
+    return {"SHOAL_TRACE_FILE": path, "SHOAL_RECORDER_FILE": path, _input.VARIABLE: str(_input_file(folder, host, "%p"))}
+
+
+def _input_file(folder: JobFolder, host: str, pid: Any) -> pathlib.Path:
+    """Returns the file in which a worker counts how long it waits for data. Its name begins with a dot, because it is not a
+    trace."""
+    return folder.traces / f".{host}.{pid}.input"
 
 
 def step_length(calls: Sequence[Any]) -> Optional[int]:
@@ -293,14 +302,15 @@ class Counters:
     cpu_s: float = 0
     at: float = 0
     waits_s: float = 0  # the longest wait under way; not a sum
+    input_s: float = math.nan  # in loaders; NaN if none is seen
 
 
-def counters_of(process: Mapping[str, Any], cpu_s: float, at: float) -> Counters:
+def counters_of(process: Mapping[str, Any], cpu_s: float, at: float, input_s: float = math.nan) -> Counters:
     comms = process["communicators"]
     return Counters(sum(comm["operations"] for comm in comms), sum(comm["bytes"] for comm in comms),
                     sum(comm["sent_bytes"] for comm in comms), max((comm["waited_us"] for comm in comms), default=0) / 1e6,
                     sum(comm["came_last"] for comm in comms), sum(comm["late_us"] for comm in comms) / 1e6, cpu_s, at,
-                    max((comm["waits_us"] or 0 for comm in comms), default=0) / 1e6)
+                    max((comm["waits_us"] or 0 for comm in comms), default=0) / 1e6, input_s)
 
 
 def rates(now: Counters, before: Counters) -> Dict[str, float]:
@@ -310,6 +320,11 @@ def rates(now: Counters, before: Counters) -> Dict[str, float]:
     found = {"shoal/operations_per_s": delta["operations"] / span, "shoal/bytes_per_s": delta["bytes"] / span,
              "shoal/network_bytes_per_s": delta["sent_bytes"] / span, "shoal/exposed": _exposed(now, delta, span),
              "shoal/cpu": delta["cpu_s"] / span}
+    if math.isfinite(now.input_s):
+        before_s = before.input_s if math.isfinite(before.input_s) else 0.0
+        found["shoal/input"] = min(max(now.input_s - before_s, 0.0) / span, 1.0)
+    busy = found["shoal/exposed"] + found["shoal/cpu"] + found.get("shoal/input", 0.0)
+    found["shoal/idle"] = max(1.0 - busy, 0.0)
     if delta["operations"]:
         found["shoal/came_last"] = min(delta["came_last"] / delta["operations"], 1.0)
     if delta["came_last"]:
@@ -448,6 +463,8 @@ class Sampler:
             self.say(f"no more metrics of {self.host}: {type(error).__name__}: {error}")
         finally:
             self.record.close()
+            for path in self.folder.traces.glob(_input_file(self.folder, self.host, "*").name):
+                path.unlink(missing_ok=True)
 
     def _look(self) -> None:
         command = [self.shoal, "top", "--format", "json", "--interval", str(self.interval_s), str(self.pid)]
@@ -482,7 +499,9 @@ class Sampler:
 
     def _process_values(self, process: Mapping[str, Any], at: float) -> List[Value]:
         pid, rank = process["pid"], process["world_rank"]
-        now, before = counters_of(process, cpu_seconds(pid), at), self.before.get(pid)
+        waited = _input.waited(str(_input_file(self.folder, self.host, pid)), time.monotonic())
+        now = counters_of(process, cpu_seconds(pid), at, waited.seconds if waited else math.nan)
+        before = self.before.get(pid)
         self.before[pid] = now
         values = [Value("shoal/memory_bytes", process["memory_bytes"], rank)]
         if before and at > before.at:

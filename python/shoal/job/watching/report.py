@@ -20,6 +20,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from shoal.job import engines
 from shoal.job.document.folder import ENDED, JobFolder, Status
+from shoal.job.watching import losses
 from shoal.job.watching.metrics import SHOAL_METRICS, Reader, Series, Stall, shoal_command, step_length
 
 LINES_MAX = 8  # of a plot; with more ranks it shows the minimum, the median and the maximum
@@ -159,7 +160,8 @@ def legend(lines: Sequence[Line], unit: str) -> str:
 
 # Words for the plots; names of metrics are for programs.
 TITLES = {"shoal/steps_per_s": "Steps", "shoal/operations_per_s": "Operations", "shoal/bytes_per_s": "Bytes of operations",
-          "shoal/network_bytes_per_s": "Bytes to the network", "shoal/exposed": "Exposed communication", "shoal/waiting_s": "Waiting now",
+          "shoal/network_bytes_per_s": "Bytes to the network", "shoal/exposed": "Exposed communication", "shoal/input": "Waiting for data", "shoal/idle": "Idle",
+          "shoal/waiting_s": "Waiting now",
           "shoal/came_last": "Came last", "shoal/late_s": "Late by", "shoal/cpu": "Cores", "shoal/memory_bytes": "Memory",
           "host/cpu": "Busy cores of the host", "host/memory_available_bytes": "Free memory of the host",
           "host/received_bytes_per_s": "Bytes received by the host", "host/sent_bytes_per_s": "Bytes sent by the host"}
@@ -219,12 +221,25 @@ def lateness(reader: Reader) -> str:
         bar = f'<span class="bar" style="width:{100 * share:.0f}px"></span> {100 * share:.0f} %' if math.isfinite(share) else "–"
         cell = [number_text(mean.get(name, math.nan), SHOAL_METRICS[name][1]) for name in
                 ("shoal/late_s", "shoal/steps_per_s", "shoal/operations_per_s", "shoal/bytes_per_s", "shoal/network_bytes_per_s")]
-        exposed = mean.get("shoal/exposed", math.nan)
-        rows.append([text(rank.rank), text(rank.host), bar, *map(text, cell), f"{100 * exposed:.1f} %" if math.isfinite(exposed) else "–",
+        shares = [mean.get(name, math.nan) for name in ("shoal/exposed", "shoal/input")]
+        rows.append([text(rank.rank), text(rank.host), bar, *map(text, cell),
+                     *(f"{100 * share:.1f} %" if math.isfinite(share) else "–" for share in shares),
                      text(number_text(mean.get("shoal/cpu", math.nan))), text(number_text(rank.last.get("shoal/memory_bytes", math.nan), "B"))])
-    head = ["rank", "host", "came last", "late by", "steps", "operations", "bytes", "on the network", "exposed", "cores", "memory"]
-    note = "<p class=soft>Means over the job; memory is the newest value. Exposed: share of the time in which the rank was blocked in Shoal.</p>"
+    head = ["rank", "host", "came last", "late by", "steps", "operations", "bytes", "on the network", "exposed", "input", "cores", "memory"]
+    note = "<p class=soft>Means over the job; memory is the newest value. Exposed: share of the time in which the rank was blocked in Shoal; input: in which it waited for a batch.</p>"
     return table(head, rows, (0, 1)) + note
+
+
+def lost(reader: Reader) -> str:
+    """What the ranks lost their time to, and the one change that would gain most."""
+    found = losses.losses_of(reader)
+    if not found:
+        return "<p class=soft>No rank of Shoal has been seen.</p>"
+    rows = [[text(loss.what), f"{100 * loss.share:.0f} %", text(loss.means)]
+            for loss in found if loss.share > 0 or loss.what != losses.IDLE]
+    is_seen = any(name == "shoal/input" for name, _, _ in reader.series)
+    note = "" if is_seen else "<p class=soft>No loader was seen: a wait for data counts as idle, or as computing if the process loads by itself.</p>"
+    return f"<p>{text(losses.change(reader, found))}</p>{table(['a rank was', 'of its time', ''], rows, (0, 2))}{note}"
 
 
 # ---- the timeline of a step ----
@@ -351,7 +366,9 @@ def verdict(reader: Reader) -> str:
     share = last.mean.get("shoal/came_last", 0.0)
     who = (f"Rank {last.rank} on {last.host} came last in {100 * share:.0f} % of the operations" if share > 1.5 / len(ranks)
            else "No rank holds the others up")
-    return f"{who}; ranks were blocked in communication for {100 * exposed:.0f} % of the time."
+    waits = [rank.mean["shoal/input"] for rank in ranks if math.isfinite(rank.mean.get("shoal/input", math.nan))]
+    data = f", and waited for data for {100 * statistics.mean(waits):.0f} %" if waits else ""
+    return f"{who}; ranks were blocked in communication for {100 * exposed:.0f} % of the time{data}."
 
 
 def head(status: Status, stall: Optional[Stall] = None, judged: str = "") -> str:
@@ -445,6 +462,7 @@ def sections(folder: JobFolder, reader: Reader, trace: Optional[str] = None) -> 
     status = engines.job_status(folder)
     hosts = ", ".join(status.hosts) + (f" on {status.machine}" if status.machine else "")
     return [("head", head(status, reader.stall(time.time()), verdict(reader))),
+            ("losses", f"<h2>Where the time went</h2>{lost(reader)}"),
             ("ranks", f"<h2>Ranks, and who was late</h2>{lateness(reader)}"),
             ("events", f"<h2>What happened</h2>{events(folder)}"),
             ("logs", f"<h2>The log's end</h2>{logs(folder, status)}"),

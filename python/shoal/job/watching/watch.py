@@ -25,7 +25,7 @@ from typing import Any, Dict, TextIO, Tuple
 
 from shoal.job import engines, processes
 from shoal.job.document.folder import ENDED, JobFolder, Status
-from shoal.job.watching import report
+from shoal.job.watching import losses, report
 from shoal.job.watching.metrics import SHOAL_METRICS, Reader, prometheus_text
 
 INTERVAL_S = 1.0
@@ -192,8 +192,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 # ---- the terminal ----
 
 COLUMNS = (("steps/s", "shoal/steps_per_s"), ("ops/s", "shoal/operations_per_s"), ("bytes/s", "shoal/bytes_per_s"), ("network", "shoal/network_bytes_per_s"),
-           ("exposed", "shoal/exposed"), ("waiting", "shoal/waiting_s"), ("last", "shoal/came_last"), ("late by", "shoal/late_s"), ("cores", "shoal/cpu"), ("memory", "shoal/memory_bytes"))
-SHARES = ("shoal/exposed", "shoal/came_last")
+           ("exposed", "shoal/exposed"), ("input", "shoal/input"), ("waiting", "shoal/waiting_s"), ("last", "shoal/came_last"), ("late by", "shoal/late_s"), ("cores", "shoal/cpu"), ("memory", "shoal/memory_bytes"))
+SHARES = ("shoal/exposed", "shoal/input", "shoal/came_last")
 
 
 def table(status: Status, reader: Reader, url: str, columns: int, rows: int) -> str:
@@ -205,6 +205,9 @@ def table(status: Status, reader: Reader, url: str, columns: int, rows: int) -> 
     stall = reader.stall(time.time()) if status.status not in ENDED else None
     if stall:
         lines.append(f"the job stands still: {report.stall_text(stall)}; `shoal top` on that host shows where it is")
+    waits = losses.input_text(reader)
+    if waits:
+        lines.append(f"{waits}; `shoal doctor --data` measures the storage")
     lines += ["", f"{'rank':>5} {'host':12}" + "".join(f"{head:>12}" for head, _ in COLUMNS)]
     lines += [_row(rank) for rank in report.ranks_of(reader)]
     own = [name for name in reader.names() if name not in SHOAL_METRICS]
