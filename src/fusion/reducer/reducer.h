@@ -10,7 +10,7 @@
  * computes norms; with an optimizer, offload.c takes them to the
  * host and the new parameters back.
  *
- * step.c begins and ends steps. stats.c records times and bytes. reducer_failure.c determines the first cause of a failure.
+ * step.c begins and ends steps. reducer_noise.c estimates the noise scale. stats.c records times and bytes. reducer_failure.c determines the first cause of a failure.
  *
  * Parts. Each struct belongs to its own file. Other files call the functions in its header and do not see its fields.
  *
@@ -59,6 +59,7 @@ struct shoal_reducer {
     struct fusion_tally *tally;
     struct fusion_out *out;
     struct fusion_stats *stats;
+    struct fusion_noise *noise; /* NULL if nobody asks for the noise scale */
     struct fusion_fault *fault;
 };
 

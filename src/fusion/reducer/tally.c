@@ -6,8 +6,9 @@
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/measure.h"
 #include "fusion/reducer/reducer_failure.h"
+#include "fusion/reducer/reducer_noise.h"
 
-enum { NONFINITE, SQUARED, USED }; /* fields of a tail; from USED on, one for each parameter */
+enum { NONFINITE, SQUARED, INVERSE, USED }; /* fields of a tail; from USED on, one for each parameter */
 
 struct fusion_tally {
     int64_t head, head_sum; /* each active rank contributes 1; the sum is their number */
@@ -134,6 +135,7 @@ enum shoal_status fusion_tally_post_tail(struct shoal_reducer *reducer)
     bool is_nonfinite;
     tally->tail[SQUARED] = fusion_marks_sum(reducer, &is_nonfinite, tally->counts_used ? tally->tail + USED : NULL);
     tally->tail[NONFINITE] = is_nonfinite;
+    tally->tail[INVERSE] = reducer->options.is_uneven && !tally->head ? 0 : fusion_noise_inverse(reducer);
     FUSION_TRY(shoal_allreduce_post(reducer->comm, tally->tail, tally->tail_sum, tally->tail_count, SHOAL_FLOAT64, SHOAL_SUM,
                                     &options, &request));
     fusion_lock(reducer);
@@ -168,4 +170,9 @@ bool fusion_tally_is_nonfinite(const struct shoal_reducer *reducer)
 double fusion_tally_squared(const struct shoal_reducer *reducer)
 {
     return reducer->tally->tail_sum[SQUARED];
+}
+
+double fusion_tally_inverse(const struct shoal_reducer *reducer)
+{
+    return reducer->tally->tail_sum[INVERSE];
 }
