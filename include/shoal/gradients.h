@@ -683,36 +683,36 @@ SHOAL_CALL shoal_optimizer_update(enum shoal_optimizer_rule rule, const struct s
 
 /* ---- 11. The noise scale ------------------------------------------------------------------------------------------------- */
 
-/* With options.noise_window the reducer estimates how noisy gradients are, and with it which batch pays (scaling.h). It needs no
- * further pass: each rank's own gradient is one of a small batch, the average over ranks is one of the whole batch.
+/* With options.noise_window the reducer estimates how noisy gradients are, and with it which batch pays (scaling.h). It needs
+ * no further pass: each rank's own gradient is one of a small batch, the average over ranks is one of the whole batch.
  *
  *     b = samples of a rank, the harmonic mean over active ranks        n_b = the mean of their squared norms (local_squared)
  *     B = b * active ranks                                              n_B = the squared norm of their average
  *
- * The harmonic mean is exact: the expected squared norm of a rank's gradient is |G|^2 + tr(S) / b of that rank, and the average
- * over ranks counts each rank equally. So ranks may have batches of different sizes.
+ * The harmonic mean is exact: the expected squared norm of a rank's gradient is |G|^2 + tr(S) / b of that rank, and the
+ * average over ranks counts each rank equally. So ranks may have batches of different sizes.
  *
  * A step with one active rank has one batch size only, and a step with NaN or infinity has no norm: both are left out of the
- * average, on all ranks alike. Norms are those before clipping. With an optimizer they are divided by the loss scale first. With
- * options.compression the error of the average counts as noise, unless it is added in the next step.
+ * average, on all ranks alike. Norms are those before clipping. With an optimizer they are divided by the loss scale first.
+ * With options.compression the error of the average counts as noise, unless it is added in the next step.
  *
  * A gradient that is a sum over the micro-batches of a step instead of a mean, such as that of LOCAL steps, has squared norms
- * that are larger by the square of their number. The noise scale is a quotient, so it does not change; `squared` and `variance`
- * do. Pass 1 / micro-batches as gradient_scale for these. */
+ * that are larger by the square of their number. The noise scale is a quotient, so it does not change; `squared` and
+ * `variance` do. Pass 1 / micro-batches as gradient_scale for these. */
 
-/* Sets what this rank's gradients are from the next finish on: means over that many samples, LOCAL steps included. 1 at first, so
- * that the noise scale counts batches of a rank. Ranks and steps may have different numbers. Gradients are multiplied by
- * gradient_scale before norms are used, which is the same on all ranks: 1 / loss scale, for example; 1 at first, and always 1 for
- * what an optimizer here divides already. A local call, from one finish to the next. ERR_ARGUMENT: one of them is not above 0, or
- * not finite. ERR_STATE without noise_window. Otherwise the reducer's failure. */
+/* Sets what this rank's gradients are from the next finish on: means over that many samples, LOCAL steps included. 1 at first,
+ * so that the noise scale counts batches of a rank. Ranks and steps may have different numbers. Gradients are multiplied by
+ * gradient_scale before norms are used, which is the same on all ranks: 1 / loss scale, for example; 1 at first, and always 1
+ * for what an optimizer here divides already. A local call, from one finish to the next. ERR_ARGUMENT: one of them is not
+ * above 0, or not finite. ERR_STATE without noise_window. Otherwise the reducer's failure. */
 SHOAL_CALL shoal_reducer_set_batch(struct shoal_reducer *reducer, double samples, double gradient_scale);
 
 /* Writes the estimate after the last step: the same bits on all ranks. A local call, between steps. ERR_STATE without
  * noise_window. A failed reducer still answers. */
 SHOAL_CALL shoal_reducer_noise(const struct shoal_reducer *reducer, struct shoal_noise *noise_out);
 
-/* Read and restore the averages, for checkpoints. Local calls between steps; all ranks must restore the same numbers. The window
- * stays that of the options. ERR_ARGUMENT: shoal_noise_check refuses the average. ERR_STATE without noise_window. */
+/* Read and restore the averages, for checkpoints. Local calls between steps; all ranks must restore the same numbers. The
+ * window stays that of the options. ERR_ARGUMENT: shoal_noise_check refuses the average. ERR_STATE without noise_window. */
 SHOAL_CALL shoal_reducer_noise_average(const struct shoal_reducer *reducer, struct shoal_noise_average *average_out);
 SHOAL_CALL shoal_reducer_set_noise_average(struct shoal_reducer *reducer, const struct shoal_noise_average *average);
 

@@ -1,6 +1,6 @@
-/* Batch sizes and learning rates: how noisy gradients are, what a larger batch costs, and which rate fits it. This header is the
- * manual. It builds on shoal.h, but needs no context and no communicator: the functions only compute, and ranks that pass the
- * same numbers get the same bits. It is newer than shoal.h and may still change from one version to the next.
+/* Batch sizes and learning rates: how noisy gradients are, what a larger batch costs, and which rate fits it. This header is
+ * the manual. It builds on shoal.h, but needs no context and no communicator: the functions only compute, and ranks that pass
+ * the same numbers get the same bits. It is newer than shoal.h and may still change from one version to the next.
  *
  *     the gradient's squared norm,    shoal_noise_add     an average      shoal_noise_read     the noise scale, with its error
  *     over two batch sizes         ------------------->   over steps   ------------------->    shoal_noise_text: one sentence
@@ -8,7 +8,8 @@
  *     the batch that the learning rate was tuned for                            v
  *     the batch of this step       -----------------------------------> shoal_scaling_step --> a factor for the rate
  *
- * A reducer measures the norms in each step and keeps the average (gradients.h, options.noise). docs/batch-size.md is the guide.
+ * A reducer measures the norms in each step and keeps the average (gradients.h, options.noise). docs/batch-size.md is the
+ * guide.
  *
  * All functions are reentrant. A function that writes a struct allows concurrent calls on other structs only. */
 #ifndef SHOAL_SCALING_H
@@ -24,15 +25,15 @@ extern "C" {
 
 /* Let G be the gradient of the loss over all possible samples, and S the covariance matrix of the gradient of one sample. The
  * gradient of B samples then has the expected squared norm |G|^2 + tr(S) / B. The *noise scale* is tr(S) / |G|^2, a number of
- * samples: at a batch of that size, noise and gradient are equally large. Far below it twice the batch saves nearly half of the
- * steps; far above it twice the batch saves nearly nothing (McCandlish et al. 2018, arXiv 1812.06162).
+ * samples: at a batch of that size, noise and gradient are equally large. Far below it twice the batch saves nearly half of
+ * the steps; far above it twice the batch saves nearly nothing (McCandlish et al. 2018, arXiv 1812.06162).
  *
  * Squared norms n of two batch sizes b < B give unbiased estimates (appendix A.1 there):
  *
  *     |G|^2 = (B n_B - b n_b) / (B - b)          tr(S) = (n_b - n_B) / (1 / b - 1 / B)
  *
- * Those of one step are very noisy, and |G|^2 may come out negative. So each is averaged over many steps with weights that fall
- * by a factor of 1 - 1 / window for each step, and the quotient is taken of the averages. */
+ * Those of one step are very noisy, and |G|^2 may come out negative. So each is averaged over many steps with weights that
+ * fall by a factor of 1 - 1 / window for each step, and the quotient is taken of the averages. */
 
 /* The two squared norms of one step. Begins as SHOAL_NOISE_STEP_INIT. */
 struct shoal_noise_step {
@@ -116,16 +117,17 @@ struct shoal_noise {
 /* Computes the estimate. The quotient of two averages is a ratio estimator: its standard error is that of the delta method
  * (Cochran, Sampling Techniques, 1977, section 6.3), with the spread of the steps over their effective number, which is the
  * squared sum of the weights over the sum of their squares (Kish, Survey Sampling, 1965). Its bias is removed to first order
- * (Beale 1962, as in Tin, J. Am. Stat. Assoc. 60, 1965). The range is that of Fieller's theorem (J. R. Stat. Soc. B 16, 1954): it
- * has no upper end while |G|^2 may be 0. All three assume that steps are independent, as they are if each has samples of its own;
- * what the noise scale itself changes within the window counts as spread. ERR_ARGUMENT: as shoal_noise_check. */
+ * (Beale 1962, as in Tin, J. Am. Stat. Assoc. 60, 1965). The range is that of Fieller's theorem (J. R. Stat. Soc. B 16, 1954):
+ * it has no upper end while |G|^2 may be 0. All three assume that steps are independent, as they are if each has samples of
+ * its own; what the noise scale itself changes within the window counts as spread. ERR_ARGUMENT: as shoal_noise_check. */
 SHOAL_CALL shoal_noise_read(const struct shoal_noise_average *average, struct shoal_noise *noise_out);
 
 /* Writes one line for people, at most bytes - 1 bytes of it: the batch in units of the noise scale, and what twice that batch
  * would cost. If the noise scale is not known, the line says why. Returns the length of the whole line, as snprintf does. */
 SHOAL_API int shoal_noise_text(const struct shoal_noise *noise, char *text, size_t bytes);
 
-/* ---- 2. Learning rates ----------------------------------------------------------------------------------------------------*/
+/* ---- 2. Learning rates
+ * ----------------------------------------------------------------------------------------------------*/
 
 /* A rate that was tuned for one batch size needs a factor at another one. k is the new batch over the old one: */
 #define SHOAL_SCALING_RULE_LIST(X)                                                                               \
@@ -148,14 +150,14 @@ enum shoal_scaling_rule {
  *
  *     gain = (s^2 + m^2) / (s^2 / k + m^2)          s^2 = tr(S) / old batch,  m^2 = |G|^2
  *
- * With N for the noise scale this is k (N + old) / (N + new). So the new batch needs k / gain times as many samples to make the
- * same progress, and 1 / gain times as many steps. noise_scale is from 0 to infinity. Returns NaN if a batch is not above 0 and
- * finite, or if noise_scale is negative or NaN. */
+ * With N for the noise scale this is k (N + old) / (N + new). So the new batch needs k / gain times as many samples to make
+ * the same progress, and 1 / gain times as many steps. noise_scale is from 0 to infinity. Returns NaN if a batch is not above
+ * 0 and finite, or if noise_scale is negative or NaN. */
 SHOAL_API double shoal_scaling_gain(double old_batch, double batch, double noise_scale);
 
-/* Returns a moment's decay rate for k times the batch: 1 - k (1 - beta). With the root of k for the rate, and epsilon divided by
- * that root, Adam keeps its course (Malladi et al. 2022, arXiv 2205.10287). It must be below 1 and is impossible below 0: the rule
- * needs k <= 1 / (1 - beta). */
+/* Returns a moment's decay rate for k times the batch: 1 - k (1 - beta). With the root of k for the rate, and epsilon divided
+ * by that root, Adam keeps its course (Malladi et al. 2022, arXiv 2205.10287). It must be below 1 and is impossible below 0:
+ * the rule needs k <= 1 / (1 - beta). */
 SHOAL_API double shoal_scaling_beta(double beta, double k);
 
 /* A training whose learning rate and schedule were tuned for old_batch, and which runs with another batch. Begins as

@@ -10,7 +10,8 @@
  * computes norms; with an optimizer, offload.c takes them to the
  * host and the new parameters back.
  *
- * step.c begins and ends steps. reducer_noise.c estimates the noise scale. stats.c records times and bytes. reducer_failure.c determines the first cause of a failure.
+ * step.c begins and ends steps. stats.c records times and bytes. reducer_noise.c estimates the noise scale.
+ * reducer_failure.c determines the first cause of a failure.
  *
  * Parts. Each struct belongs to its own file. Other files call the functions in its header and do not see its fields.
  *

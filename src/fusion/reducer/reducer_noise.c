@@ -44,7 +44,7 @@ double fusion_noise_inverse(const struct shoal_reducer *reducer)
 }
 
 /* The averages of a step are sums over active ranks, divided by this. */
-static double divisor_of(const struct shoal_reducer *reducer, int active)
+static double noise_divisor(const struct shoal_reducer *reducer, int active)
 {
     if (reducer->options.op == SHOAL_SUM)
         return 1;
@@ -58,7 +58,7 @@ void fusion_noise_take(struct shoal_reducer *reducer, const struct shoal_step_re
     struct shoal_noise_step step = SHOAL_NOISE_STEP_INIT;
     if (!noise)
         return;
-    const double active = result->active, scale = noise->scale, mean = divisor_of(reducer, result->active) / active;
+    const double active = result->active, scale = noise->scale, mean = noise_divisor(reducer, result->active) / active;
     step.small_batch = active / fusion_tally_inverse(reducer);
     step.small_squared = result->local_squared * (scale * scale);
     step.big_batch = active * step.small_batch;
