@@ -68,6 +68,9 @@ static const struct field fields[] = {
     OF_COMM("rejected", U64, at.rejected),
     OF_COMM("waited_us", REAL, at.waited_us),
     OF_COMM("sent_bytes", U64, at.sent_bytes),
+    OF_COMM("batch", REAL, at.batch),
+    OF_COMM("noise_scale", REAL, at.noise_scale),
+    OF_COMM("noise_error", REAL, at.noise_error),
     OF_COMM("operations_per_s", REAL, operations_per_s),
     OF_COMM("bytes_per_s", REAL, bytes_per_s),
 };

@@ -18,14 +18,15 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "NOISE_STEPS_MIN", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX",
            "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn",
            "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor",
-           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question",
-           "Simulation", "Simulated", "Watched", "WatchFn", "NoiseStep", "NoiseAverage", "Noise", "Scaling", "ScalingRate",
-           "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions",
-           "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes",
-           "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling",
-           "Batch", "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes",
-           "Unit", "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work",
-           "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes", "FUNCTIONS"]
+           "DoneFn", "Message", "Failure", "Operation", "MemoryUsage", "Traffic", "Training", "FindingFn", "DiagnosisOptions",
+           "Question", "Simulation", "Simulated", "Watched", "WatchFn", "NoiseStep", "NoiseAverage", "Noise", "Scaling",
+           "ScalingRate", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer",
+           "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult",
+           "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter",
+           "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts",
+           "ScheduleOptions", "ScheduleTimes", "Unit", "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge",
+           "PipelineOptions", "Parcel", "Work", "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes",
+           "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -154,6 +155,11 @@ class Traffic(Sized):
                 ("sent_to", POINTER(c_uint64))]
 
 
+@begins()
+class Training(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("batch", c_double), ("noise_scale", c_double), ("noise_error", c_double)]
+
+
 # enum shoal_finding_level
 FINDING_OK = 0
 FINDING_NOTE = 1
@@ -204,7 +210,8 @@ class Watched(Structure):
                 ("called", c_uint64), ("under_way", c_int), ("idle_us", c_double), ("collective", c_char_p),
                 ("algorithm", c_char_p), ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int),
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
-                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64)]
+                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
+                ("batch", c_double), ("noise_scale", c_double), ("noise_error", c_double)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
@@ -651,6 +658,7 @@ FUNCTIONS = {
     "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),
     "shoal_comm_memory": (c_int, [c_void_p, POINTER(MemoryUsage)]),
     "shoal_comm_traffic": (c_int, [c_void_p, POINTER(Traffic)]),
+    "shoal_comm_publish": (c_int, [c_void_p, POINTER(Training)]),
     "shoal_print_settings": (c_int, [c_void_p, c_void_p]),
     "shoal_print_topology": (None, [c_void_p]),
     "shoal_print_algorithms": (c_int, [c_void_p]),

@@ -51,6 +51,22 @@ static double noise_divisor(const struct shoal_reducer *reducer, int active)
     return fusion_scales_late(reducer) ? active : reducer->size;
 }
 
+/* Watchers see the newest estimate. The step has succeeded, whatever becomes of this. */
+static void publish(const struct shoal_reducer *reducer)
+{
+    struct shoal_noise noise = SHOAL_NOISE_INIT;
+    struct shoal_training training = SHOAL_TRAINING_INIT;
+    if (shoal_noise_read(&reducer->noise->average, &noise) != SHOAL_OK)
+        return;
+    training.batch = noise.batch;
+    if (noise.state == SHOAL_NOISE_KNOWN) {
+        training.noise_scale = noise.scale;
+        training.noise_error = noise.error;
+    }
+    if (shoal_comm_publish(reducer->comm, &training) != SHOAL_OK)
+        return;
+}
+
 void fusion_noise_take(struct shoal_reducer *reducer, const struct shoal_step_result *result)
 {
     SHOAL_DEFAULT_FLOATS;
@@ -63,8 +79,8 @@ void fusion_noise_take(struct shoal_reducer *reducer, const struct shoal_step_re
     step.small_squared = result->local_squared * (scale * scale);
     step.big_batch = active * step.small_batch;
     step.big_squared = result->squared * (scale * scale) * (mean * mean);
-    if (shoal_noise_add(&noise->average, &step) != SHOAL_OK)
-        return; /* a batch so small that its inverse is infinite: the average is as before */
+    if (shoal_noise_add(&noise->average, &step) == SHOAL_OK) /* otherwise a batch is so small that its inverse is infinite */
+        publish(reducer);
 }
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
