@@ -700,11 +700,12 @@ SHOAL_CALL shoal_optimizer_update(enum shoal_optimizer_rule rule, const struct s
  * that are larger by the square of their number. The noise scale is a quotient, so it does not change; `squared` and
  * `variance` do. Pass 1 / micro-batches as gradient_scale for these. */
 
-/* Sets what this rank's gradients are from the next finish on: means over that many samples, LOCAL steps included. 1 at first,
- * so that the noise scale counts batches of a rank. Ranks and steps may have different numbers. Gradients are multiplied by
+/* Sets what this rank's gradients are from the next step on: means over that many samples, LOCAL steps included. 1 at first, so
+ * that the noise scale counts batches of a rank. Ranks and steps may have different numbers. Gradients are multiplied by
  * gradient_scale before norms are used, which is the same on all ranks: 1 / loss scale, for example; 1 at first, and always 1
- * for what an optimizer here divides already. A local call, from one finish to the next. ERR_ARGUMENT: one of them is not
- * above 0, or not finite. ERR_STATE without noise_window. Otherwise the reducer's failure. */
+ * for what an optimizer here divides already. A local call, before the first mark of a step: the numbers travel with its
+ * norms. ERR_ARGUMENT: one of them is not above 0, or not finite. ERR_STATE without noise_window, or after a mark. Otherwise
+ * the reducer's failure. */
 SHOAL_CALL shoal_reducer_set_batch(struct shoal_reducer *reducer, double samples, double gradient_scale);
 
 /* Writes the estimate after the last step: the same bits on all ranks. A local call, between steps. ERR_STATE without

@@ -264,6 +264,10 @@ static void refused_body(struct world *world)
     OK(world, shoal_reducer_create(world->context, world->comm, trial.parameters, PARAMETERS, &options, &plain));
     CHECK(world, shoal_reducer_noise(plain, &noise) == SHOAL_ERR_STATE, "without noise_window");
     CHECK(world, shoal_reducer_set_batch(plain, 1, 1) == SHOAL_ERR_STATE, "without noise_window");
+    OK(world, shoal_reducer_begin(trial.reducer, SHOAL_STEP_REDUCE));
+    OK(world, shoal_reducer_set_batch(trial.reducer, 4, 1));
+    OK(world, shoal_reducer_ready(trial.reducer, 0, trial.memory[0], trial.parameters[0].count));
+    CHECK(world, shoal_reducer_set_batch(trial.reducer, 5, 1) == SHOAL_ERR_STATE, "a batch after a mark");
     shoal_reducer_free(plain);
     options.noise_window = world->rank == 1 ? 0.5 : 5;
     CHECK(world,

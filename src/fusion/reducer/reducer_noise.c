@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/floats.h"
+#include "fusion/reducer/marks.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/tally.h"
 
@@ -99,6 +100,7 @@ enum shoal_status shoal_reducer_set_batch(struct shoal_reducer *reducer, double 
     FUSION_TRY(noise_check(reducer, "shoal_reducer_set_batch", reducer));
     if (fusion_failed(reducer) != SHOAL_OK)
         return fusion_failure_status(reducer);
+    FUSION_TRY(fusion_marks_check_none(reducer, "shoal_reducer_set_batch"));
     if (!(samples > 0) || samples - samples != 0 || !(gradient_scale > 0) || gradient_scale - gradient_scale != 0)
         return fusion_refuse(reducer, SHOAL_ERR_ARGUMENT,
                              "shoal_reducer_set_batch: %g samples and a gradient scale of %g: both must be above 0 and finite",
