@@ -49,10 +49,10 @@ PAST = ("a forward pass through the wrapper goes before each backward pass: was 
 class _Steps:
     """The gradients that are ready in the current step. This class calls no method of a module."""
 
-    def __init__(self, communicator, watched, is_static, options, reduction, comparison, loss_scale):
+    def __init__(self, communicator, watched, is_static, options, reduction, comparison, scaler):
         self._communicator, self._watched, self._options = communicator, watched, options
         self._reduction = reduction  # steps the optimizer, if there is one
-        self._comparison, self._loss_scale = comparison, loss_scale
+        self._comparison, self._scaler = comparison, scaler
         self._samples = 0  # of forward passes since the last step
         self._names, self._parameters = watched.names, watched.tensors
         self.reducer = _gradients.Reducer(communicator, self._names, self._parameters, **options)
@@ -161,7 +161,7 @@ class _Steps:
         backward pass, when they have been counted."""
         if torch._C._current_graph_task_id() < 0:
             self._samples += samples
-            self.reducer.set_batch(self._samples, 1 / self._loss_scale())
+            self.reducer.set_batch(self._samples, 1 / self._scaler.get_scale() if self._scaler else 1)
 
     # ---- Checkpoints ----
 
@@ -532,8 +532,8 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self._reduction = self._reduction_of(watched, communicator)
         if self._reduction:
             options.update(self._reduction.options())
-        self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction, self._comparison,
-                             self._loss_scale)
+        scaler = None if self._reduction else self._optimizer[2]  # an optimizer in the reduction divides by the scale
+        self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction, self._comparison, scaler)
         if self._reduction:
             self._reduction.attach(self._steps.reducer)
         self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
@@ -544,11 +544,6 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             return None
         return _optimizer.Reduction(optimizer, watched.names, watched.tensors, self.process_group.rank(), max_norm, grad_scaler,
                                     weights=self._weights_of(communicator), **self._modes)
-
-    def _loss_scale(self):
-        """By which the gradients of a step are multiplied, and the engine does not divide."""
-        scaler = self._optimizer[2]
-        return 1.0 if scaler is None or self._reduction else scaler.get_scale()
 
     def _weights_of(self, communicator):
         """shard_weights for the engine: one for each rank that shares a copy of the states."""
