@@ -27,7 +27,7 @@ BATCH = OLD_BATCH * FACTOR
 ROWS = (("old batch", "none", OLD_BATCH, 0), ("8 times the batch, same rate", "none", BATCH, 0), ("linear", "linear", BATCH, 0.2),
         ("square root", "sqrt", BATCH, 0), ("AdaScale", "adascale", BATCH, 0))
 WORKERS = (2, 4, 8)
-POINTS = (100, 200, 400, 700)  # steps after which the noise scale is reported
+STEADY_BATCH, POINTS = 128, (50, 100, 200, 300)  # of the second part, and the steps after which it reports the noise scale
 
 
 # ---- One training ----
@@ -126,14 +126,14 @@ def measure_steadiness(options, out):
     out(f"| workers | samples of a worker | {' | '.join(f'after {point} steps' for point in POINTS)} |")
     out(f"|---:|---:|{'---:|' * len(POINTS)}")
     for workers in WORKERS:
-        found = [run(options, workers, seed, "none", OLD_BATCH, 0, max(POINTS)) for seed in range(1, options.seeds + 1)]
+        found = [run(options, workers, seed, "sqrt", STEADY_BATCH, 0, max(POINTS)) for seed in range(1, options.seeds + 1)]
         cells = []
         for point in POINTS:
             pairs = [each["points"][str(point)] for each in found if str(point) in each["points"]]
             scales, errors = zip(*pairs) if pairs else ((float("nan"),), (0,))
             error = sum(error ** 2 for error in errors) ** 0.5 / len(errors)
             cells.append(f"{statistics.mean(scales):.0f} ± {error:.0f} ({', '.join(f'{scale:.0f}' for scale in scales)})")
-        out(f"| {workers} | {OLD_BATCH // workers} | {' | '.join(cells)} |")
+        out(f"| {workers} | {STEADY_BATCH // workers} | {' | '.join(cells)} |")
 
 
 def parse_options():
@@ -164,7 +164,7 @@ def main():
         f"{RATE} for a batch\nof {OLD_BATCH} and falls to 0. Two workers, {options.seeds} seeds: mean (least .. most). AdaScale trains until its "
         "gains add up to the steps of\nthe old batch, so it uses more samples.\n")
     measure_accuracy(options, out)
-    out(f"\nThe noise scale of the same training with a batch of {OLD_BATCH}, shared by more workers: the mean of {options.seeds} "
+    out(f"\nThe noise scale of the same training with a batch of {STEADY_BATCH} and the square root, shared by more workers: the mean of {options.seeds} "
         "seeds with its\nstandard error, and each seed's, in samples.\n")
     measure_steadiness(options, out)
     if options.write:

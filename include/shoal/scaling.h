@@ -80,12 +80,12 @@ SHOAL_CALL shoal_noise_add(struct shoal_noise_average *average, const struct sho
 SHOAL_CALL shoal_noise_check(const struct shoal_noise_average *average, char *error, size_t error_bytes);
 
 /* What is known of the noise scale: name, number, meaning. */
-#define SHOAL_NOISE_STATE_LIST(X)                                                                               \
-    X(NOISE_KNOWN, 0, "the noise scale is known")                                                               \
-    X(NOISE_UNBOUNDED, 1, "the gradient cannot be told from its noise: the noise scale has no upper bound yet") \
-    X(NOISE_FEW_STEPS, 2, "too few steps have been measured")                                                   \
-    X(NOISE_ONE_BATCH, 3,                                                                                       \
-      "there is only one batch size, because one rank alone has gradients: the noise scale needs two ranks")    \
+#define SHOAL_NOISE_STATE_LIST(X)                                                                            \
+    X(NOISE_KNOWN, 0, "the noise scale is known")                                                            \
+    X(NOISE_UNBOUNDED, 1, "the gradient cannot be told from its noise: the noise scale has no upper bound")  \
+    X(NOISE_FEW_STEPS, 2, "too few steps have been measured")                                                \
+    X(NOISE_ONE_BATCH, 3,                                                                                    \
+      "there is only one batch size, because one rank alone has gradients: the noise scale needs two ranks") \
     X(NOISE_NOT_FINITE, 4, "no step had finite gradients")
 
 enum shoal_noise_state {
@@ -100,8 +100,8 @@ struct shoal_noise {
     enum shoal_noise_state state;
     uint64_t steps;    /* that were measured, since the average began */
     uint64_t left_out; /* steps that could not be measured */
-    double scale;      /* samples; infinite if UNBOUNDED; NaN if it is not known */
-    double error;      /* standard error of scale; infinite or NaN as scale is */
+    double scale;      /* samples. UNBOUNDED: the plain quotient, infinite if |G|^2 is not above 0. NaN if nothing is known */
+    double error;      /* standard error of scale; infinite if UNBOUNDED, NaN if nothing is known */
     double low, high;  /* scale is in this range with a probability of 95 %; high may be infinite */
     double squared;    /* the estimate of |G|^2, and its standard error */
     double squared_error;

@@ -20,8 +20,8 @@ class Noise:
     """The noise scale of gradients, in samples, after some steps: struct shoal_noise. str() is a sentence: what the batch is in
     units of the noise scale and what twice the batch would cost, or why the noise scale is not known.
 
-    scale is infinite if the gradient cannot be told from its noise, and NaN if it is not known. error is its standard error;
-    with a probability of 95 % it is between low and high. squared is the gradient's squared norm without its noise, variance
+    scale is NaN if nothing is known. error is its standard error, infinite if the gradient cannot be told from its noise; with a
+    probability of 95 % scale is between low and high. squared is the gradient's squared norm without its noise, variance
     the trace of the covariance matrix of one sample's gradient. batch: samples of a step over all ranks. left_out: steps that
     could not be measured."""
 

@@ -138,9 +138,10 @@ static void set_scale(const struct pair *pair, struct shoal_noise *noise)
     noise->squared_error = fusion_square_root(pair->xx);
     noise->variance = pair->y;
     noise->variance_error = fusion_square_root(pair->yy);
-    noise->state = x > 0 ? SHOAL_NOISE_KNOWN : SHOAL_NOISE_UNBOUNDED;
-    noise->scale = noise->error = INFINITY;
-    if (x > 0) {
+    noise->state = fusion_is_finite(noise->high) ? SHOAL_NOISE_KNOWN : SHOAL_NOISE_UNBOUNDED;
+    noise->scale = x > 0 ? from_zero(ratio) : INFINITY;
+    noise->error = INFINITY;
+    if (noise->state == SHOAL_NOISE_KNOWN) {
         noise->scale = from_zero((pair->y * x + pair->xy) / (x * x + pair->xx));
         noise->error = fusion_square_root(from_zero(pair->yy - 2 * ratio * pair->xy + ratio * ratio * pair->xx)) / x;
     }
@@ -215,7 +216,7 @@ static int known_text(const struct shoal_noise *noise, char *text, size_t bytes)
 int shoal_noise_text(const struct shoal_noise *noise, char *text, size_t bytes)
 {
     struct shoal_noise own = SHOAL_NOISE_INIT;
-    char low[NUMBER_MAX];
+    char low[NUMBER_MAX], batch[NUMBER_MAX];
     if (!shoal_struct_bytes(noise))
         return snprintf(text, bytes,
                         "no noise scale: the struct is NULL, or its struct_bytes is not set: use SHOAL_NOISE_INIT");
@@ -223,8 +224,8 @@ int shoal_noise_text(const struct shoal_noise *noise, char *text, size_t bytes)
     if (own.state == SHOAL_NOISE_KNOWN)
         return known_text(&own, text, bytes);
     if (own.state == SHOAL_NOISE_UNBOUNDED)
-        return snprintf(text, bytes, "%s (lowest: %s samples, after %" PRIu64 " steps)", state_text(own.state),
-                        number_text(own.low, low), own.steps);
+        return snprintf(text, bytes, "%s (it is above %s samples, and your global batch has %s; %" PRIu64 " steps)",
+                        state_text(own.state), number_text(own.low, low), number_text(own.batch, batch), own.steps);
     if (own.state == SHOAL_NOISE_FEW_STEPS)
         return snprintf(text, bytes, "the noise scale is not known yet: %s (%" PRIu64 ", and it takes %d)",
                         state_text(own.state), own.steps, SHOAL_NOISE_STEPS_MIN);
