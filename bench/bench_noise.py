@@ -21,7 +21,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PYTHON, SHOAL = ROOT / "build/torch/bin/python3", ROOT / "build/shoal"
 FIGURE = ROOT / "docs/figures/noise.md"
-OLD_BATCH, FACTOR, RATE = 32, 8, 0.02
+OLD_BATCH, FACTOR, RATE = 8, 8, 0.005
 BATCH = OLD_BATCH * FACTOR
 # Name of a row, the rule, its batch, and the share of the epochs that are warm-up.
 ROWS = (("old batch", "none", OLD_BATCH, 0), ("8 times the batch, same rate", "none", BATCH, 0), ("linear", "linear", BATCH, 0.2),

@@ -87,6 +87,13 @@ def load_average(saved):
     return average
 
 
+def read_average(average):
+    """Returns the Noise of struct shoal_noise_average."""
+    noise = _native.Noise()
+    _native.load().noise_read(ctypes.byref(average), ctypes.byref(noise))
+    return noise_of(noise)
+
+
 class NoiseAverage:
     """struct shoal_noise_average, for norms that a program has summed itself."""
 
@@ -99,9 +106,7 @@ class NoiseAverage:
             raise ValueError(f"shoal: batches of {small_batch} and {big_batch} samples: both must be above 0")
 
     def read(self):
-        noise = _native.Noise()
-        _native.load().noise_read(ctypes.byref(self.struct), ctypes.byref(noise))
-        return noise_of(noise)
+        return read_average(self.struct)
 
 
 def is_adaptive(optimizer):

@@ -131,8 +131,10 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def _loss_scale(optimizer):
-    """By which a LossScaleOptimizer multiplies gradients before they are averaged."""
-    return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) if hasattr(optimizer, "dynamic_scale") else 1.0
+    """By which a LossScaleOptimizer multiplies gradients before they are averaged. It has no variable before its first step."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return 1.0
+    return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) if optimizer.built else optimizer.initial_scale
 
 
 class _OfBatches(keras.callbacks.Callback):
@@ -173,7 +175,7 @@ class NoiseScaleCallback(_OfBatches):
         self._tell_batch()
 
     def on_train_batch_begin(self, batch, logs=None):
-        if hasattr(self.model.optimizer, "dynamic_scale"):
+        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
             self._tell_batch()
 
     def on_epoch_end(self, epoch, logs=None):

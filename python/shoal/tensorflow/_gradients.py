@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import math
 import re
@@ -57,18 +58,19 @@ class Settings:
             self._call("reducer_set_batch", *self._batch)
 
     def noise(self):
-        noise = _native.Noise()
-        if self._averager:
-            self._call("reducer_noise", ctypes.byref(noise))
-        elif _world.size_of(self.world) == 1:
-            noise.state = _native.NOISE_ONE_BATCH
-        return _scaling.noise_of(noise)
+        noise = _scaling.read_average(self._noise_average())
+        alone = _world.size_of(self.world) == 1
+        return dataclasses.replace(noise, state=_native.NOISE_ONE_BATCH) if alone else noise
 
     def noise_state(self):
-        average = _native.NoiseAverage(window=self.noise_window or _scaling.WINDOW)
+        return _scaling.save_average(self._noise_average())
+
+    def _noise_average(self):
+        """The first step makes the averager; until then the averages are those that were restored, if any."""
+        average = self._saved or _native.NoiseAverage(window=self.noise_window)
         if self._averager:
             self._call("reducer_noise_average", ctypes.byref(average))
-        return _scaling.save_average(average)
+        return average
 
     def load_noise_state(self, state):
         self._saved = _scaling.load_average(state)
