@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gradient_values.h"
 #include "multi_world.h"
@@ -296,6 +297,29 @@ static double normal(uint64_t *random)
     return sqrt(-2 * log(first)) * cos(2 * acos(-1.0) * second);
 }
 
+struct published {
+    const struct shoal_noise *noise;
+    bool is_found;
+};
+
+static void see(void *arg, const struct shoal_watched *watched)
+{
+    struct published *published = arg;
+    const struct shoal_noise *noise = published->noise;
+    const bool is_known = noise->state == SHOAL_NOISE_KNOWN;
+    published->is_found |= watched->batch == noise->batch && watched->noise_scale == (is_known ? noise->scale : 0) &&
+                           watched->noise_error == (is_known ? noise->error : 0);
+}
+
+/* A watcher of this process sees the estimate. */
+static void check_published(struct world *world, const struct shoal_noise *noise)
+{
+    struct published published = {noise, false};
+    char error[200] = "";
+    const enum shoal_status status = shoal_watch(getpid(), see, &published, error, sizeof error);
+    CHECK(world, status == SHOAL_OK && published.is_found, "no watcher sees a noise scale of %g: %s", noise->scale, error);
+}
+
 /* Returns the noise scale that ranks of comm measure at w, whose elements are all `at`. */
 static struct shoal_noise measure(struct world *world, struct shoal_comm *comm, uint64_t seed, float at)
 {
@@ -321,6 +345,7 @@ static struct shoal_noise measure(struct world *world, struct shoal_comm *comm, 
         OK(world, shoal_reducer_finish(reducer, NULL));
     }
     OK(world, shoal_reducer_noise(reducer, &noise));
+    check_published(world, &noise);
     shoal_reducer_free(reducer);
     return noise;
 }
