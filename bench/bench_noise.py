@@ -12,6 +12,7 @@ Takes half an hour on two cores."""
 import argparse
 import importlib.util
 import json
+import math
 import os
 import pathlib
 import statistics
@@ -74,12 +75,13 @@ def train(options):
             samples += options.batch
             if scheduler.last_epoch in POINTS:
                 noise = network.noise_scale()
-                points[scheduler.last_epoch] = noise.scale, noise.error
+                points[scheduler.last_epoch] = noise.scale, noise.error, noise.low
+    noise = network.noise_scale()
     right = torch.tensor(theirs.count_right(network.module, test_images, test_labels))
     dist.all_reduce(right)
     if rank == 0:
         print(json.dumps({"accuracy": 100 * right.item() / len(test_labels), "steps": scheduler.last_epoch, "samples": samples,
-                          "points": points, "noise": network.noise_scale().scale, "error": network.noise_scale().error}), flush=True)
+                          "points": points, "noise": (noise.scale, noise.error, noise.low)}), flush=True)
     dist.destroy_process_group()
 
 
@@ -103,8 +105,8 @@ def mean_text(values, digits):
     return f"{statistics.mean(values):.{digits}f} ({min(values):.{digits}f} .. {max(values):.{digits}f})"
 
 
-def noise_text(scale, error):
-    return f"{scale:.0f} ± {error:.0f}"
+def noise_text(scale, error, low):
+    return f"{scale:.0f} ± {error:.0f}" if math.isfinite(error) else f"above {low:.0f}"
 
 
 def measure_accuracy(options, out):
@@ -119,7 +121,7 @@ def measure_accuracy(options, out):
         factor = {"linear": FACTOR, "sqrt": FACTOR ** 0.5}.get(rule, 1)
         rate = "follows the gain" if rule == "adascale" else f"{RATE * factor:.3g}"
         out(f"| {name}, {batch} | {rate} | {statistics.mean(each['steps'] for each in found):.0f} | {samples / old:.2f} | "
-            f"{mean_text(accuracies, 2)} | {', '.join(f'{each:.2f}' for each in accuracies)} | {', '.join(noise_text(each['noise'], each['error']) for each in found)} |")
+            f"{mean_text(accuracies, 2)} | {', '.join(f'{each:.2f}' for each in accuracies)} | {', '.join(noise_text(*each['noise']) for each in found)} |")
 
 
 def measure_steadiness(options, out):
@@ -130,9 +132,7 @@ def measure_steadiness(options, out):
         cells = []
         for point in POINTS:
             pairs = [each["points"][str(point)] for each in found if str(point) in each["points"]]
-            scales, errors = zip(*pairs) if pairs else ((float("nan"),), (0,))
-            error = sum(error ** 2 for error in errors) ** 0.5 / len(errors)
-            cells.append(f"{statistics.mean(scales):.0f} ± {error:.0f} ({', '.join(f'{scale:.0f}' for scale in scales)})")
+            cells.append("; ".join(noise_text(*pair) for pair in pairs))
         out(f"| {workers} | {STEADY_BATCH // workers} | {' | '.join(cells)} |")
 
 
@@ -164,8 +164,8 @@ def main():
         f"{RATE} for a batch\nof {OLD_BATCH} and falls to 0. Two workers, {options.seeds} seeds: mean (least .. most). AdaScale trains until its "
         "gains add up to the steps of\nthe old batch, so it uses more samples.\n")
     measure_accuracy(options, out)
-    out(f"\nThe noise scale of the same training with a batch of {STEADY_BATCH} and the square root, shared by more workers: the mean of {options.seeds} "
-        "seeds with its\nstandard error, and each seed's, in samples.\n")
+    out(f"\nThe noise scale of the same training with a batch of {STEADY_BATCH} and the square root, shared by more workers: each of {options.seeds} "
+        "seeds, with its\nstandard error, in samples.\n")
     measure_steadiness(options, out)
     if options.write:
         FIGURE.write_text("\n".join(lines) + "\n")
