@@ -28,7 +28,7 @@ BATCH = OLD_BATCH * FACTOR
 ROWS = (("old batch", "none", OLD_BATCH, 0), ("8 times the batch, same rate", "none", BATCH, 0), ("linear", "linear", BATCH, 0.2),
         ("square root", "sqrt", BATCH, 0), ("AdaScale", "adascale", BATCH, 0))
 WORKERS = (2, 4, 8)
-STEADY_BATCH, POINTS = 128, (50, 100, 200, 300)  # of the second part, and the steps after which it reports the noise scale
+STEADY_BATCH, POINTS = 128, (50, 100, 200, 300)  # second part: reports the noise scale after these steps
 
 
 # ---- One training ----

@@ -69,7 +69,7 @@ struct shoal_noise_average {
     }
 
 #define SHOAL_NOISE_SQUARED_MAX 1e150 /* products of two such norms still fit into a double */
-#define SHOAL_NOISE_STEPS_MIN 8       /* fewer steps say nothing about their own spread */
+#define SHOAL_NOISE_STEPS_MIN 8       /* the spread of fewer steps is not reliable */
 
 /* Adds a step. A step that cannot be measured is counted in `single` or `not_finite` and changes nothing else. Returns
  * ERR_ARGUMENT, and changes nothing, if a batch is not above 0 or not finite, or if shoal_noise_check refuses the average. */

@@ -626,7 +626,7 @@ SHOAL_CALL shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *tra
 struct shoal_training {
     size_t struct_bytes;
     double batch;       /* samples of a step, over all ranks */
-    double noise_scale; /* of the gradients, in samples, and its standard error; see scaling.h */
+    double noise_scale; /* in samples, and its standard error; see scaling.h */
     double noise_error;
 };
 #define SHOAL_TRAINING_INIT                    \

@@ -43,7 +43,7 @@ class Noise:
         return self.state == _native.NOISE_KNOWN
 
     def of_batch(self, batch):
-        """The same noise scale, for a batch of that many samples."""
+        """Returns this noise scale for another batch of that many samples."""
         return dataclasses.replace(self, batch=float(batch))
 
     def struct(self):

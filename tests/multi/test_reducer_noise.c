@@ -23,7 +23,7 @@ struct mode {
         int is_uneven, by_active, locals, has_thread, has_views, checks_finite;
         enum shoal_op op;
         enum shoal_type type;
-        double max_norm, scale; /* scale: of the gradients, as by a loss scale; 0: 1 */
+        double max_norm, scale; /* scale multiplies the gradients, like a loss scale; 0: 1 */
         enum shoal_optimizer_rule rule;
         int degree, keeps_loss_scale;
         bool has_nan; /* rank 1 has one in step 5 */
@@ -57,7 +57,7 @@ struct trial {
     struct shoal_reducer *reducer;
     struct shoal_noise_average wanted;
     void *memory[PARAMETERS];
-    double scale; /* of the gradients in this step */
+    double scale; /* by which this step multiplies its gradients */
 };
 
 /* ---- What is expected ---------------------------------------------------------------------------------------------------- */

@@ -46,7 +46,7 @@ static struct shoal_noise_step step_of(double small, double small_squared, doubl
     return step;
 }
 
-/* If |G|^2 is 3 and tr(S) 20, norms that are exactly as expected give both back. */
+/* |G|^2 is 3 and tr(S) 20, and both norms are exactly as expected. */
 static void a_step_gives_both_back(void **state)
 {
     (void)state;

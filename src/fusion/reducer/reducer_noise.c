@@ -9,7 +9,7 @@
 
 struct fusion_noise {
     struct shoal_noise_average average;
-    double samples; /* of this rank's gradients */
+    double samples; /* in this rank's batch */
     double scale;   /* by which the program wants gradients multiplied */
 };
 
