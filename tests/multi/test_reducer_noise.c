@@ -186,7 +186,7 @@ static void mark_all(struct trial *trial, int step)
 
 static void take_step(struct trial *trial, int step)
 {
-    const double given = trial->mode->with.scale ? trial->mode->with.scale : 1;
+    const double given = trial->mode->with.scale > 0 ? trial->mode->with.scale : 1;
     trial->scale = trial->mode->with.keeps_loss_scale ? shoal_reducer_loss_scale(trial->reducer, NULL) : given;
     for (int local = 0; local < trial->mode->with.locals; local++) {
         OK(trial->world, shoal_reducer_begin(trial->reducer, SHOAL_STEP_LOCAL));
