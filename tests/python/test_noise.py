@@ -205,6 +205,19 @@ def rules_set_the_rates(world):
     expect(scheduler.gain == 2 and scheduler.iterations == 16, scheduler.iterations)
 
 
+def moments_are_scaled(world):
+    import shoal.torch
+    optimizer = torch.optim.AdamW(model_of().parameters(), eps=1e-6)
+    shoal.torch.scale_moments(optimizer, 4)
+    group = optimizer.param_groups[0]
+    expect(near(group["betas"][0], 0.6) and near(group["betas"][1], 0.996) and near(group["eps"], 5e-7), group)
+    adam = torch.optim.Adam(model_of().parameters())
+    raises(ValueError, "up to 10 times the batch, not 11 times", lambda: shoal.torch.scale_moments(adam, 11))
+    raises(ValueError, "cannot be 0 times", lambda: shoal.torch.scale_moments(adam, 0))
+    expect(adam.param_groups[0]["betas"] == (0.9, 0.999), adam.param_groups)
+    raises(ValueError, "SGD has no betas", lambda: shoal.torch.scale_moments(torch.optim.SGD(model_of().parameters(), lr=1), 2))
+
+
 def a_warmup_rises_from_the_old_rate(world):
     optimizer = torch.optim.SGD(model_of().parameters(), lr=0.1)
     scheduler = scaled(optimizer, "linear", old_batch=16, batch=64, warmup=10)
@@ -297,7 +310,7 @@ CASES = [Case(body.__name__, body, sizes=(2, 3)) for body in (the_noise_is_that_
                                                              ranks_that_have_joined_do_not_count)]
 CASES += [Case(body.__name__, body, sizes=(2,)) for body in (the_sentence_is_printed, misuse_is_told, adascale_follows_the_noise,
                                                             training_resumes)]
-CASES += [Case(body.__name__, body, sizes=(1,)) for body in (one_rank_says_why, rules_set_the_rates, a_warmup_rises_from_the_old_rate,
+CASES += [Case(body.__name__, body, sizes=(1,)) for body in (one_rank_says_why, rules_set_the_rates, moments_are_scaled, a_warmup_rises_from_the_old_rate,
                                                             other_schedules_are_followed)]
 
 if __name__ == "__main__":

@@ -288,6 +288,22 @@ static void constant_gradients_have_no_noise(void **state)
     assert_int_equal(noise.state, SHOAL_NOISE_UNBOUNDED);
 }
 
+/* A window of one step keeps the newest one alone. */
+static void one_step_has_no_error(void **state)
+{
+    (void)state;
+    struct shoal_noise_average average = SHOAL_NOISE_AVERAGE_INIT;
+    struct shoal_noise noise = SHOAL_NOISE_INIT;
+    average.window = 1;
+    for (int s = 0; s < 10; s++) {
+        const struct shoal_noise_step step = step_of(8, 2 + s, 32, 1);
+        assert_int_equal(shoal_noise_add(&average, &step), SHOAL_OK);
+    }
+    assert_int_equal(shoal_noise_read(&average, &noise), SHOAL_OK);
+    assert_true(noise.state == SHOAL_NOISE_UNBOUNDED && isinf(noise.error) && noise.low == 0 && isinf(noise.squared_error));
+    assert_near(noise.variance, (11 - 1) / (1.0 / 8 - 1.0 / 32), 1e-14);
+}
+
 /* ---- Text ---------------------------------------------------------------------------------------------------------------- */
 
 static void the_sentence_has_the_cost(void **state)
@@ -474,6 +490,7 @@ int main(void)
         cmocka_unit_test(steps_without_norms_are_left_out),
         cmocka_unit_test(an_unknown_scale_says_why),
         cmocka_unit_test(constant_gradients_have_no_noise),
+        cmocka_unit_test(one_step_has_no_error),
         cmocka_unit_test(the_sentence_has_the_cost),
         cmocka_unit_test(impossible_averages_are_refused),
         cmocka_unit_test(impossible_batches_are_refused),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from .. import _scaling
+from .. import _native, _scaling
 from .._scaling import Noise  # noqa: F401
 
 
@@ -101,3 +101,24 @@ class ScaledLR(LRScheduler):
         if self._model is not None and noise is not None:
             self._model.load_noise_state_dict(noise)
         self.__dict__.update(state)
+
+
+def scale_moments(optimizer, k):
+    """Sets the betas and epsilon of Adam and its like for k times the batch: 1 - beta is multiplied by k, and epsilon divided by the
+    root of k (Malladi et al. 2022, arXiv 2205.10287). Call it once, for an optimizer with the settings of the old batch; its rate
+    follows with ScaledLR and the rule "sqrt". Raises ValueError, and changes nothing, if k is above 1 / (1 - beta1)."""
+    if not 0 < k < float("inf"):
+        raise ValueError(f"shoal: the batch cannot be {k} times the old one")
+    beta, chosen = _native.load().scaling_beta, []
+    for group in optimizer.param_groups:
+        if "betas" not in group:
+            raise ValueError(f"shoal: {type(optimizer).__name__} has no betas: only Adam and its like have moments to scale")
+        chosen.append(tuple(beta(each, k) for each in group["betas"]))
+        if min(chosen[-1]) < 0:
+            most = min(1 / (1 - each) for each in group["betas"])
+            raise ValueError(f"shoal: betas {group['betas']} can be scaled for up to {most:g} times the batch, not {k:g} times: use a "
+                             "smaller batch, or the rule \"adascale\"")
+    for group, betas in zip(optimizer.param_groups, chosen):
+        group["betas"] = betas
+        if "eps" in group:
+            group["eps"] /= k ** 0.5

@@ -109,10 +109,13 @@ struct pair {
     double x, y, xx, xy, yy;
 };
 
+/* A window of one step has no spread, so nothing is known of its error. */
 static struct pair pair_of(const struct shoal_noise_average *average)
 {
     const double effective = average->weight * average->weight / average->weight_squared;
-    const double share = effective > 1 ? 1 / (average->weight * (effective - 1)) : INFINITY;
+    const double share = 1 / (average->weight * (effective - 1));
+    if (!(effective > 1))
+        return (struct pair){average->squared, average->variance, INFINITY, 0, INFINITY};
     return (struct pair){average->squared, average->variance, average->squared_spread * share, average->common_spread * share,
                          average->variance_spread * share};
 }
