@@ -21,7 +21,7 @@
 extern "C" {
 #endif
 
-/* ---- 1. The noise scale -------------------------------------------------------------------------------------------------- */
+/* ---- 1. The noise scale ------------------------------------------------------------------------------------------------- */
 
 /* Let G be the gradient of the loss over all possible samples, and S the covariance matrix of the gradient of one sample. The
  * gradient of B samples then has the expected squared norm |G|^2 + tr(S) / B. The *noise scale* is tr(S) / |G|^2, a number of
