@@ -126,8 +126,7 @@ SHOAL_CALL shoal_noise_read(const struct shoal_noise_average *average, struct sh
  * would cost. If the noise scale is not known, the line says why. Returns the length of the whole line, as snprintf does. */
 SHOAL_API int shoal_noise_text(const struct shoal_noise *noise, char *text, size_t bytes);
 
-/* ---- 2. Learning rates
- * ----------------------------------------------------------------------------------------------------*/
+/* ---- 2. Learning rates --------------------------------------------------------------------------------------------------- */
 
 /* A rate that was tuned for one batch size needs a factor at another one. k is the new batch over the old one: */
 #define SHOAL_SCALING_RULE_LIST(X)                                                                               \
