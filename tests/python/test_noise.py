@@ -286,7 +286,7 @@ def adascale_follows_the_noise(world):
 
 
 def training_resumes(world):
-    """A training that is saved and restored has the rates and parameters of one that goes on."""
+    """A training that is saved and restored has the rates and parameters of one that continues."""
     for in_reduction in (False, True):
         module, optimizer, scheduler = adascale(world, in_reduction=in_reduction)
         trained(world, module, optimizer, scheduler, range(15))
