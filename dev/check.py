@@ -67,6 +67,7 @@ ALLOWED = {
     "fusion/layout": {"fusion"},
     "fusion/codec": {"fusion"},
     "fusion/optimizer": {"fusion", "fusion/codec"},
+    "fusion/scaling": {"fusion"},
     "fusion/checkpoint": {"fusion", "fusion/layout"},
     "fusion/reducer": {"fusion/layout", "fusion/codec", "fusion/optimizer", "fusion/checkpoint"},
     "fusion/shards": {"fusion/layout", "fusion/codec", "fusion/optimizer", "fusion/checkpoint"},
@@ -82,6 +83,7 @@ ALSO = {"fusion": {"base/struct_bytes.h"},
         "fusion/layout": {"base/assert.h", "base/floats.h"},
         "fusion/codec": {"base/floats.h", "base/isa.h"},
         "fusion/optimizer": {"base/floats.h"},
+        "fusion/scaling": {"base/floats.h"},
         "fusion/reducer": {"base/assert.h", "base/floats.h", "comm/packers.h", "device/gpu_packer.h"},
         "fusion/outer": {"base/floats.h"},
         "fusion/shards": {"base/assert.h", "base/floats.h"},
@@ -136,6 +138,7 @@ OPAQUE = {
     "fusion_fault": ["fusion/reducer/reducer_failure.c"],
     "fusion_device": ["fusion/reducer/reducer_device.c"],
     "fusion_measure": ["fusion/reducer/measure.c"],
+    "fusion_noise": ["fusion/reducer/reducer_noise.c"],
 }
 found = []
 

@@ -10,7 +10,7 @@ import rest
 # Page -> (title, modules in a reader's order). Names that a package re-exports are shown with it.
 PAGES = {
     "torch": ("shoal.torch", ["shoal.torch", "shoal.torch.ddp", "shoal.torch.sharded", "shoal.torch.pipeline", "shoal.torch.outer",
-                              "shoal.torch.sampler", "shoal.torch.norm", "shoal.torch.profiles", "shoal.torch.hooks", "shoal.torch.torchft",
+                              "shoal.torch.sampler", "shoal.torch.norm", "shoal.torch.scheduler", "shoal.torch.profiles", "shoal.torch.hooks", "shoal.torch.torchft",
                               "shoal.torch.keras"]),
     "tensorflow": ("shoal.tensorflow", ["shoal.tensorflow", "shoal.tensorflow.keras", "shoal.tensorflow.distribute", "shoal.tensorflow.profiles"]),
     "horovod": ("shoal.horovod", ["shoal.horovod.torch", "shoal.horovod.torch.elastic", "shoal.horovod.tensorflow", "shoal.horovod.keras"]),

@@ -1,5 +1,5 @@
 /* Shoal's gradient engine: averages the gradients of a training step while the backward pass still computes. This header is its
- * manual; it builds on shoal.h alone. It is newer than shoal.h and may still change from one version to the next.
+ * manual; it builds on shoal.h and scaling.h. It is newer than shoal.h and may still change from one version to the next.
  *
  * Parameters are numbers 0 to P - 1 with a length and a type; no framework is named. A *layout* assigns each parameter an
  * offset in a *buffer*. A *reducer* owns the buffers. Each step looks like this:
@@ -18,7 +18,7 @@
  *
  * Read it in this order:
  *     1 parameters and layouts   2 making a reducer   3 a step   4 views   5 when something fails   6 what a step did
- *     7 are replicas equal?   8 checkpoints   9 gradients on a device   10 an optimizer in the reduction
+ *     7 are replicas equal?   8 checkpoints   9 gradients on a device   10 an optimizer in the reduction   11 the noise scale
  *
  * The rules of shoal.h also hold here: statuses, outputs named *_out, struct_bytes and *_INIT. All ranks must make the same
  * reducers in the same order and run the same steps; within a step, gradients may become ready in any order on any rank.
@@ -26,6 +26,7 @@
 #ifndef SHOAL_GRADIENTS_H
 #define SHOAL_GRADIENTS_H
 
+#include <shoal/scaling.h>
 #include <shoal/shoal.h>
 
 #ifdef __cplusplus
@@ -238,11 +239,14 @@ struct shoal_reducer_options {
     int is_on_device; /* 1: gradients are in memory of the device of `stream`; see section 9 */
     void *stream;     /* with is_on_device: a CUstream or cudaStream_t, not the per-thread one; NULL: the legacy stream */
     const struct shoal_optimizer *optimizer; /* not NULL: the reducer also steps the parameters; see section 10. Copied */
+    double
+        noise_window; /* above 0: estimates the noise scale over about that many steps, at least 1; see section 11. Sums norms
+                            as has_norms does. 0: no estimate */
 };
 #define SHOAL_REDUCER_OPTIONS_INIT                                                                                            \
     {                                                                                                                         \
         sizeof(struct shoal_reducer_options), 0, SHOAL_AVG, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, SHOAL_COMPRESS_NONE, \
-            0, 0, 0, 0, 0, 0, 0                                                                                               \
+            0, 0, 0, 0, 0, 0, 0, 0                                                                                            \
     }
 
 /* Makes a reducer; a collective call on comm. Makes its own communicators from comm, so calls on comm never mix with the
@@ -319,9 +323,6 @@ struct shoal_step_result {
 
 /* Ends a step: posts the remaining buffers, waits for all, puts the averages into place, calls on_buffer. result_out may be
  * NULL. One thread at a time, after the last mark of the step. A LOCAL step has nothing to wait for, and writes no result.
- *
- * Noise scale. With K ranks of b samples each, a = local_squared, c = squared: the unbiased estimates are
- * |G|^2 = (K c - a) / (K - 1) and tr(S) = b K (a - c) / (K - 1). Average each over many steps, then divide: tr(S) / |G|^2.
  *
  * A parameter that was never marked: ERR_STATE, the message names the first ones and this rank, and the reducer fails on every
  * rank; with allows_unused it counts as unused. Errors of the operations: ERR_PEER_LOST, ERR_TIMEOUT, ERR_ABORTED,
@@ -679,6 +680,42 @@ struct shoal_optimizer_range {
  * changed: impossible settings, a type that is not one of the four, step 0, an array that is missing. */
 SHOAL_CALL shoal_optimizer_update(enum shoal_optimizer_rule rule, const struct shoal_optimizer_group *group, uint64_t step,
                                   double scale, const struct shoal_optimizer_range *range);
+
+/* ---- 11. The noise scale ------------------------------------------------------------------------------------------------- */
+
+/* With options.noise_window the reducer estimates how noisy gradients are, and with it which batch pays (scaling.h). It needs
+ * no further pass: each rank's own gradient is one of a small batch, the average over ranks is one of the whole batch.
+ *
+ *     b = samples of a rank, the harmonic mean over active ranks        n_b = the mean of their squared norms (local_squared)
+ *     B = b * active ranks                                              n_B = the squared norm of their average
+ *
+ * The harmonic mean is exact: the expected squared norm of a rank's gradient is |G|^2 + tr(S) / b of that rank, and the
+ * average over ranks counts each rank equally. So ranks may have batches of different sizes.
+ *
+ * A step with one active rank has one batch size only, and a step with NaN or infinity has no norm: both are left out of the
+ * average, on all ranks alike. Norms are those before clipping. With an optimizer they are divided by the loss scale first.
+ * With options.compression the error of the average counts as noise, unless it is added in the next step.
+ *
+ * A gradient that is a sum over the micro-batches of a step instead of a mean, such as that of LOCAL steps, has squared norms
+ * that are larger by the square of their number. The noise scale is a quotient, so it does not change; `squared` and
+ * `variance` do. Pass 1 / micro-batches as gradient_scale for these. */
+
+/* Sets what this rank's gradients are from the next step on: means over that many samples, LOCAL steps included. 1 at first, so
+ * that the noise scale counts batches of a rank. Ranks and steps may have different numbers. Gradients are multiplied by
+ * gradient_scale before norms are used, which is the same on all ranks: 1 / loss scale, for example; 1 at first, and always 1
+ * for what an optimizer here divides already. A local call, before the first mark of a step: the numbers travel with its
+ * norms. ERR_ARGUMENT: one of them is not above 0, or not finite. ERR_STATE without noise_window, or after a mark. Otherwise
+ * the reducer's failure. */
+SHOAL_CALL shoal_reducer_set_batch(struct shoal_reducer *reducer, double samples, double gradient_scale);
+
+/* Writes the estimate after the last step: the same bits on all ranks. A local call, between steps. ERR_STATE without
+ * noise_window. A failed reducer still answers. */
+SHOAL_CALL shoal_reducer_noise(const struct shoal_reducer *reducer, struct shoal_noise *noise_out);
+
+/* Read and restore the averages, for checkpoints. Local calls between steps; all ranks must restore the same numbers. The
+ * window stays that of the options. ERR_ARGUMENT: shoal_noise_check refuses the average. ERR_STATE without noise_window. */
+SHOAL_CALL shoal_reducer_noise_average(const struct shoal_reducer *reducer, struct shoal_noise_average *average_out);
+SHOAL_CALL shoal_reducer_set_noise_average(struct shoal_reducer *reducer, const struct shoal_noise_average *average);
 
 #ifdef __cplusplus
 }

@@ -652,6 +652,23 @@ struct shoal_traffic {
     }
 SHOAL_CALL shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out);
 
+/* Numbers of a training, which the library does not know by itself. 0: not known. Begins as SHOAL_TRAINING_INIT. */
+struct shoal_training {
+    size_t struct_bytes;
+    double batch;       /* samples of a step, over all ranks */
+    double noise_scale; /* in samples, and its standard error; see scaling.h */
+    double noise_error;
+};
+#define SHOAL_TRAINING_INIT                    \
+    {                                          \
+        sizeof(struct shoal_training), 0, 0, 0 \
+    }
+
+/* Publishes these numbers to whatever watches the job: shoal_watch, `shoal top`, the metrics of shoal.job. A reducer with
+ * options.noise_window does so by itself. A local call, any thread; it costs a few stores. ERR_ARGUMENT: a number is negative
+ * or not finite. */
+SHOAL_CALL shoal_comm_publish(struct shoal_comm *comm, const struct shoal_training *training);
+
 /* Prints the table of settings: name, current value, default, meaning. If context is NULL the values are those of the
  * environment. ERR_ARGUMENT then means that a variable is invalid; one line on out begins with its name and has the reason. */
 SHOAL_CALL shoal_print_settings(const struct shoal_context *context, FILE *out);
@@ -861,6 +878,9 @@ struct shoal_watched {
     int is_span;
     uint64_t trace_tag;  /* the tag of the operation that has been under way longest, or the span's microbatch */
     int waits_for_stage; /* if a span waits for a rank: that rank's stage; otherwise -1 */
+    double batch;        /* these as in struct shoal_training */
+    double noise_scale;
+    double noise_error;
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

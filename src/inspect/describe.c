@@ -165,6 +165,32 @@ enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traff
     return SHOAL_OK;
 }
 
+static bool is_published(double number)
+{
+    return number >= 0 && number - number == 0;
+}
+
+enum shoal_status shoal_comm_publish(struct shoal_comm *comm, const struct shoal_training *training)
+{
+    struct shoal_training given = SHOAL_TRAINING_INIT;
+    SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_publish"));
+    SHOAL_TRY(check_out(comm->context, "shoal_comm_publish", training, "SHOAL_TRAINING_INIT"));
+    shoal_struct_copy_in(&given, training, sizeof given);
+    if (!is_published(given.batch) || !is_published(given.noise_scale) || !is_published(given.noise_error))
+        return shoal_log_fail(
+            &comm->context->log, SHOAL_ERR_ARGUMENT, "comm",
+            "shoal_comm_publish on communicator %s: a batch of %g, a noise scale of %g, an error of %g: all must be "
+            "from 0, and finite",
+            comm->name, given.batch, given.noise_scale, given.noise_error);
+    shoal_progress_lock(comm->context->progress);
+    struct shoal_flight *flight = shoal_engine_recorder(comm->engine)->flight;
+    shoal_recorder_note_number(&flight->batch, given.batch);
+    shoal_recorder_note_number(&flight->noise_scale, given.noise_scale);
+    shoal_recorder_note_number(&flight->noise_error, given.noise_error);
+    shoal_progress_unlock(comm->context->progress);
+    return SHOAL_OK;
+}
+
 /* ---- Tables -------------------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_print_settings(const struct shoal_context *context, FILE *out)

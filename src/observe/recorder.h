@@ -13,6 +13,7 @@
 #define SHOAL_OBSERVE_RECORDER_H
 
 #include <stdatomic.h>
+#include <string.h>
 
 #include "base/log.h"
 #include "observe/rejections.h"
@@ -92,6 +93,7 @@ struct shoal_flight {
     _Atomic int32_t status;                               /* status of the first failure; 0 if none */
     _Atomic uint64_t waits_since;                         /* ticks */
     _Atomic uint64_t rejected;                            /* messages that the rank's endpoint has rejected so far */
+    _Atomic uint64_t batch, noise_scale, noise_error;     /* doubles that the program publishes; 0: not known */
 };
 
 struct shoal_recorder {
@@ -161,6 +163,21 @@ static inline void shoal_recorder_note_waited(struct shoal_recorder *recorder, u
 static inline void shoal_recorder_note_sent(struct shoal_recorder *recorder, uint64_t bytes)
 {
     atomic_store_explicit(&recorder->flight->sent, bytes, memory_order_relaxed);
+}
+
+static inline void shoal_recorder_note_number(_Atomic uint64_t *to, double number)
+{
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    atomic_store_explicit(to, bits, memory_order_relaxed);
+}
+
+static inline double shoal_recorder_number(const _Atomic uint64_t *from)
+{
+    const uint64_t bits = atomic_load_explicit(from, memory_order_relaxed);
+    double number;
+    memcpy(&number, &bits, sizeof number);
+    return number;
 }
 
 /* Stores which rank this one waits for (-1: none) and since when, in ticks. */

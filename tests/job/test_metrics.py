@@ -20,7 +20,7 @@ folders.use_job_python()
 os.environ.setdefault("SHOAL_JOB_TENSORBOARD", "no")
 from folders import SHOAL, TOP, Metric, Skip, expect  # noqa: E402
 from shoal import _input  # noqa: E402
-from shoal.job.watching import metrics, report  # noqa: E402
+from shoal.job.watching import metrics, report, watch  # noqa: E402
 from shoal.job.watching.metrics import LogMetrics, Reader, Sampler, Value  # noqa: E402
 from tap import run_cases  # noqa: E402
 
@@ -168,6 +168,40 @@ def a_wait_that_is_under_way_is_counted():
     expect(metrics.waits_of({"communicators": [world, {"size": 2, "waits_us": None, "waits_for": []}]}) == (5.0, [2]), "the world")
     expect(metrics.waits_of({"communicators": [{**world, "size": 2}, {**world, "waits_us": None}]}) == (5.0, []), "ranks of a part of it")
     expect(metrics.waits_of({"communicators": []}) == (0.0, []), "none")
+
+
+def a_noise_scale_is_told_as_the_library_tells_it():
+    known = {"rank": 0, "batch": 300.0, "noise_scale": 1000.0, "noise_error": 52.0}
+    none = {"rank": 0, "batch": None, "noise_scale": None, "noise_error": None}
+    values = {"shoal/batch": 300.0, "shoal/noise_scale": 1000.0, "shoal/noise_error": 52.0}
+    expect(metrics.noise_of({"communicators": [none, known]}) == values, "of the communicator that measures")
+    expect(metrics.noise_of({"communicators": [none, {**known, "rank": 1}]}) == {}, "of its rank 0 alone")
+    with folders.jobs() as place:
+        folder = folders.job(place, seconds=3, traced=False)
+        reader = Reader(folder)
+        reader.read()
+        expect(reader.noise() is None, reader.noise())
+        metrics.Record(folder, "algo-1").add([metrics.Value(name, value, 0) for name, value in values.items()], folders.BEGAN + 30)
+        reader.read()
+        sentence = ("your global batch is 0.3 times the noise scale (1000 samples, error 52): doubling it should cost 23 % more samples and "
+                    "save 38 % of the steps")
+        expect(reader.noise() == sentence, reader.noise())
+        expect(sentence in watch.table(folder.status(), reader, "", 200, 60), "the table")
+        expect(f"Y{sentence[1:]}." in report.verdict(reader), report.verdict(reader))
+        expect("Noise scale <code>shoal/noise_scale</code>" in report.curves(reader, folder.status()), "a plot")
+        page = metrics.prometheus_text(folder, reader)
+        expect('shoal_job_noise_scale{shoal_job="fashion",host="algo-1",rank="0"} 1000.0' in page, page)
+        metrics.Record(folder, "algo-1").add([metrics.Value("shoal/noise_scale", math.nan, 0)], folders.BEGAN + 31)
+        reader.read()
+        expect(reader.noise() is None, "no longer known")
+    for batch, scale, error in ((300, 1000, 52), (8, 0.5, 0.123), (1.5e7, 123456789, 7), (64, 64, 64)):
+        expect(metrics.noise_text(batch, scale, error) == _of_the_library(batch, scale, error), metrics.noise_text(batch, scale, error))
+
+
+def _of_the_library(batch, scale, error):
+    from shoal import _scaling
+    nan = math.nan
+    return str(_scaling.Noise(scale, error, nan, nan, nan, nan, nan, nan, batch, 9, 0, 0))
 
 
 def a_series_stays_small():
@@ -364,6 +398,6 @@ if __name__ == "__main__":
     run_cases([numbers_are_found_anywhere_in_a_line, what_is_no_number_is_told_once, an_expression_that_does_not_compile_is_named,
                a_long_line_is_looked_at_to_its_limit, a_full_disk_ends_nothing, writers_do_not_mix_lines, a_series_stays_small,
                a_number_that_is_cut_is_told, lines_that_nobody_here_has_written_are_left_out, a_long_file_is_read_in_pieces,
-               a_wait_that_is_under_way_is_counted,
+               a_wait_that_is_under_way_is_counted, a_noise_scale_is_told_as_the_library_tells_it,
                steps_are_found_in_what_repeats, rates_are_of_the_time_between_two_looks, waits_for_data_are_rates_too, a_process_counts_its_waits, prometheus_reads_the_page, tensorboard_reads_what_is_written,
                ranks_are_looked_at_from_outside, a_job_has_its_numbers_and_its_page])

@@ -222,6 +222,23 @@ static void expect_results_alike(const struct job *job, const struct shoal_step_
     CHECK(job->world, is_near(there->clip, here->clip), "clipped by %a, not %a", there->clip, here->clip);
 }
 
+static void expect_noise_alike(const struct job *job)
+{
+    struct shoal_noise_average there = SHOAL_NOISE_AVERAGE_INIT, here = SHOAL_NOISE_AVERAGE_INIT;
+    if (job->options.noise_window == 0)
+        return;
+    OK(job->world, shoal_reducer_noise_average(job->device, &there));
+    OK(job->world, shoal_reducer_noise_average(job->host, &here));
+    CHECK(job->world,
+          there.steps == here.steps && there.single == here.single && there.not_finite == here.not_finite &&
+              there.steps + there.single + there.not_finite > 0,
+          "%d steps and %d without norms, not %d and %d", (int)there.steps, (int)there.not_finite, (int)here.steps,
+          (int)here.not_finite);
+    const double near = 1e-9 * (fabs(here.squared) + fabs(here.variance));
+    CHECK(job->world, fabs(there.squared - here.squared) <= near && fabs(there.variance - here.variance) <= near,
+          "the averages are %a and %a, not %a and %a", there.squared, there.variance, here.squared, here.variance);
+}
+
 static void run_step(struct job *job, bool is_spoiled)
 {
     struct shoal_step_result there = SHOAL_STEP_RESULT_INIT, here = SHOAL_STEP_RESULT_INIT;
@@ -238,6 +255,7 @@ static void run_step(struct job *job, bool is_spoiled)
     OK(job->world, shoal_reducer_finish(job->device, &there));
     OK(job->world, shoal_reducer_finish(job->host, &here));
     expect_results_alike(job, &there, &here);
+    expect_noise_alike(job);
     expect_alike(job);
     job->step++;
 }
@@ -252,6 +270,7 @@ static void draw_options(struct job *job)
     job->options.op = reference_below(&job->shared, 3) ? SHOAL_AVG : SHOAL_SUM;
     job->options.flight_bytes = reference_below(&job->shared, 2) ? 1 : 0;
     job->options.has_norms = (int)reference_below(&job->shared, 2);
+    job->options.noise_window = job->options.has_norms ? 3 : 0;
     job->options.checks_finite = way & 1;
     job->options.max_norm = way & 2 ? 0.5 : 0;
     job->options.allows_unused = job->leaves_out = reference_below(&job->shared, 2);

@@ -389,6 +389,19 @@ static void run_spoiled_pass(struct job *job)
     mock_device_synchronize(job->stream);
 }
 
+/* Both reducers average the same norms for the noise scale. */
+static void expect_noise_alike(const struct job *job)
+{
+    struct shoal_noise_average there = SHOAL_NOISE_AVERAGE_INIT, here = SHOAL_NOISE_AVERAGE_INIT;
+    if (job->options.noise_window == 0)
+        return;
+    OK(job->world, shoal_reducer_noise_average(job->device, &there));
+    OK(job->world, shoal_reducer_noise_average(job->host, &here));
+    CHECK(job->world, there.steps == STEPS && here.steps == STEPS, "%d and %d steps", (int)there.steps, (int)here.steps);
+    CHECK(job->world, is_same(there.squared, here.squared) && is_same(there.variance, here.variance),
+          "the averages are %a and %a, not %a and %a", there.squared, there.variance, here.squared, here.variance);
+}
+
 /* Norms, clipping and the search for values that are not finite. */
 static void norms_body(struct world *world)
 {
@@ -402,6 +415,7 @@ static void norms_body(struct world *world)
         job.options.op = seed == 2 ? SHOAL_SUM : SHOAL_AVG;
         job.options.compression = kind->compression;
         job.options.has_norms = seed < 3;
+        job.options.noise_window = seed < 3 ? 5 : 0;
         job.options.checks_finite = seed != 3;
         job.options.max_norm = seed == 2 ? 1e300 : seed == 3 ? 0.5 : 0;
         create_both(&job);
@@ -412,6 +426,7 @@ static void norms_body(struct world *world)
             run_pass(&job, SHOAL_STEP_REDUCE, !kind->is_local);
             expect_alike(&job);
         }
+        expect_noise_alike(&job);
         if (job.options.checks_finite && job.options.max_norm == 0)
             run_spoiled_pass(&job);
         shoal_reducer_free(job.host);

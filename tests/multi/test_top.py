@@ -89,6 +89,24 @@ def a_rank_that_others_wait_for_is_named():
         expect("; waits for rank 1 for " in out and "  in no call for " in out and f"py-spy dump --pid {pid}, or gdb -p {pid}" in out, out)
 
 
+def a_training_tells_its_noise_scale():
+    with Job("training") as job:
+        mine, look = job.look(str(job.pids[0]))
+        for process in mine.values():
+            comm = world(process)
+            expect((comm["batch"], comm["noise_scale"], comm["noise_error"]) == (300, 1000, 52.5), comm)
+        _, table, _ = call(SHOAL, "top", "--once", job.pids[0])
+        expect(table.count("your global batch is 0.3 times the noise scale (1000 samples, error 52): doubling it should cost 23 % more samples "
+                           "and save 38 % of the steps") == 1, table)
+        _, counters, _ = call(SHOAL, "top", "--format", "prometheus", job.pids[0])
+        expect(len(re.findall(r"^shoal_noise_scale_samples\{.*\} 1000$", counters, re.M)) == 2, counters)
+        expect(len(re.findall(r"^shoal_batch_samples\{.*\} 300$", counters, re.M)) == 2, counters)
+    with Job("late") as job:
+        mine, look = job.look(str(job.pids[0]))
+        expect(all(world(process)[name] is None for process in mine.values() for name in ("batch", "noise_scale", "noise_error")), look)
+        expect("noise" not in call(SHOAL, "top", "--once", job.pids[0])[1], look)
+
+
 def ranks_that_have_just_begun_to_wait_are_told_by_the_numbers():
     """Within the half second in which no rank reports whom it waits for."""
     with Job("late", 3) as job:
@@ -530,7 +548,7 @@ def a_signal_that_the_program_handles_stays_its_own():
 
 
 if __name__ == "__main__":
-    run_cases([a_rank_that_others_wait_for_is_named, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
+    run_cases([a_rank_that_others_wait_for_is_named, a_training_tells_its_noise_scale, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, bytes_on_the_network_are_told,
                a_receive_waits_for_its_peer, a_rank_of_a_pipeline_is_in_an_action,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, process_groups_are_of_one_job,

@@ -5,6 +5,7 @@
  *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
  *   fork      like late, and each rank has a child that has its descriptors
  *   groups    like late, and each rank has met the other one of its half in a group of its own, and has been alone in one
+ *   training  like late, and the program publishes its batch and noise scale; what is impossible it may not publish
  *   handler   like late, and the program has a handler for SIGUSR2
  *   child     a context of the parent came first; all else is in a forked child, which goes on until SIGUSR1
  *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2,
@@ -93,6 +94,17 @@ static int run(struct shoal_comm *comm, const char *mode)
     return sum(comm, 1000) == SHOAL_OK ? 0 : 3;
 }
 
+static bool publish(struct shoal_comm *comm)
+{
+    struct shoal_training training = SHOAL_TRAINING_INIT, wrong = SHOAL_TRAINING_INIT;
+    training.batch = 300;
+    training.noise_scale = 1000;
+    training.noise_error = 52.5;
+    wrong.noise_scale = -1;
+    return shoal_comm_publish(comm, &training) == SHOAL_OK && shoal_comm_publish(comm, &wrong) == SHOAL_ERR_ARGUMENT &&
+           shoal_comm_publish(comm, NULL) == SHOAL_ERR_ARGUMENT;
+}
+
 /* As process groups of PyTorch are made: each by a call of its own, not by a split. */
 static bool make_groups(struct shoal_context *context, struct shoal_comm *comm)
 {
@@ -170,6 +182,8 @@ int main(int argc, char **argv)
             return 2;
     }
     if (!strcmp(argv[1], "groups") && !make_groups(context, comm))
+        return 2;
+    if (!strcmp(argv[1], "training") && !publish(comm))
         return 2;
     shoal_context_destroy(first);
     printf("ready %d\n", (int)getpid());

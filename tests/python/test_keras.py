@@ -17,6 +17,8 @@ os.environ["KERAS_BACKEND"] = "torch"
 import keras  # noqa: E402  before ranks are forked: it takes seconds
 import numpy as np  # noqa: E402
 
+import keras_noise  # noqa: E402
+
 SAMPLES, BATCH, EPOCHS = 32, 8, 3  # BATCH is the sum over all ranks
 
 
@@ -163,6 +165,9 @@ def dies_in_fit(world):
 CASES = [Case(body.__name__, body, sizes=(2,)) for body in (fit_equals_one_process, faults, the_learning_rate_warms_up, narrow_types_train,
                                                              variables_that_come_apart_are_named)]
 CASES += [Case("dies_in_fit", dies_in_fit, sizes=(2,), fresh=True, ends=(1,))]
+
+CASES += [Case(f"noise: {body.__name__}", lambda world, body=body: body(begun(), world.rank, world.size), sizes=(2,))
+          for body in keras_noise.CASES]
 
 if __name__ == "__main__":
     ranks.run(CASES)

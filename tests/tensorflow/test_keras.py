@@ -22,6 +22,8 @@ from tap import Skip, call, expect, run_cases  # noqa: E402
 
 # The vendor's package is smdistributed/, which a checkout has in python/.
 sys.path.insert(0, str(forked.TOP / "python"))
+sys.path.insert(0, str(forked.TOP / "tests/python"))
+import keras_noise  # noqa: E402
 import smdistributed.dataparallel.tensorflow as sdp  # noqa: E402
 import smdistributed.dataparallel.tensorflow.keras as sdp_keras  # noqa: E402
 
@@ -339,5 +341,15 @@ def a_script_as_the_vendor_writes_it_trains():
 CASES = [fit_equals_one_process, ranks_that_began_apart_are_made_equal_and_save_plain_models, metrics_are_averaged,
          the_learning_rate_warms_up, variables_that_come_apart_are_named, mixed_precision_scales_outside, embeddings_train_sparsely, wrong_optimizers_are_told,
          a_script_of_the_vendors_trains, the_vendors_names_do_what_they_say, a_session_begins_with_the_variables_of_one_rank]
+
+
+def of_noise(body):
+    def run(rank):
+        body(shoal, rank, shoal.size())
+    run.__name__ = f"noise_{body.__name__}"
+    return run
+
+
+CASES += map(of_noise, keras_noise.CASES)
 run_cases([*forked.Cases(2, CASES, sdp.init, sdp.shutdown).report(), a_worker_that_dies_in_fit_is_named,
            the_manuals_loop_trains_under_shoal_run, a_script_as_the_vendor_writes_it_trains])

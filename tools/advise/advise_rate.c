@@ -1,9 +1,25 @@
 #include "advise_rate.h"
 
 #include <math.h>
+#include <shoal/scaling.h>
 
 enum { GOYAL_BATCH = 8192, LARGE_BATCH = 32768, LAMB_BATCH = 512, NORM_SAMPLES = 32, NORM_NOTE = 16, NORM_WARNING = 8 };
 static const double warmup_epochs = 5; /* in the paper of the linear rule */
+
+/* The factor that a front end applies while it trains (shoal/scaling.h). */
+static double factor_of(enum shoal_scaling_rule rule, double k)
+{
+    struct shoal_scaling scaling = SHOAL_SCALING_INIT;
+    struct shoal_scaling_rate rate = SHOAL_SCALING_RATE_INIT;
+    scaling.rule = rule;
+    scaling.old_batch = 1;
+    return shoal_scaling_look(&scaling, k, NULL, &rate, NULL, 0) == SHOAL_OK ? rate.factor : 0;
+}
+
+static double root_of(double k)
+{
+    return factor_of(SHOAL_SCALING_SQUARE_ROOT, k);
+}
 
 static struct advise_rate rate_of(double factor, bool is_in_range)
 {
@@ -14,7 +30,7 @@ static struct advise_rate rate_of(double factor, bool is_in_range)
 
 static struct advise_rate linear(double k, double batch)
 {
-    struct advise_rate rate = rate_of(k, batch <= GOYAL_BATCH);
+    struct advise_rate rate = rate_of(factor_of(SHOAL_SCALING_LINEAR, k), batch <= GOYAL_BATCH);
     rate.rule = "linear";
     rate.text = "multiply the rate by k, and warm up from the old rate";
     rate.limits =
@@ -27,7 +43,7 @@ static struct advise_rate linear(double k, double batch)
 
 static struct advise_rate root(double k)
 {
-    struct advise_rate rate = rate_of(sqrt(k), true);
+    struct advise_rate rate = rate_of(root_of(k), true);
     rate.rule = "square root";
     rate.text = "multiply the rate by the square root of k";
     rate.limits = "keeps the variance of an update; its author found k itself better in practice";
@@ -37,7 +53,7 @@ static struct advise_rate root(double k)
 
 static struct advise_rate legw(double k)
 {
-    struct advise_rate rate = rate_of(sqrt(k), true);
+    struct advise_rate rate = rate_of(root_of(k), true);
     rate.rule = "LEGW";
     rate.text = "multiply the rate by the square root of k, and the epochs of warm-up by k";
     rate.limits = "shown for recurrent networks and ResNet-50; assumes that the old run has a warm-up";
@@ -72,16 +88,16 @@ static int momentum_find(double k, double batch, struct advise_rate *rates)
 /* The betas must stay in [0, 1): k < 1 / (1 - 0.9). */
 static struct advise_rate adam_root(double k)
 {
-    struct advise_rate rate = rate_of(sqrt(k), k < 10);
+    struct advise_rate rate = rate_of(root_of(k), k < 10);
     rate.rule = "square root, with betas";
     rate.text =
         "multiply the rate by the square root of k, 1 - beta1 and 1 - beta2 by k, and divide epsilon by the square root";
     rate.limits =
         "k below 1 / (1 - beta1), which is 10 for 0.9; noise must dominate the gradients, as it does in small batches";
     rate.source = "Malladi et al. 2022, arXiv 2205.10287";
-    rate.beta1 = rate.is_in_range ? 1 - 0.1 * k : 0;
-    rate.beta2 = rate.is_in_range ? 1 - 0.001 * k : 0;
-    rate.epsilon = 1 / sqrt(k);
+    rate.beta1 = rate.is_in_range ? shoal_scaling_beta(0.9, k) : 0;
+    rate.beta2 = rate.is_in_range ? shoal_scaling_beta(0.999, k) : 0;
+    rate.epsilon = 1 / root_of(k);
     return rate;
 }
 
@@ -98,7 +114,7 @@ static struct advise_rate adam_decay(double k)
 
 static struct advise_rate adam_peak(double k)
 {
-    struct advise_rate rate = rate_of(sqrt(k), false);
+    struct advise_rate rate = rate_of(root_of(k), false);
     rate.rule = "rise and fall";
     rate.text =
         "the best rate rises with the square root of the batch up to the noise scale, and falls beyond it: try both sides";
@@ -111,7 +127,7 @@ static struct advise_rate adam_peak(double k)
 
 static struct advise_rate lamb(double k, double batch)
 {
-    struct advise_rate rate = rate_of(sqrt(k), batch >= LAMB_BATCH && batch <= LARGE_BATCH);
+    struct advise_rate rate = rate_of(root_of(k), batch >= LAMB_BATCH && batch <= LARGE_BATCH);
     rate.rule = "LAMB, square root";
     rate.text = "multiply the rate by the square root of k; for BERT: 0.005 / 8 x sqrt(batch / 512), warming up for "
                 "batch / 512 / 320 of all steps";

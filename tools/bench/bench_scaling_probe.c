@@ -6,6 +6,12 @@
 
 #include "bench.h"
 
+static int by_value(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 double scaling_quantile(double *values, size_t count, double share)
 {
     qsort(values, count, sizeof *values, by_value);

@@ -24,12 +24,6 @@ struct worker {
     int code; /* for invalid arguments, which only a job that has started can find */
 };
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Every host must have as many ranks as the others, numbered host by host: then the first ranks are the ranks of the first
  * hosts. Every rank comes to the same answer. */
 static bool hosts_check(struct worker *worker, size_t *hosts_out, size_t *local_out)

@@ -72,6 +72,9 @@ static const struct field fields[] = {
     OF_COMM("is_span", INT, at.is_span),
     OF_COMM("trace_tag", U64, at.trace_tag),
     OF_COMM("waits_for_stage", INT, at.waits_for_stage),
+    OF_COMM("batch", REAL, at.batch),
+    OF_COMM("noise_scale", REAL, at.noise_scale),
+    OF_COMM("noise_error", REAL, at.noise_error),
     OF_COMM("operations_per_s", REAL, operations_per_s),
     OF_COMM("bytes_per_s", REAL, bytes_per_s),
 };

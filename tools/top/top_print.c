@@ -2,6 +2,7 @@
 #include "top.h"
 
 #include <inttypes.h>
+#include <shoal/scaling.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -263,6 +264,34 @@ static void job_head_print(const struct top_look *look, size_t first, size_t cou
         fprintf(out, " %9s %9s  %s\n", "memory", "shared", "doing");
 }
 
+/* Returns a communicator of these processes that publishes a noise scale, or NULL. */
+static const struct shoal_watched *measured_find(const struct top_look *look, size_t first, size_t end)
+{
+    for (size_t i = first; i < end; i++) {
+        const struct top_process *process = &look->processes[i];
+        for (size_t c = process->first; c < process->first + process->count; c++)
+            if (look->comms[c].at.noise_scale > 0)
+                return &look->comms[c].at;
+    }
+    return NULL;
+}
+
+/* Prints what the batch means, once for a job: all ranks of a communicator publish the same numbers. */
+static void noise_print(const struct top_look *look, size_t first, size_t end, FILE *out)
+{
+    const struct shoal_watched *measured = measured_find(look, first, end);
+    struct shoal_noise noise = SHOAL_NOISE_INIT;
+    char text[256];
+    if (!measured)
+        return;
+    noise.state = SHOAL_NOISE_KNOWN;
+    noise.batch = measured->batch;
+    noise.scale = measured->noise_scale;
+    noise.error = measured->noise_error;
+    shoal_noise_text(&noise, text, sizeof text);
+    fprintf(out, "  %s\n", text);
+}
+
 static bool waits_for_device(const struct top_look *look, const struct top_process *process)
 {
     bool is_found = false;
@@ -301,6 +330,7 @@ void top_print_table(const struct top_look *look, int columns, FILE *out)
         job_head_print(look, first, end - first, columns < WIDE_COLUMNS, out);
         for (size_t i = first; i < end; i++)
             process_print(look, &look->processes[i], columns < WIDE_COLUMNS, out);
+        noise_print(look, first, end, out);
     }
     blame_print(look, out);
     if (look->note[0])
@@ -315,10 +345,11 @@ static void text_print(FILE *out, const char *name, const char *text)
     shoal_json_print_text(out, text);
 }
 
-static void us_print(FILE *out, const char *name, double us)
+/* A number from 0; a negative one is not known. */
+static void known_print(FILE *out, const char *name, double number)
 {
-    if (us >= 0)
-        fprintf(out, ",\"%s\":%.3f", name, us);
+    if (number >= 0)
+        fprintf(out, ",\"%s\":%.3f", name, number);
     else
         fprintf(out, ",\"%s\":null", name);
 }
@@ -331,7 +362,7 @@ static void comm_wait_print(const struct top_look *look, size_t comm_at, FILE *o
         fprintf(out, "%s%d", i ? "," : "", wait.ranks[i]);
     fprintf(out, "],\"waits_for_count\":%d,\"waits_for_device\":%s,\"waits_for_other_hosts\":%s", wait.count,
             wait.is_for_device ? "true" : "false", wait.is_elsewhere ? "true" : "false");
-    us_print(out, "waits_us", wait.count || wait.is_elsewhere ? wait.us : -1);
+    known_print(out, "waits_us", wait.count || wait.is_elsewhere ? wait.us : -1);
 }
 
 static void comm_print(const struct top_look *look, size_t comm_at, FILE *out)
@@ -348,13 +379,16 @@ static void comm_print(const struct top_look *look, size_t comm_at, FILE *out)
             ",\"late_us\":%.3f,\"called\":%" PRIu64 ",\"under_way\":%d",
             at->operations, at->bytes, at->sent_bytes, at->waited_us, comm->operations_per_s, comm->bytes_per_s, at->came_last,
             at->late_us, at->called, at->under_way);
-    us_print(out, "idle_us", at->idle_us);
+    known_print(out, "batch", at->batch > 0 ? at->batch : -1);
+    known_print(out, "noise_scale", at->noise_scale > 0 ? at->noise_scale : -1);
+    known_print(out, "noise_error", at->noise_scale > 0 ? at->noise_error : -1);
+    known_print(out, "idle_us", at->idle_us);
     if (at->under_way) {
         text_print(out, ",\"operation\":", operation_name(comm, name));
         text_print(out, ",\"algorithm\":", comm->algorithm);
         fprintf(out, ",\"sequence\":%" PRIu64, at->sequence);
-        us_print(out, "posted_us", at->posted_us);
-        us_print(out, "arrived_us", at->arrived_us);
+        known_print(out, "posted_us", at->posted_us);
+        known_print(out, "arrived_us", at->arrived_us);
     } else {
         fputs(",\"operation\":null,\"algorithm\":null,\"sequence\":null,\"posted_us\":null,\"arrived_us\":null", out);
     }
@@ -439,6 +473,21 @@ static double sent_of(const struct top_look *look, size_t at)
     return (double)look->comms[at].at.sent_bytes;
 }
 
+static double batch_of(const struct top_look *look, size_t at)
+{
+    return look->comms[at].at.batch;
+}
+
+static double noise_of(const struct top_look *look, size_t at)
+{
+    return look->comms[at].at.noise_scale;
+}
+
+static double noise_error_of(const struct top_look *look, size_t at)
+{
+    return look->comms[at].at.noise_error;
+}
+
 static double under_way_of(const struct top_look *look, size_t at)
 {
     return look->comms[at].at.under_way;
@@ -498,6 +547,9 @@ static const struct metric comm_metrics[] = {
     {"shoal_under_way", "gauge", "Operations that have not ended.", under_way_of},
     {"shoal_waiting_seconds", "gauge", "Since when the oldest of them waits for another rank; 0: it does not.", waiting_of},
     {"shoal_broken", "gauge", "1 when the communicator has failed.", broken_of},
+    {"shoal_batch_samples", "gauge", "Samples of a step over all ranks, if the program publishes them; otherwise 0.", batch_of},
+    {"shoal_noise_scale_samples", "gauge", "Noise scale of the gradients; 0 if it is not known.", noise_of},
+    {"shoal_noise_error_samples", "gauge", "Standard error of the noise scale.", noise_error_of},
 };
 
 static const struct metric process_metrics[] = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 
-from shoal import _replicas
+from shoal import _replicas, _scaling
 
-from .optimizer import is_averaged_by_all
+from .optimizer import is_averaged_by_all, measuring
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
@@ -128,3 +128,125 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         super().on_epoch_end(epoch, logs)
         if epoch == self.warmup_epochs - 1 and self.verbose and self._job.rank() == 0:
             print(f"\nEpoch {epoch + 1}: the learning rate has reached {self.initial_lr} after the warm-up", flush=True)
+
+
+def _loss_scale(optimizer):
+    """By which a LossScaleOptimizer multiplies gradients before they are averaged. It has no variable before its first step."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return 1.0
+    return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale)) if optimizer.built else optimizer.initial_scale
+
+
+class _OfBatches(keras.callbacks.Callback):
+    """What both callbacks below share: they tell the optimizer's averages how many samples each rank has in a batch."""
+
+    _job = None
+
+    def __init__(self, batch_size):
+        super().__init__()
+        self.batch_size = batch_size
+
+    @property
+    def noise(self):
+        """The noise scale (shoal._scaling.Noise), whose batch is that of a step of the optimizer: with
+        gradient_accumulation_steps, that of all its batches."""
+        return self._of_steps(measuring(self.model.optimizer).noise())
+
+    def _of_steps(self, noise):
+        return noise.of_batch(noise.batch * self._accumulated())
+
+    def _accumulated(self):
+        return getattr(self.model.optimizer, "gradient_accumulation_steps", None) or 1
+
+    def _tell_batch(self):
+        measuring(self.model.optimizer).set_batch(self.batch_size, 1 / _loss_scale(self.model.optimizer))
+
+
+class NoiseScaleCallback(_OfBatches):
+    """Measures how noisy gradients are. The model's optimizer is a DistributedOptimizer with noise_scale=True; batch_size is the
+    number of samples that each rank has in a batch. At the end of an epoch the logs get noise_scale and noise_error, if these are
+    known, and with verbose=1 rank 0 prints what the batch is in units of the noise scale, and what twice the batch would cost."""
+
+    def __init__(self, batch_size, verbose=1):
+        super().__init__(batch_size)
+        self.verbose = verbose
+
+    def on_train_begin(self, logs=None):
+        self._tell_batch()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if isinstance(self.model.optimizer, keras.optimizers.LossScaleOptimizer):
+            self._tell_batch()
+
+    def on_epoch_end(self, epoch, logs=None):
+        noise = self.noise
+        if logs is not None and noise.is_known:
+            logs["noise_scale"], logs["noise_error"] = noise.scale, noise.error
+        if self.verbose and self._job.rank() == 0:
+            print(f"\nEpoch {epoch + 1}: {noise}", flush=True)
+
+
+class ScaledLearningRate(_OfBatches):
+    """Sets the learning rate in each step, for a global batch of batch_size samples on each rank, from a rate that was tuned for
+    old_batch samples. rate is that rate, or a function of the number of steps of the old batch.
+
+    rule: "linear", "sqrt", "adascale" or "none"; None takes "sqrt" for Adam and its like, and "linear" otherwise. "adascale" needs
+    a DistributedOptimizer with noise_scale=True, and multiplies by 1 until the noise scale is known. warmup: steps of the old batch
+    in which the factor rises from 1. total: steps of the old batch after which training ends.
+
+    state() and load_state() are for checkpoints."""
+
+    def __init__(self, rate, old_batch, batch_size, rule=None, warmup=0, total=None):
+        super().__init__(batch_size)
+        self.rate, self.old_batch, self.rule, self.warmup, self.total = rate, old_batch, rule, warmup, total
+        self.scaling, self._loaded = None, None
+
+    @property
+    def iterations(self):
+        """Steps of the old batch that the training is worth so far."""
+        return self.scaling.iterations if self.scaling else 0.0
+
+    def on_train_begin(self, logs=None):
+        if self.scaling is None:
+            self.scaling = _scaling.Scaling(self.rule, self.old_batch, self._global_batch(), self.warmup, self._is_adaptive())
+            if self._loaded:
+                self.load_state(self._loaded)
+        if self.scaling.rule == "adascale":
+            self._tell_batch()
+
+    def on_train_batch_begin(self, batch, logs=None):
+        noise = None
+        if self.scaling.rule == "adascale":
+            self._tell_batch()
+            noise = self.noise
+        self.scaling.look(self._global_batch(), noise)
+        rate = self.rate(int(self.iterations)) if callable(self.rate) else self.rate
+        self.model.optimizer.learning_rate = rate * self.scaling.rate.factor
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches = getattr(self, "_batches", 0) + 1
+        if self._batches % self._accumulated() == 0:
+            self.scaling.count()
+        if self.total is not None and self.iterations >= self.total:
+            self.model.stop_training = True
+
+    def _global_batch(self):
+        return self.batch_size * self._job.size() * self._accumulated()
+
+    def _is_adaptive(self):
+        return _scaling.is_adaptive(getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer))
+
+    def state(self):
+        """The position in the schedule and, with "adascale", the averages of the noise scale: the same on all ranks."""
+        noise = measuring(self.model.optimizer).noise_state() if self.scaling.rule == "adascale" else None
+        return {"scaling": self.scaling.state(), "noise": noise}
+
+    def load_state(self, state):
+        """Restores state(), on all ranks, before or after training begins."""
+        self._loaded = state
+        if self.scaling is None:
+            return
+        self.scaling.load(state["scaling"])
+        if state["noise"]:
+            measuring(self.model.optimizer).load_noise_state(state["noise"])
+        self._loaded = None

@@ -26,6 +26,15 @@ def is_averaged_by_all(optimizer):
     return isinstance(optimizer, _Distributed) and getattr(optimizer._shoal, "world", 0) == 0
 
 
+def measuring(optimizer):
+    """Returns the optimizer's averages, which measure the noise scale."""
+    averages = optimizer._shoal if isinstance(optimizer, _Distributed) else None
+    if not getattr(averages, "noise_window", 0):
+        raise ValueError("shoal: the noise scale is not measured: compile the model with "
+                         "shoal.DistributedOptimizer(optimizer, noise_scale=True)")
+    return averages
+
+
 def wrap(optimizer, settings):
     """Makes the optimizer average gradients with settings.average(gradients, variables)."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):

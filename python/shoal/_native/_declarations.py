@@ -8,18 +8,20 @@ from ._structures import Sized, begins
 __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNSUPPORTED", "ERR_TIMEOUT", "ERR_PEER_LOST",
            "ERR_MISMATCH", "ERR_ABORTED", "ERR_AUTH", "ERR_STATE", "ERR_INTERNAL", "FLOAT32", "FLOAT64", "BFLOAT16", "INT64",
            "FLOAT16", "INT32", "INT8", "UINT8", "TYPE_END", "SUM", "AVG", "MAX", "MIN", "PROD", "BITAND", "BITOR", "BITXOR",
-           "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "COMPRESS_NONE",
-           "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8", "SGD", "ADAM", "ADAMW", "ADAGRAD", "LION", "LAMB",
-           "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST", "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP",
-           "FORWARD", "BACKWARD", "INPUT_GRADIENT", "WEIGHT_GRADIENT", "RECOMPUTE", "SCHEDULE_GPIPE", "SCHEDULE_1F1B",
-           "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1", "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN",
-           "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "PARTITION_SHORTEST", "PARTITION_TREE", "PARTITION_EQUAL",
-           "RECOMPUTES_AS_SCHEDULED", "RECOMPUTES_ALL", "RECOMPUTES_IF_SHORT", "VERSION_MAJOR", "VERSION_MINOR",
-           "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST",
-           "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES",
-           "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options",
-           "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation", "MemoryUsage", "Traffic", "FindingFn",
-           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
+           "SCALED_SUM", "OP_END", "FINDING_OK", "FINDING_NOTE", "FINDING_WARNING", "FINDING_ERROR", "NOISE_KNOWN",
+           "NOISE_UNBOUNDED", "NOISE_FEW_STEPS", "NOISE_ONE_BATCH", "NOISE_NOT_FINITE", "SCALING_NONE", "SCALING_LINEAR",
+           "SCALING_SQUARE_ROOT", "SCALING_ADASCALE", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8",
+           "SGD", "ADAM", "ADAMW", "ADAGRAD", "LION", "LAMB", "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST",
+           "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP", "FORWARD", "BACKWARD", "INPUT_GRADIENT", "WEIGHT_GRADIENT",
+           "RECOMPUTE", "SCHEDULE_GPIPE", "SCHEDULE_1F1B", "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1",
+           "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN", "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "PARTITION_SHORTEST",
+           "PARTITION_TREE", "PARTITION_EQUAL", "RECOMPUTES_AS_SCHEDULED", "RECOMPUTES_ALL", "RECOMPUTES_IF_SHORT",
+           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "NOISE_STEPS_MIN", "PARAMETERS_MAX",
+           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX",
+           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet",
+           "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation",
+           "MemoryUsage", "Traffic", "Training", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated",
+           "Watched", "WatchFn", "NoiseStep", "NoiseAverage", "Noise", "Scaling", "ScalingRate", "Parameter",
            "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
            "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
            "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
@@ -33,6 +35,7 @@ VERSION_MINOR = 1
 VERSION_PATCH = 0
 RANKS_MAX = 4096
 EAGER_BYTES = 8192
+NOISE_STEPS_MIN = 8
 PARAMETERS_MAX = 1048576
 OPTIMIZER_GROUPS_MAX = 65536
 DEGREE_HOST = -1
@@ -157,6 +160,11 @@ class Traffic(Sized):
                 ("sent_to", POINTER(c_uint64))]
 
 
+@begins()
+class Training(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("batch", c_double), ("noise_scale", c_double), ("noise_error", c_double)]
+
+
 # enum shoal_finding_level
 FINDING_OK = 0
 FINDING_NOTE = 1
@@ -208,10 +216,58 @@ class Watched(Structure):
                 ("algorithm", c_char_p), ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int),
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
                 ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
-                ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int)]
+                ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int), ("batch", c_double),
+                ("noise_scale", c_double), ("noise_error", c_double)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
+
+
+@begins()
+class NoiseStep(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("small_batch", c_double), ("small_squared", c_double), ("big_batch", c_double),
+                ("big_squared", c_double)]
+
+
+@begins(window=100)
+class NoiseAverage(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("window", c_double), ("weight", c_double), ("weight_squared", c_double),
+                ("squared", c_double), ("variance", c_double), ("squared_spread", c_double), ("variance_spread", c_double),
+                ("common_spread", c_double), ("batch", c_double), ("steps", c_uint64), ("single", c_uint64),
+                ("not_finite", c_uint64)]
+
+
+# enum shoal_noise_state
+NOISE_KNOWN = 0
+NOISE_UNBOUNDED = 1
+NOISE_FEW_STEPS = 2
+NOISE_ONE_BATCH = 3
+NOISE_NOT_FINITE = 4
+
+
+@begins(state=2)
+class Noise(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("state", c_int), ("steps", c_uint64), ("left_out", c_uint64), ("scale", c_double),
+                ("error", c_double), ("low", c_double), ("high", c_double), ("squared", c_double), ("squared_error", c_double),
+                ("variance", c_double), ("variance_error", c_double), ("batch", c_double)]
+
+
+# enum shoal_scaling_rule
+SCALING_NONE = 0
+SCALING_LINEAR = 1
+SCALING_SQUARE_ROOT = 2
+SCALING_ADASCALE = 3
+
+
+@begins(rule=1)
+class Scaling(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("rule", c_int), ("old_batch", c_double), ("is_adaptive", c_int),
+                ("warmup", c_double), ("iterations", c_double), ("steps", c_uint64)]
+
+
+@begins(factor=1, gain=1)
+class ScalingRate(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("factor", c_double), ("gain", c_double)]
 
 
 class Parameter(Structure):
@@ -270,7 +326,7 @@ class ReducerOptions(Sized):
                 ("results_in_views", c_int), ("allows_unused", c_int), ("is_uneven", c_int), ("divides_by_active", c_int),
                 ("checks_finite", c_int), ("has_norms", c_int), ("max_norm", c_double), ("compression", c_int),
                 ("forgets_error", c_int), ("has_thread", c_int), ("on_buffer", BufferFn), ("on_buffer_arg", c_void_p),
-                ("is_on_device", c_int), ("stream", c_void_p), ("optimizer", POINTER(Optimizer))]
+                ("is_on_device", c_int), ("stream", c_void_p), ("optimizer", POINTER(Optimizer)), ("noise_window", c_double)]
 
 
 # enum shoal_step
@@ -619,6 +675,7 @@ FUNCTIONS = {
     "shoal_last_operation": (c_int, [c_void_p, POINTER(Operation)]),
     "shoal_comm_memory": (c_int, [c_void_p, POINTER(MemoryUsage)]),
     "shoal_comm_traffic": (c_int, [c_void_p, POINTER(Traffic)]),
+    "shoal_comm_publish": (c_int, [c_void_p, POINTER(Training)]),
     "shoal_print_settings": (c_int, [c_void_p, c_void_p]),
     "shoal_print_topology": (None, [c_void_p]),
     "shoal_print_algorithms": (c_int, [c_void_p]),
@@ -629,6 +686,14 @@ FUNCTIONS = {
     "shoal_simulate": (c_int, [POINTER(Simulation), c_void_p, POINTER(Simulated)]),
     "shoal_watch": (c_int, [c_int, WatchFn, c_void_p, c_char_p, c_size_t]),
     "shoal_watch_print": (c_int, [c_int, c_void_p, c_char_p, c_size_t]),
+    "shoal_noise_add": (c_int, [POINTER(NoiseAverage), POINTER(NoiseStep)]),
+    "shoal_noise_check": (c_int, [POINTER(NoiseAverage), c_char_p, c_size_t]),
+    "shoal_noise_read": (c_int, [POINTER(NoiseAverage), POINTER(Noise)]),
+    "shoal_noise_text": (c_int, [POINTER(Noise), c_char_p, c_size_t]),
+    "shoal_scaling_gain": (c_double, [c_double, c_double, c_double]),
+    "shoal_scaling_beta": (c_double, [c_double, c_double]),
+    "shoal_scaling_look": (c_int, [POINTER(Scaling), c_double, POINTER(Noise), POINTER(ScalingRate), c_char_p, c_size_t]),
+    "shoal_scaling_step": (c_int, [POINTER(Scaling), c_double, POINTER(Noise), POINTER(ScalingRate), c_char_p, c_size_t]),
     "shoal_gradient_layout_create": (c_int, [POINTER(Parameter), c_size_t, POINTER(GradientLayoutOptions), POINTER(c_void_p),
                                              c_char_p, c_size_t]),
     "shoal_gradient_layout_free": (None, [c_void_p]),
@@ -680,6 +745,10 @@ FUNCTIONS = {
     "shoal_reducer_parameter_steps": (c_uint64, [c_void_p, c_size_t]),
     "shoal_reducer_set_parameter_steps": (c_int, [c_void_p, c_size_t, c_uint64]),
     "shoal_optimizer_update": (c_int, [c_int, POINTER(OptimizerGroup), c_uint64, c_double, POINTER(OptimizerRange)]),
+    "shoal_reducer_set_batch": (c_int, [c_void_p, c_double, c_double]),
+    "shoal_reducer_noise": (c_int, [c_void_p, POINTER(Noise)]),
+    "shoal_reducer_noise_average": (c_int, [c_void_p, POINTER(NoiseAverage)]),
+    "shoal_reducer_set_noise_average": (c_int, [c_void_p, POINTER(NoiseAverage)]),
     "shoal_shards_create": (c_int, [c_void_p, c_void_p, POINTER(Parameter), c_size_t, POINTER(ShardsOptions),
                                     POINTER(c_void_p)]),
     "shoal_shards_free": (None, [c_void_p]),

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import itertools
 import math
 import re
@@ -9,7 +10,7 @@ import weakref
 
 import tensorflow as tf
 
-from shoal import _native
+from shoal import _native, _scaling
 
 from . import _collectives, _operations, _world
 from ._collectives import Compression, ReduceOp
@@ -27,7 +28,8 @@ class Settings:
     """How gradients are averaged, and among which ranks (_world.add_world). The constructor checks the values, so that an error
     appears at the line that sets them."""
 
-    def __init__(self, op=ReduceOp.AVERAGE, compression=Compression.none, sparse_as_dense=False, buffer_mib=BUFFER_MIB, world=0):
+    def __init__(self, op=ReduceOp.AVERAGE, compression=Compression.none, sparse_as_dense=False, buffer_mib=BUFFER_MIB, world=0,
+                 noise_scale=False):
         if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
             raise ValueError(f"shoal: gradients can be averaged or summed (ReduceOp.AVERAGE, ReduceOp.SUM), and op is {op!r}")
         if compression not in _COMPRESSIONS:
@@ -37,12 +39,58 @@ class Settings:
             raise ValueError(f"shoal: buffers of {buffer_mib} MiB cannot hold gradients")
         self.op, self.compression, self.sparse_as_dense = ReduceOp(op), compression, bool(sparse_as_dense)
         self.buffer_bytes, self.world = int(buffer_mib * (1 << 20)), world
+        self.noise_window = _scaling.window_of(noise_scale)
+        self._averager = None  # the newest one that was made with these settings
+        self._batch, self._saved = (1.0, 1.0), None
 
     def average(self, gradients, variables):
         return average(gradients, variables, self)
 
     def key(self):
-        return int(self.op), self.compression, self.buffer_bytes, self.world
+        return int(self.op), self.compression, self.buffer_bytes, self.world, id(self) if self.noise_window else 0
+
+    # ---- The noise scale: with noise_scale=, between steps ----
+
+    def set_batch(self, samples, gradient_scale=1.0):
+        """This rank's gradients are means over that many samples, and are to be multiplied by gradient_scale."""
+        self._batch = float(samples), float(gradient_scale)
+        if self._averager:
+            self._call("reducer_set_batch", *self._batch)
+
+    def noise(self):
+        noise = _scaling.read_average(self._noise_average())
+        alone = _world.size_of(self.world) == 1
+        return dataclasses.replace(noise, state=_native.NOISE_ONE_BATCH) if alone else noise
+
+    def noise_state(self):
+        return _scaling.save_average(self._noise_average())
+
+    def _noise_average(self):
+        """The first step makes the averager; until then the averages are those that were restored, if any."""
+        average = self._saved or _native.NoiseAverage(window=self.noise_window)
+        if self._averager:
+            self._call("reducer_noise_average", ctypes.byref(average))
+        return average
+
+    def load_noise_state(self, state):
+        self._saved = _scaling.load_average(state)
+        if self._averager:
+            self._call("reducer_set_noise_average", ctypes.byref(self._saved))
+
+    def take(self, averager):
+        """The averager is the one of the model's gradients from now on."""
+        if not self.noise_window or averager is self._averager:
+            return
+        self._averager = averager
+        self._call("reducer_set_batch", *self._batch)
+        if self._saved:
+            self._call("reducer_set_noise_average", ctypes.byref(self._saved))
+
+    def _call(self, name, *arguments):
+        reducer = _operations.load().library.shoal_tensorflow_averager_reducer(self._averager.number)
+        status = getattr(_native.load(), name)(reducer, *arguments) if reducer else _native.ERR_STATE
+        if status != _native.OK:
+            raise _world.error_of(status, f"shoal: the noise scale of gradients: {_native.load().status_text(status).decode()}")
 
 
 def average(gradients, variables, settings):
@@ -60,6 +108,7 @@ def average(gradients, variables, settings):
     dense = [i for i, sparse in enumerate(is_sparse) if not sparse]
     if dense:
         averager = _averager_of([variables[i] for i in dense], [gradients[i] for i in dense], settings)
+        settings.take(averager)
         for i, result in zip(dense, averager([gradients[i] for i in dense])):
             results[i] = result
     for i, sparse in enumerate(is_sparse):
@@ -121,7 +170,7 @@ class _Averager:
             (math.prod(map(int, variable.shape)), kind, name_on_all_ranks(i, variable).encode())
             for i, (variable, kind) in enumerate(zip(variables, types))))
         options = _native.ReducerOptions(name=b"gradients", op=int(settings.op), buffer_bytes=settings.buffer_bytes,
-                                         compression=_COMPRESSIONS[settings.compression],
+                                         compression=_COMPRESSIONS[settings.compression], noise_window=settings.noise_window,
                                          timeout_ms=_world.world_at(self.world).limit_ms)
         error = ctypes.create_string_buffer(_operations.ERROR_BYTES)
         self.number = _operations.load().library.shoal_tensorflow_averager_create(

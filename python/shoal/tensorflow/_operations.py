@@ -55,6 +55,8 @@ def load() -> types.SimpleNamespace:
     library.shoal_tensorflow_averager_create.argtypes = (
         ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t)
     library.shoal_tensorflow_averager_create.restype = ctypes.c_int64
+    library.shoal_tensorflow_averager_reducer.argtypes = (ctypes.c_int64,)
+    library.shoal_tensorflow_averager_reducer.restype = ctypes.c_void_p
     library.shoal_tensorflow_averager_free.argtypes = (ctypes.c_int64,)
     library.shoal_tensorflow_averager_free.restype = None
     _register_gradients()

@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from .. import _native
+from .. import _native, _scaling
 from .._native import OK
 from . import _communicator
 from ._communicator import BackendError, is_own, timed_out
@@ -270,6 +270,24 @@ class Reducer:
     def fail(self, status, text):
         """Fails this reducer on every rank."""
         self._library.reducer_fail(self._address, status, text.encode())
+
+    def set_batch(self, samples, scale):
+        """Says that this rank's gradients of the step are means over that many samples, multiplied by 1 / scale."""
+        self.check(self._library.reducer_set_batch(self._address, samples, scale))
+
+    def noise(self):
+        """The noise scale after the last step, as a Noise."""
+        noise = _native.Noise()
+        self.check(self._library.reducer_noise(self._address, ctypes.byref(noise)))
+        return _scaling.noise_of(noise)
+
+    def noise_average(self):
+        average = _native.NoiseAverage()
+        self.check(self._library.reducer_noise_average(self._address, ctypes.byref(average)))
+        return average
+
+    def take_noise_average(self, average):
+        self.check(self._library.reducer_set_noise_average(self._address, ctypes.byref(average)))
 
     def stats(self):
         """struct shoal_step_stats of the last step, or None."""

@@ -29,7 +29,7 @@ from torch.autograd import Variable
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import distributed as torchs
 
-from .. import _native, _replicas
+from .. import _native, _replicas, _scaling
 from . import _checkpoint, _communicator, _gradients, _optimizer, norm
 from ._parameters import Parameters
 
@@ -49,10 +49,11 @@ PAST = ("a forward pass through the wrapper goes before each backward pass: was 
 class _Steps:
     """The gradients that are ready in the current step. This class calls no method of a module."""
 
-    def __init__(self, communicator, watched, is_static, options, reduction, comparison):
+    def __init__(self, communicator, watched, is_static, options, reduction, comparison, scaler):
         self._communicator, self._watched, self._options = communicator, watched, options
         self._reduction = reduction  # steps the optimizer, if there is one
-        self._comparison = comparison
+        self._comparison, self._scaler = comparison, scaler
+        self._samples = 0  # of forward passes since the last step
         self._names, self._parameters = watched.names, watched.tensors
         self.reducer = _gradients.Reducer(communicator, self._names, self._parameters, **options)
         self.is_renewed = reduction is not None  # the optimizer's states belong to the first layout
@@ -143,8 +144,24 @@ class _Steps:
         self.is_renewed = True
 
     def _make_again(self):
+        average = self.reducer.noise_average() if self.measures_noise else None
         self.reducer = _gradients.Reducer(self._communicator, self._names, self._parameters, order=self._order_of_first,
                                           **self._options)
+        if average is not None:
+            self.reducer.take_noise_average(average)
+
+    # ---- The noise scale ----
+
+    @property
+    def measures_noise(self):
+        return bool(self._options.get("noise_window"))
+
+    def count_samples(self, samples):
+        """Counts those of a forward pass whose gradients will be part of the step. A checkpoint may repeat a forward pass in the
+        backward pass, when they have been counted."""
+        if torch._C._current_graph_task_id() < 0:
+            self._samples += samples
+            self.reducer.set_batch(self._samples, 1 / self._scaler.get_scale() if self._scaler else 1)
 
     # ---- Checkpoints ----
 
@@ -185,7 +202,7 @@ class _Steps:
         if not self.reducer.join():
             raise RuntimeError("shoal: this rank joined a step that no rank made: do all make as many forward passes as backward "
                                "passes inside join()?")
-        self._finished += 1
+        self._finished, self._samples = self._finished + 1, 0
         if not self.is_renewed:
             self._renew()
 
@@ -327,7 +344,7 @@ class _Steps:
                 if not self._ready[index] and parameter.grad is not None:
                     self._mark(index)
         result = self.reducer.finish()
-        self._finished += 1
+        self._finished, self._samples = self._finished + 1, 0
         if self._reduction:
             self._reduction.after_step(result)
         else:
@@ -429,6 +446,11 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
     the states, or "host" for the ranks of a host; all ranks otherwise. `shard_weights`: a number for each of these ranks, whose
     share of the parameters is proportional to it; equal shares otherwise.
 
+    `noise_scale`: True measures in each step how noisy gradients are, from norms that the engine sums anyway; see noise_scale().
+    A number is the number of steps over which it is averaged, 100 otherwise. `samples_of(*inputs, **kwargs)` returns the samples of
+    a forward pass; otherwise they are the first dimension of its first tensor. Without optimizer=, pass grad_scaler= also, if there
+    is one.
+
     In the first step and every `compare_every` steps the ranks compare hashes of their parameters. If these differ, every rank
     warns once, with the name of the first such parameter and the ranks that differ from the majority. With `compare_raises` the
     backward pass raises an error instead. The default is 100, or 0 (never) if the module is on a device, from which its parameters
@@ -440,14 +462,16 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
                  param_to_hook_all_reduce=None, mixed_precision=None, device_mesh=None, skip_all_reduce_unused_params=False,
                  bucket_cap_mb_list=None, batched_grad_copy=False, forward_sync_buffers=None, lazy_bucket_allocation=False,
                  *, compression="none", optimizer=None, max_norm=None, grad_scaler=None,
-                 steps_early=False, is_atomic=False, degree=None, shard_weights=None, compare_every=None, compare_raises=False):
+                 steps_early=False, is_atomic=False, degree=None, shard_weights=None, compare_every=None, compare_raises=False,
+                 noise_scale=False, samples_of=None):
         torch.nn.Module.__init__(self)
         Joinable.__init__(self)
         _refuse(delay_all_reduce_named_params=delay_all_reduce_named_params, param_to_hook_all_reduce=param_to_hook_all_reduce,
                 mixed_precision=mixed_precision, bucket_cap_mb_list=bucket_cap_mb_list)
         if compression not in _gradients.COMPRESSIONS:
             raise ValueError(f"shoal: compression is \"{compression}\", but must be one of {', '.join(_gradients.COMPRESSIONS)}")
-        if optimizer is None and not (max_norm is None and grad_scaler is None):
+        self._noise_window, self._samples_of = _scaling.window_of(noise_scale), samples_of or _samples_of
+        if optimizer is None and not (max_norm is None and (grad_scaler is None or self._noise_window)):
             raise ValueError("shoal: max_norm and grad_scaler are for optimizer=: without it, call clip_grad_norm_ and scaler.unscale_")
         if optimizer is None and shard_weights is not None:
             raise ValueError("shoal: shard_weights are for optimizer=: without it, every rank steps all parameters")
@@ -502,13 +526,14 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             "buffer_bytes": self.bucket_bytes_cap, "first_buffer_bytes": min(MIB, self.bucket_bytes_cap),
             "allows_unused": int(self.find_unused_parameters or self.static_graph),
             "compression": _gradients.COMPRESSIONS[self.compression],
-            "timeout_ms": _communicator.milliseconds(timeout),
+            "timeout_ms": _communicator.milliseconds(timeout), "noise_window": self._noise_window,
         }
         _leave_forward_to_python()
         self._reduction = self._reduction_of(watched, communicator)
         if self._reduction:
             options.update(self._reduction.options())
-        self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction, self._comparison)
+        scaler = None if self._reduction else self._optimizer[2]  # an optimizer in the reduction divides by the scale
+        self._steps = _Steps(communicator, watched, self.static_graph, options, self._reduction, self._comparison, scaler)
         if self._reduction:
             self._reduction.attach(self._steps.reducer)
         self.reducer, self.logger = _ReducerStandIn(self), _LoggerStandIn(self)
@@ -538,7 +563,14 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
             with self._inside_ddp_forward():  # so that torch.compile divides the module's graph
                 outputs = self.module(*inputs, **kwargs)
             self._after_forward(outputs)
+            if self._noise_window:
+                self._count_samples(inputs, kwargs)
             return outputs
+
+    @torch._disable_dynamo
+    def _count_samples(self, inputs, kwargs):
+        if torch.is_grad_enabled():
+            self._steps.count_samples(self._samples_of(*inputs, **kwargs))
 
     @torch._disable_dynamo
     def _tell_small_batch(self, inputs, kwargs):
@@ -580,6 +612,27 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         is_watched = bool(trained) and all(tensor.grad_fn is not None for tensor in trained)
         self._steps.open(is_synced, is_watched, self._division() if self._join_config.enable else None)
         self._steps.watch(trained, is_synced)
+
+    def noise_scale(self):
+        """With noise_scale=True: how noisy gradients are (shoal.torch.Noise), over about the last 100 steps. print() of it says what
+        the batch is in units of the noise scale, and what twice the batch would cost. A local call, between steps."""
+        self._check_noise()
+        return self._steps.reducer.noise()
+
+    def noise_state_dict(self):
+        """Returns the averages of the noise scale, for a checkpoint; they are the same on all ranks. ScaledLR saves them with its
+        own state."""
+        self._check_noise()
+        return _scaling.save_average(self._steps.reducer.noise_average())
+
+    def load_noise_state_dict(self, state):
+        """Restores noise_state_dict(), on all ranks, between steps."""
+        self._check_noise()
+        self._steps.reducer.take_noise_average(_scaling.load_average(state))
+
+    def _check_noise(self):
+        if not self._noise_window:
+            raise RuntimeError("shoal: the noise scale is not measured: pass noise_scale=True to DistributedDataParallel")
 
     def grad_norm(self):
         """With optimizer= and max_norm=: the norm of the last step's averages, before they were clipped; None before a step."""
@@ -703,6 +756,12 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
 
     def _update_process_group(self, new_process_group):
         raise NotImplementedError("shoal: the group cannot be changed: make a new DistributedDataParallel of the same module")
+
+
+def _samples_of(*inputs, **kwargs):
+    """Returns the first dimension of a forward pass's first tensor, or 1."""
+    first_tensor = next((one for one in (*inputs, *kwargs.values()) if torch.is_tensor(one) and one.dim()), None)
+    return 1 if first_tensor is None else len(first_tensor)
 
 
 @functools.lru_cache(maxsize=None)

@@ -20,6 +20,7 @@
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/reducer_memory.h"
 #include "fusion/reducer/relayout.h"
+#include "fusion/reducer/reducer_noise.h"
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/tally.h"
 
@@ -40,6 +41,8 @@ static enum shoal_status check_options(const struct shoal_reducer_options *optio
         *wrong = "max_norm needs the norm of all gradients, on_buffer comes before it is known: use one of them";
     else if (!(options->max_norm >= 0))
         *wrong = "options->max_norm is negative or NaN";
+    else if (!fusion_noise_can_have(options->noise_window))
+        *wrong = "options->noise_window is neither 0 nor a number of steps from 1";
     else if ((unsigned)options->compression > SHOAL_COMPRESS_INT8)
         *wrong = "options->compression is none of enum shoal_compression";
     return *wrong ? SHOAL_ERR_ARGUMENT : SHOAL_OK;
@@ -162,6 +165,8 @@ static void init(struct shoal_reducer *reducer, struct shoal_context *context, s
         reducer->given = fusion_settings_copy(reducer->options.optimizer);
         reducer->options.optimizer = &reducer->given;
     }
+    if (reducer->options.noise_window > 0)
+        reducer->options.has_norms = 1;
     snprintf(reducer->name, sizeof reducer->name, "%.23s", reducer->options.name ? reducer->options.name : "gradients");
 }
 
@@ -173,6 +178,7 @@ static enum shoal_status create_parts(struct shoal_reducer *reducer)
     FUSION_TRY(fusion_out_create(reducer));
     FUSION_TRY(fusion_stats_create(reducer));
     FUSION_TRY(fusion_measure_create(reducer));
+    FUSION_TRY(fusion_noise_create(reducer));
     FUSION_TRY(fusion_optimizer_create(reducer));
     FUSION_TRY(fusion_install(reducer, reducer->layout));
     return fusion_offload_create(reducer);
@@ -225,6 +231,7 @@ static enum shoal_status reducer_agree(const struct shoal_reducer *reducer, cons
         OPTIONS(OPTION)
 #undef OPTION
             fusion_real("max_norm", options->max_norm),
+        fusion_real("noise_window", options->noise_window),
         fusion_number("the optimizer's rule", options->optimizer ? (uint64_t)options->optimizer->rule : 0),
         fusion_number("the optimizer's steps_early", options->optimizer ? (uint64_t)options->optimizer->steps_early : 0),
         fusion_number("the optimizer's degree", options->optimizer ? (uint64_t)options->optimizer->degree : 0),
@@ -366,6 +373,7 @@ void shoal_reducer_free(struct shoal_reducer *reducer)
     fusion_out_destroy(reducer);
     fusion_stats_destroy(reducer);
     fusion_measure_destroy(reducer);
+    fusion_noise_destroy(reducer);
     fusion_free_memory(reducer, reducer->memory);
     fusion_device_close(reducer);
     shoal_gradient_layout_free(reducer->layout);

@@ -9,9 +9,9 @@
  * For gradients on a device, device_buffer.c puts all of this for a full buffer on a stream, in order, and measure.c computes
  * norms; with an optimizer, offload.c takes them to the host and the new parameters back.
  *
- * step.c begins and ends steps; relayout.c changes the layout between two. stats.c records times and bytes. reducer_failure.c
- * determines the first cause of a failure. Files call only files below them: what is done is reported upward by events
- * (fusion_full_fn, fusion_done_fn).
+ * step.c begins and ends steps; relayout.c changes the layout between two. stats.c records times and bytes. reducer_noise.c
+ * estimates the noise scale. reducer_failure.c determines the first cause of a failure. Files call only files below them: what
+ * is done is reported upward by events (fusion_full_fn, fusion_done_fn).
  *
  * Parts. Each struct belongs to its own file. Other files call the functions in its header and do not see its fields.
  *
@@ -64,6 +64,7 @@ struct shoal_reducer {
     struct fusion_tally *tally;
     struct fusion_out *out;
     struct fusion_stats *stats;
+    struct fusion_noise *noise; /* NULL if nobody asks for the noise scale */
     struct fusion_fault *fault;
 };
 

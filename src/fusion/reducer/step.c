@@ -17,6 +17,7 @@
 #include "fusion/reducer/reducer_device.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/relayout.h"
+#include "fusion/reducer/reducer_noise.h"
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/step_bytes.h"
 #include "fusion/reducer/tally.h"
@@ -246,6 +247,7 @@ static enum shoal_status end_step(struct shoal_reducer *reducer, bool may_be_unu
     FUSION_TRY(take_measures(reducer, factor_of(reducer, active)));
     FUSION_TRY(wait_for_all(reducer));
     FUSION_TRY(conclude(reducer, active, &result));
+    fusion_noise_take(reducer, &result);
     FUSION_TRY(fusion_optimizer_rescale(reducer, &result));
     if (reducer->optimizer && !result.is_skipped)
         fusion_optimizer_commit(reducer);

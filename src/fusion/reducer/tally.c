@@ -3,12 +3,14 @@
 #include <stdlib.h>
 
 #include "base/assert.h"
+#include "base/floats.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/reducer_failure.h"
 
-enum { NONFINITE, SQUARED, USED }; /* fields of a tail; from USED on, one for each parameter */
+enum { NONFINITE, SQUARED, INVERSE, USED }; /* fields of a tail; from USED on, one for each parameter */
 
 struct fusion_tally {
+    double inverse; /* of the samples in this rank's batch; 0 if nobody asks for it */
     int64_t head, head_sum; /* each active rank contributes 1; the sum is their number */
     struct shoal_request *head_request;
     double *tail, *tail_sum;
@@ -87,6 +89,14 @@ enum shoal_status fusion_tally_take_head(struct shoal_reducer *reducer, int *act
     return SHOAL_OK;
 }
 
+void fusion_tally_set_samples(struct shoal_reducer *reducer, double samples)
+{
+    SHOAL_DEFAULT_FLOATS;
+    double inverse = 1 / samples;
+    SHOAL_FLOATS_PIN(inverse);
+    reducer->tally->inverse = inverse;
+}
+
 /* ---- The tail ------------------------------------------------------------------------------------------------------------ */
 
 void fusion_tally_reset(struct shoal_reducer *reducer, bool holds_tail)
@@ -133,6 +143,7 @@ enum shoal_status fusion_tally_post_tail(struct shoal_reducer *reducer)
     bool is_nonfinite;
     tally->tail[SQUARED] = fusion_marks_sum(reducer, &is_nonfinite, tally->counts_used ? tally->tail + USED : NULL);
     tally->tail[NONFINITE] = is_nonfinite;
+    tally->tail[INVERSE] = reducer->options.is_uneven && !tally->head ? 0 : tally->inverse;
     FUSION_TRY(shoal_allreduce_post(reducer->comm, tally->tail, tally->tail_sum, tally->tail_count, SHOAL_FLOAT64, SHOAL_SUM,
                                     &options, &request));
     fusion_lock(reducer);
@@ -167,4 +178,9 @@ bool fusion_tally_is_nonfinite(const struct shoal_reducer *reducer)
 double fusion_tally_squared(const struct shoal_reducer *reducer)
 {
     return reducer->tally->tail_sum[SQUARED];
+}
+
+double fusion_tally_inverse(const struct shoal_reducer *reducer)
+{
+    return reducer->tally->tail_sum[INVERSE];
 }

@@ -56,6 +56,9 @@ SHOAL_METRICS: Dict[str, Tuple[str, str]] = {
     "shoal/waiting_s": ("How long the rank has waited for other ranks in the operation that is under way", "s"),
     "shoal/came_last": ("Share of the operations to which the rank came last", ""),
     "shoal/late_s": ("How long after the first rank it then came, on average", "s"),
+    "shoal/batch": ("Samples of a step over all ranks, if the program measures the noise scale", ""),
+    "shoal/noise_scale": ("Noise scale of the gradients, in samples: far below it, a larger batch saves steps", ""),
+    "shoal/noise_error": ("Its standard error", ""),
     "shoal/cpu": ("Processor time of the process, in cores", ""),
     "shoal/memory_bytes": ("Resident memory of the process", "B"),
     "host/cpu": ("Processors of the host that are busy", ""),
@@ -352,6 +355,28 @@ def waits_of(process: Mapping[str, Any]) -> Tuple[float, List[int]]:
     return longest["waits_us"] / 1e6, list(longest["waits_for"]) if is_world else []
 
 
+def noise_of(process: Mapping[str, Any]) -> Dict[str, float]:
+    """Returns the metrics of a communicator in which the process is rank 0 and that publishes a noise scale: all its ranks publish
+    the same."""
+    for comm in process["communicators"]:
+        if comm["rank"] == 0 and comm.get("noise_scale"):
+            return {"shoal/batch": comm["batch"] or math.nan, "shoal/noise_scale": comm["noise_scale"], "shoal/noise_error": comm["noise_error"]}
+    return {}
+
+
+def noise_text(batch: float, scale: float, error: float) -> str:
+    """Says what the batch is in units of the noise scale, and what twice the batch would cost, as shoal_noise_text does:
+    docs/batch-size.md has the formula."""
+    gain = 2 * (scale + batch) / (scale + 2 * batch)  # steps of this batch that one step of twice the batch is worth
+    return (f"your global batch is {_samples_text(batch / scale)} times the noise scale ({_samples_text(scale)} samples, error "
+            f"{_samples_text(error)}): doubling it should cost {100 * (2 / gain - 1):.0f} % more samples and save {100 * (1 - 1 / gain):.0f} % "
+            "of the steps")
+
+
+def _samples_text(number: float) -> str:
+    return f"{number:.0f}" if 10 <= number < 1e6 else f"{number:.2g}" if number < 10 else f"{number:.3g}"
+
+
 STALE_S = 1.0  # a sample older than this was delayed
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -504,6 +529,7 @@ class Sampler:
         before = self.before.get(pid)
         self.before[pid] = now
         values = [Value("shoal/memory_bytes", process["memory_bytes"], rank)]
+        values += [Value(name, value, rank) for name, value in noise_of(process).items()]
         if before and at > before.at:
             found = rates(now, before)
             values += [Value(name, value, rank) for name, value in found.items()]
@@ -698,6 +724,15 @@ class Reader:
             seconds = max(waits[one][0] for one in waits if _end_of(waits, one) == rank)
             host = next((host for _, host, of in self.series if of == rank), "")
             return Stall(rank, host, held, seconds) if seconds >= STALL_S else None
+        return None
+
+    def noise(self) -> Optional[str]:
+        """Returns the sentence about the newest noise scale, or None if the program measures none."""
+        names = ("shoal/batch", "shoal/noise_scale", "shoal/noise_error")
+        for rank in sorted({rank for name, _, rank in self.series if name == names[1] and rank is not None}):
+            batch, scale, error = (self.last(name, rank) for name in names)
+            if batch and scale and error is not None and all(map(math.isfinite, (batch, scale, error))):
+                return noise_text(batch, scale, error)
         return None
 
     def names(self) -> List[str]:

@@ -162,7 +162,8 @@ def legend(lines: Sequence[Line], unit: str) -> str:
 TITLES = {"shoal/steps_per_s": "Steps", "shoal/operations_per_s": "Operations", "shoal/bytes_per_s": "Bytes of operations",
           "shoal/network_bytes_per_s": "Bytes to the network", "shoal/exposed": "Exposed communication", "shoal/input": "Waiting for data", "shoal/idle": "Idle",
           "shoal/waiting_s": "Waiting now",
-          "shoal/came_last": "Came last", "shoal/late_s": "Late by", "shoal/cpu": "Cores", "shoal/memory_bytes": "Memory",
+          "shoal/came_last": "Came last", "shoal/late_s": "Late by", "shoal/batch": "Global batch", "shoal/noise_scale": "Noise scale",
+          "shoal/noise_error": "Error of the noise scale", "shoal/cpu": "Cores", "shoal/memory_bytes": "Memory",
           "host/cpu": "Busy cores of the host", "host/memory_available_bytes": "Free memory of the host",
           "host/received_bytes_per_s": "Bytes received by the host", "host/sent_bytes_per_s": "Bytes sent by the host"}
 
@@ -356,8 +357,8 @@ def stall_of(folder: JobFolder, status: Status) -> Optional[str]:
 
 
 def verdict(reader: Reader) -> str:
-    """One line about the whole job: whether one rank holds the others up, and how much of the time is communication. Empty if the job
-    has no ranks of Shoal's, or one."""
+    """A line about the whole job: whether one rank holds the others up, how much of the time is communication, and what the batch is
+    in units of the noise scale, if that is measured. Empty if the job has no ranks of Shoal's, or one."""
     ranks = [rank for rank in ranks_of(reader) if math.isfinite(rank.mean.get("shoal/exposed", math.nan))]
     if len(ranks) < 2:
         return ""
@@ -368,7 +369,9 @@ def verdict(reader: Reader) -> str:
            else "No rank holds the others up")
     waits = [rank.mean["shoal/input"] for rank in ranks if math.isfinite(rank.mean.get("shoal/input", math.nan))]
     data = f", and waited for data for {100 * statistics.mean(waits):.0f} %" if waits else ""
-    return f"{who}; ranks were blocked in communication for {100 * exposed:.0f} % of the time{data}."
+    noise = reader.noise()
+    about_batch = f" {noise[0].upper()}{noise[1:]}." if noise else ""
+    return f"{who}; ranks were blocked in communication for {100 * exposed:.0f} % of the time{data}.{about_batch}"
 
 
 def head(status: Status, stall: Optional[Stall] = None, judged: str = "") -> str:

@@ -210,6 +210,9 @@ def table(status: Status, reader: Reader, url: str, columns: int, rows: int) -> 
         lines.append(f"{waits}; `shoal doctor --data` measures the storage")
     lines += ["", f"{'rank':>5} {'host':12}" + "".join(f"{head:>12}" for head, _ in COLUMNS)]
     lines += [_row(rank) for rank in report.ranks_of(reader)]
+    noise = reader.noise()
+    if noise:
+        lines += ["", noise]
     own = [name for name in reader.names() if name not in SHOAL_METRICS]
     if own:
         lines += ["", "metrics: " + ", ".join(f"{name} {_newest(reader, name)}" for name in own)]

@@ -25,8 +25,9 @@ from .normalization import SyncBatchNormalization  # noqa: E402,F401
 
 
 def DistributedOptimizer(optimizer, compression=Compression.none, sparse_as_dense=False, op=ReduceOp.AVERAGE,
-                         buffer_mib=_gradients.BUFFER_MIB):
+                         buffer_mib=_gradients.BUFFER_MIB, noise_scale=False):
     """Returns the optimizer, which now averages gradients over all ranks before it applies them. A saved model contains the
     plain optimizer. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, as model.compile would do: all ranks
-    then find the same gradients finite, and skip the same steps."""
-    return wrap(optimizer, _gradients.Settings(op, compression, sparse_as_dense, buffer_mib))
+    then find the same gradients finite, and skip the same steps. noise_scale: True measures how noisy gradients are, for
+    callbacks.NoiseScaleCallback and callbacks.ScaledLearningRate; a number is that of the steps over which it is averaged."""
+    return wrap(optimizer, _gradients.Settings(op, compression, sparse_as_dense, buffer_mib, noise_scale=noise_scale))

@@ -35,3 +35,11 @@ class MetricAverageCallback(callbacks.MetricAverageCallback):
 
 class LearningRateWarmupCallback(callbacks.LearningRateWarmupCallback):
     _job = _Job
+
+
+class NoiseScaleCallback(callbacks.NoiseScaleCallback):
+    _job = _Job
+
+
+class ScaledLearningRate(callbacks.ScaledLearningRate):
+    _job = _Job

@@ -343,6 +343,20 @@ static void averager_leave(struct averager *averager)
     pthread_mutex_unlock(&table_lock);
 }
 
+struct shoal_reducer *shoal_tensorflow_averager_reducer(int64_t number)
+{
+    struct averager *const averager = averager_enter(number);
+    if (!averager)
+        return NULL;
+    pthread_mutex_lock(&averager->lock);
+    while (averager->phase == ENDING)
+        pthread_cond_wait(&averager->changed, &averager->lock);
+    struct shoal_reducer *const reducer = averager->stops ? NULL : averager->reducer;
+    pthread_mutex_unlock(&averager->lock);
+    averager_leave(averager);
+    return reducer;
+}
+
 /* Leaves the communicator at once, because a gradient may wait for the end of the previous step. */
 static bool gradient_begin(struct call *call, const struct kernel *kernel, TF_OpKernelContext *context, size_t tensors)
 {

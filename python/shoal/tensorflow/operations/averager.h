@@ -25,6 +25,10 @@ shoal_tensorflow_averager_create(int world, const struct shoal_parameter *parame
 /* Ends an averager, and its current step with an error. Returns when none of its code runs. */
 __attribute__((visibility("default"))) void shoal_tensorflow_averager_free(int64_t number);
 
+/* Waits until a step whose gradients have all come has ended, and returns the averager's reducer; NULL if the averager has ended.
+ * The program must run no step while it uses the reducer, and not free the averager. */
+__attribute__((visibility("default"))) struct shoal_reducer *shoal_tensorflow_averager_reducer(int64_t number);
+
 /* The kernel that starts a gradient. Attributes: reducer (the averager's number), index (of the parameter), marks (how many
  * gradients this rank has in the step). */
 void gradient_start(void *kernel, TF_OpKernelContext *context);

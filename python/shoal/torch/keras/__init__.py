@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 
 import keras
 import torch
 import torch.distributed as dist
 
+from shoal import _native, _scaling
 from shoal._keras.optimizer import wrap
 
 from ._job import allgather_object, broadcast_variables, init, rank, size  # noqa: F401
@@ -27,7 +29,13 @@ from . import callbacks  # noqa: E402,F401
 
 
 class _Averages:
-    """Averages all gradients of one type in one all-reduce."""
+    """Averages all gradients of one type in one all-reduce. With noise_scale= it also sums squared norms, in a pass over the
+    gradients and one over the averages."""
+
+    def __init__(self, noise_scale=False):
+        self.noise_window = _scaling.window_of(noise_scale)
+        self._average = _scaling.NoiseAverage(self.noise_window or _scaling.WINDOW)
+        self._batch = 1.0, 1.0
 
     @torch.no_grad()
     def average(self, gradients, variables):
@@ -35,10 +43,41 @@ class _Averages:
         if size() == 1:
             return results
         with _named(variables):
-            for same in _by_type(_used(results, variables), variables):
+            used = _used(results, variables)
+            own = _squared(results, used) if self.noise_window else None
+            for same in _by_type(used, variables):
                 for i, average in zip(same, _averages_of([results[i] for i in same])):
                     results[i] = average
+            if own is not None:
+                self._measure(own, _squared(results, used))
         return results
+
+    def _measure(self, own, averaged):
+        samples, scale = self._batch
+        sums = torch.tensor([own, 1 / samples], dtype=torch.float64)
+        dist.all_reduce(sums)
+        small = size() / float(sums[1])
+        self._average.add(small, float(sums[0]) / size() * scale ** 2, size() * small, averaged * scale ** 2)
+
+    # ---- The noise scale: with noise_scale=, between steps ----
+
+    def set_batch(self, samples, gradient_scale=1.0):
+        """This rank's gradients are means over that many samples, and are to be multiplied by gradient_scale."""
+        self._batch = float(samples), float(gradient_scale)
+
+    def noise(self):
+        noise = self._average.read()
+        return dataclasses.replace(noise, state=_native.NOISE_ONE_BATCH) if size() == 1 else noise
+
+    def noise_state(self):
+        return _scaling.save_average(self._average.struct)
+
+    def load_noise_state(self, state):
+        self._average.struct = _scaling.load_average(state)
+
+
+def _squared(gradients, used):
+    return sum(float(gradients[i].double().square().sum()) for i in used)
 
 
 @contextlib.contextmanager
@@ -79,8 +118,9 @@ def _averages_of(gradients):
     return [average.view(gradient.shape) for average, gradient in zip(averages, gradients)]
 
 
-def DistributedOptimizer(optimizer):
+def DistributedOptimizer(optimizer, noise_scale=False):
     """Returns the optimizer, which now averages gradients over all ranks before it applies them. A saved model contains the
     plain optimizer. Under the policy mixed_float16 it is wrapped in a LossScaleOptimizer, so that all ranks skip the same
-    steps."""
-    return wrap(optimizer, _Averages())
+    steps. noise_scale: True measures how noisy gradients are, for callbacks.NoiseScaleCallback and callbacks.ScaledLearningRate;
+    a number is that of the steps over which it is averaged."""
+    return wrap(optimizer, _Averages(noise_scale))
