@@ -105,10 +105,11 @@ struct shoal_context_options {
     shoal_log_fn log; /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
+    uint32_t threads; /* threads that sum and copy large operations, 1 to 64, with the one that makes progress; 0: SHOAL_THREADS */
 };
-#define SHOAL_CONTEXT_OPTIONS_INIT                    \
-    {                                                 \
-        sizeof(struct shoal_context_options), 0, 0, 0 \
+#define SHOAL_CONTEXT_OPTIONS_INIT                       \
+    {                                                    \
+        sizeof(struct shoal_context_options), 0, 0, 0, 0 \
     }
 
 /* Makes a context. Reads the SHOAL_* settings once (shoal_print_settings lists them). Starts no thread and opens no socket.

@@ -91,6 +91,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->transport = options->transport;
     engine->ops = options->transport->ops;
     engine->kernels = options->kernels;
+    engine->helpers = options->helpers;
     engine->settings = options->settings;
     engine->warn_ms = options->warn_ms;
     engine->tuning = options->tuning;

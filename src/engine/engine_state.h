@@ -140,6 +140,7 @@ struct shoal_engine {
     struct shoal_transport *transport;
     const struct shoal_transport_ops *ops;
     const struct shoal_kernels *kernels;
+    struct shoal_helpers *helpers; /* NULL: the thread that makes progress does all work */
     const struct shoal_engine_settings *settings;
     uint64_t warn_ms;
     const struct shoal_tuning *tuning;
