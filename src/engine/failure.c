@@ -582,7 +582,9 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
         shoal_engine_append(text, bytes, " and %d more", named - 8);
     if (named == 0)
         snprintf(text, bytes, "%s",
-                 shoal_runner_is_leaving(engine, request) ? "its data to leave" : "the operations before it");
+                 shoal_runner_is_leaving(engine, request)  ? "its data to leave"
+                 : shoal_runner_is_helped(engine, request) ? "its own helper threads, which get no core (SHOAL_THREADS)"
+                                                           : "the operations before it");
     return first;
 }
 

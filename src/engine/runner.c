@@ -785,6 +785,14 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
     return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
 }
 
+bool shoal_runner_is_helped(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    bool is_helped = false;
+    for (unsigned i = 0; i < engine->depth; i++)
+        is_helped |= engine->runner.chunks[i].request == request && engine->runner.chunks[i].posted;
+    return is_helped;
+}
+
 bool shoal_runner_is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
 {
     for (unsigned i = 0; i < engine->depth; i++) {

@@ -90,6 +90,8 @@ void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoa
                             int *peer_out);
 /* Returns true if the request waits only for its data to leave. */
 bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct shoal_request *request);
+/* Returns true if helper threads do the current step of a chunk of the request. */
+bool shoal_runner_is_helped(const struct shoal_engine *engine, const struct shoal_request *request);
 /* Returns true if a chunk of the request is at a step that waits for that peer. */
 bool shoal_runner_is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
 /* Combines `mark` with the positions of the chunks: changes whenever a chunk moves. */
