@@ -50,15 +50,13 @@ static void wake_for_helpers(void *progress)
     shoal_progress_wake_outside(progress);
 }
 
-/* Exists on machines, and in containers, with a GPU of NVIDIA's. */
-#define GPU_FILE "/dev/nvidiactl"
-
 static enum shoal_status make_helpers(struct shoal_context *context, uint32_t threads)
 {
     struct shoal_helpers_options options = {
         .log = &context->log,
         .threads = threads ? (int)threads : shoal_helpers_fixed_threads(&context->settings.helpers),
-        .framework_threads = shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), GPU_FILE),
+        .framework_threads =
+            shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE),
         .spin_ns = context->settings.engine.spin_us * 1000,
         .wake = wake_for_helpers,
         .wake_arg = context->progress,

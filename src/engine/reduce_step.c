@@ -173,8 +173,8 @@ static void reduce_apart(const struct shoal_engine *engine, const struct shoal_r
 }
 
 /* In place, the source is also a destination: it is not written, because peers may be reading it. */
-static void copy_run(const struct shoal_engine *engine, const struct shoal_step *step, size_t bytes, enum shoal_stores stores,
-                     const struct shoal_span_scratch *scratch)
+static void reduce_copy_run(const struct shoal_engine *engine, const struct shoal_step *step, size_t bytes,
+                            enum shoal_stores stores, const struct shoal_span_scratch *scratch)
 {
     int dests = 0;
     for (unsigned d = 0; d < step->dest_count; d++) {
@@ -199,7 +199,7 @@ static void reduce_run(const struct shoal_engine *engine, const struct shoal_req
     const enum shoal_stores stores =
         request->announcement.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
     if (step->source_count == 1) {
-        copy_run(engine, step, elements * request->element_bytes, stores, scratch);
+        reduce_copy_run(engine, step, elements * request->element_bytes, stores, scratch);
     } else if (engine->hosts > 1 && is_mixed(engine, request, step)) {
         reduce_scaling(engine, request, step, elements, stores, scratch);
     } else if (any_collide(scratch, step)) {

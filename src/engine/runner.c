@@ -287,8 +287,8 @@ static size_t count_elements(const struct shoal_engine *engine, const struct sho
 }
 
 /* Returns true if helpers do the step: it is not done yet. */
-static SHOAL_NOINLINE bool post_work(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
-                                     const struct shoal_step *step)
+static SHOAL_NOINLINE bool runner_post_work(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
+                                            const struct shoal_step *step)
 {
     const size_t elements = count_elements(engine, chunk, step), element = chunk->request->element_bytes;
     const size_t bytes = elements * element, most = (size_t)shoal_helpers_width(engine->helpers) * PARTS_EACH;
@@ -465,7 +465,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         return true;
     if (!can_touch(engine, chunk, step))
         return false;
-    if (SHOAL_UNLIKELY(engine->helpers != NULL) && post_work(engine, chunk, slot, step))
+    if (SHOAL_UNLIKELY(engine->helpers != NULL) && runner_post_work(engine, chunk, slot, step))
         return false;
     const struct shoal_span_scratch scratch = {engine->sources, engine->dests, engine->scaled};
     shoal_span_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &scratch);

@@ -12,6 +12,9 @@ struct shoal_helper_share {
     int framework_threads; /* cores that stay with the program; -1: all of them */
 };
 
+/* Exists on machines, and in containers, with a GPU of NVIDIA's. */
+#define SHOAL_HELPER_GPU_FILE "/dev/nvidiactl"
+
 /* Returns how many cores the program's own threads need: `omp_threads`, the value of OMP_NUM_THREADS, if it is a number.
  * Without it (NULL) an OpenMP program uses all of its cores: the result is -1, unless `gpu_file` exists. Then the program
  * computes on a GPU, and its main thread needs one core. */

@@ -19,8 +19,8 @@
 /* Jobs that may be posted at once. */
 #define SLOTS 64
 
-/* A job. `claims` is published last and changed by compare and swap, so a helper reads `run` and `arg` only of a job that cannot
- * end before the helper has counted its part. */
+/* A job. `claims` is published last and changed by compare and swap. So a helper reads `run` and `arg` only of a job that
+ * cannot end before the helper has counted its part. */
 struct slot {
     _Alignas(SHOAL_CACHE_PAIR) _Atomic uint64_t claims; /* generation, next part, number of parts: see below */
     _Atomic uint32_t ended;                             /* parts that have ended, or were dropped */
@@ -370,7 +370,7 @@ void shoal_helpers_limit(struct shoal_helpers *helpers, int most)
 /* ---- Jobs ---------------------------------------------------------------------------------------------------------------- */
 
 /* Returns a free slot, or SLOTS if there is none. */
-static unsigned take_slot(struct shoal_helpers *helpers)
+static unsigned helpers_take_slot(struct shoal_helpers *helpers)
 {
     const unsigned turn = atomic_fetch_add_explicit(&helpers->turn, 1, memory_order_relaxed);
     for (unsigned i = 0; i < SLOTS; i++) {
@@ -407,7 +407,7 @@ int shoal_helpers_post(struct shoal_helpers *helpers, shoal_helpers_fn run, void
         return -1;
     if (SHOAL_UNLIKELY(!atomic_load_explicit(&helpers->has_threads, memory_order_relaxed)))
         make_threads(helpers);
-    const unsigned s = take_slot(helpers);
+    const unsigned s = helpers_take_slot(helpers);
     if (s == SLOTS)
         return -1;
     /* The bit comes first: whoever claims the last part clears it. */
