@@ -185,6 +185,37 @@ enum shoal_status shoal_context_check(const struct shoal_context *context, const
     return SHOAL_OK;
 }
 
+int shoal_context_threads(const struct shoal_context *context)
+{
+    return context && *context->is_parent ? shoal_helpers_width(context->helpers) : 1;
+}
+
+/* A range of a program's parts: a job of helpers has fewer parts than size_t counts. */
+struct context_parts {
+    shoal_part_fn run;
+    void *arg;
+    size_t first;
+};
+
+static void run_context_part(void *arg, uint32_t part)
+{
+    const struct context_parts *parts = arg;
+    parts->run(parts->arg, parts->first + part);
+}
+
+enum shoal_status shoal_context_run(struct shoal_context *context, shoal_part_fn run, void *arg, size_t parts)
+{
+    struct context_parts range = {run, arg, 0};
+    SHOAL_TRY(shoal_context_check(context, "shoal_context_run"));
+    if (!run)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_context_run: run is NULL");
+    for (size_t count; range.first < parts; range.first += count) {
+        count = shoal_min_size(parts - range.first, SHOAL_HELPERS_PARTS_MAX);
+        shoal_helpers_run(context->helpers, run_context_part, &range, (uint32_t)count);
+    }
+    return SHOAL_OK;
+}
+
 enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module, const char *text)
 {
     if (status == SHOAL_OK || !context || !text || shoal_context_check(context, "shoal_report") != SHOAL_OK)

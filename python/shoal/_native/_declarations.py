@@ -15,15 +15,16 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "PARTITION_SHORTEST", "PARTITION_TREE", "PARTITION_EQUAL",
            "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "PARAMETERS_MAX",
            "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX",
-           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet",
-           "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation", "MemoryUsage",
-           "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "Parameter",
-           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
-           "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
-           "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
-           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Unit",
-           "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work",
-           "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes", "FUNCTIONS"]
+           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "PartFn", "CommOptions", "StoreSet",
+           "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Operation",
+           "MemoryUsage", "Traffic", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched",
+           "WatchFn", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer",
+           "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult",
+           "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter",
+           "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts",
+           "ScheduleOptions", "ScheduleTimes", "Unit", "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge",
+           "PipelineOptions", "Parcel", "Work", "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes",
+           "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -63,6 +64,9 @@ LogFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 class ContextOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("log", LogFn), ("log_arg", c_void_p), ("settings", POINTER(c_char_p)),
                 ("threads", c_uint32)]
+
+
+PartFn = CFUNCTYPE(None, c_void_p, c_size_t)
 
 
 @begins()
@@ -526,6 +530,8 @@ FUNCTIONS = {
     "shoal_status_name": (c_char_p, [c_int]),
     "shoal_context_create": (c_int, [POINTER(ContextOptions), POINTER(c_void_p)]),
     "shoal_context_destroy": (None, [c_void_p]),
+    "shoal_context_threads": (c_int, [c_void_p]),
+    "shoal_context_run": (c_int, [c_void_p, PartFn, c_void_p, c_size_t]),
     "shoal_comm_create": (c_int, [c_void_p, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_create_at": (c_int, [c_void_p, c_char_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_create_with": (c_int, [c_void_p, POINTER(Store), c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),

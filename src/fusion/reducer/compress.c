@@ -18,8 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/floats.h"
 #include "base/assert.h"
+#include "base/floats.h"
 #include "fusion/reducer/compute.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/reducer_device.h"

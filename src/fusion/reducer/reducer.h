@@ -21,7 +21,7 @@
 
 #include <pthread.h>
 
-#include "fusion/codec/gradient_kernels.h"
+#include "fusion/codec/wide_kernels.h"
 #include "fusion/layout/gradient_layout.h"
 
 struct shoal_reducer {
@@ -83,6 +83,12 @@ static inline bool fusion_computes_on_device(const struct shoal_reducer *reducer
 static inline bool fusion_scales_late(const struct shoal_reducer *reducer)
 {
     return reducer->options.is_uneven && reducer->options.divides_by_active && reducer->options.op == SHOAL_AVG;
+}
+
+/* The kernels, on all threads of the rank. */
+static inline struct fusion_wide fusion_wide(const struct shoal_reducer *reducer)
+{
+    return (struct fusion_wide){reducer->context, reducer->kernels};
 }
 
 static inline char *fusion_buffer_memory(const struct shoal_reducer *reducer, size_t buffer)
