@@ -126,10 +126,9 @@ SHOAL_API void shoal_context_destroy(struct shoal_context *context);
  * SHOAL_THREADS, or what the rank's cores leave. Fewer if the system refused some, or took cores away. 1 in a forked child. */
 SHOAL_API int shoal_context_threads(const struct shoal_context *context);
 
-/* Does a program's own work on these threads: calls run(arg, part) once for each part from 0 to parts - 1, on the calling thread
- * and on helper threads, in any order and several at once, and returns when all have returned. A part should take some ten
- * microseconds. Operations that are under way have the helpers first if they were posted first. `run` must not call Shoal. Any
- * thread may call, also in a callback. With one thread the parts run in order.
+/* Does a program's own work on these threads: calls run(arg, part) once for each part from 0 to parts - 1, on the calling
+ * thread and on helper threads, in any order and several at once, and returns when all have returned. A part should take some
+ * ten microseconds. `run` must not call Shoal. Any thread may call, also in a callback. With one thread the parts run in order.
  * Errors: ERR_ARGUMENT (run is NULL), ERR_STATE (a forked child); then no part has run. */
 typedef void (*shoal_part_fn)(void *arg, size_t part);
 SHOAL_CALL shoal_context_run(struct shoal_context *context, shoal_part_fn run, void *arg, size_t parts);

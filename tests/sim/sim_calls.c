@@ -993,11 +993,11 @@ int shoal_context_threads(const struct shoal_context *context)
 }
 
 /* In another order than one thread would take. */
-enum shoal_status shoal_context_run(struct shoal_context *context, shoal_part_fn run, void *arg, size_t parts)
+enum shoal_status shoal_context_run(struct shoal_context *context, shoal_part_fn fn, void *arg, size_t parts)
 {
     (void)context;
     for (size_t part = parts; part > 0; part--)
-        run(arg, part - 1);
+        fn(arg, part - 1);
     return SHOAL_OK;
 }
 

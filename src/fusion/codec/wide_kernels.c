@@ -15,15 +15,15 @@ static bool is_wide(struct fusion_wide wide, size_t count)
     return count >= LEAST && shoal_context_threads(wide.context) > 1;
 }
 
-static size_t count_parts(size_t count)
+static size_t count_wide_parts(size_t count)
 {
     return (count + PART - 1) / PART;
 }
 
 static void run_parts(struct fusion_wide wide, shoal_part_fn run, void *arg, size_t count)
 {
-    if (shoal_context_run(wide.context, run, arg, count_parts(count)) != SHOAL_OK) { /* a forked child has no other thread */
-        for (size_t part = 0; part < count_parts(count); part++)
+    if (shoal_context_run(wide.context, run, arg, count_wide_parts(count)) != SHOAL_OK) { /* a forked child has no other thread */
+        for (size_t part = 0; part < count_wide_parts(count); part++)
             run(arg, part);
     }
 }
