@@ -54,6 +54,10 @@ struct sim_step_row {
 /* Returns a step's efficiency: the time of a single worker's step divided by this one's. */
 double sim_step_efficiency(const struct sim_step_options *options, const struct sim_step_row *row, double step_us);
 
+/* Returns the rate at which all threads of a rank read and write, in GB/s, if each alone does at each_gb_s: no more than the
+ * rank's share of its host's memory and cores, but at least each_gb_s. */
+double sim_step_threads_rate(const struct shoal_simulation *question, double each_gb_s);
+
 /* Returns the rate of the optimizer's reads and writes, in GB/s. */
 double sim_step_update_rate(const struct sim_step_options *options);
 

@@ -751,11 +751,13 @@ struct shoal_simulation {
     double copy_us;              /* delay before a copy's first byte */
     double host_memory_gb_s;     /* bytes that all ranks of a host read and write, with their copies; 0: memory_gb_s alone
                                     limits */
+    size_t threads;              /* of each rank that sum and copy, each at memory_gb_s; 0: one. Fewer if `cores` does not
+                                    suffice for all ranks */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \
         sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0, 0, 0, \
-            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0                                                                            \
+            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0                                                                         \
     }
 
 /* The answer of shoal_simulate. Initialize with SHOAL_SIMULATED_INIT. Shares are fractions of time_us, as means over the

@@ -22,7 +22,7 @@ static size_t count_wide_parts(size_t count)
 
 static void run_parts(struct fusion_wide wide, shoal_part_fn run, void *arg, size_t count)
 {
-    if (shoal_context_run(wide.context, run, arg, count_wide_parts(count)) != SHOAL_OK) { /* a forked child has no other thread */
+    if (shoal_context_run(wide.context, run, arg, count_wide_parts(count)) != SHOAL_OK) { /* in a forked child */
         for (size_t part = 0; part < count_wide_parts(count); part++)
             run(arg, part);
     }
