@@ -751,7 +751,7 @@ struct shoal_simulation {
     double copy_us;              /* delay before a copy's first byte */
     double host_memory_gb_s;     /* bytes that all ranks of a host read and write, with their copies; 0: memory_gb_s alone
                                     limits */
-    size_t threads;              /* of each rank that sum and copy, each at memory_gb_s; 0: one. Fewer if `cores` does not
+    size_t threads;              /* that sum and copy for each rank, each at memory_gb_s; 0: one. Fewer if `cores` does not
                                     suffice for all ranks */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \

@@ -70,7 +70,7 @@ struct shoal_helpers {
 
 /* ---- Parts --------------------------------------------------------------------------------------------------------------- */
 
-/* Claims up to `most` parts. Returns the number of parts claimed; *before_out tells the first of them. */
+/* Claims up to `most` parts. Returns how many, and in *before_out the claims before them, which name the first. */
 static uint32_t claim_parts(struct shoal_helpers *helpers, unsigned s, uint32_t most, uint64_t *before_out)
 {
     struct slot *slot = &helpers->slots[s];
@@ -273,7 +273,7 @@ static void place_thread(const struct helper *helper, const cpu_set_t *cores)
     char name[16]; /* the kernel keeps 15 bytes */
     snprintf(name, sizeof name, "shoal-help-%u", (unsigned)(helper->number + 1) % 100);
     (void)pthread_setname_np(helper->thread, name);
-    if (CPU_COUNT(cores)) /* a mask that the kernel no longer allows leaves the thread where its maker was */
+    if (CPU_COUNT(cores)) /* with a mask that the kernel no longer allows, the thread keeps that of its maker */
         (void)pthread_setaffinity_np(helper->thread, sizeof *cores, cores);
 }
 

@@ -56,7 +56,7 @@ struct shoal_model {
     size_t header_bytes;
     size_t frame_bytes;
     int cores;             /* of a host, or of the one machine */
-    int threads;           /* of a rank */
+    int threads;           /* that each rank has */
     bool is_adapter_below; /* below the ranks' switches */
     bool is_one_machine;
 };

@@ -14,7 +14,7 @@
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define FLOATS ((size_t)3 << 20)
 
-/* ---- The same bits ------------------------------------------------------------------------------------------------------- */
+/* ---- Equal bits ---------------------------------------------------------------------------------------------------------- */
 
 static void run_same_bits(int size, int ranks_per_host)
 {

@@ -217,7 +217,7 @@ static bool have_ended(struct world *world)
     return have;
 }
 
-/* Virtual time stands still while helpers work, because they work in real time. */
+/* Virtual time does not advance while helpers work, because they work in real time. */
 static void drive(struct world *world)
 {
     uint64_t next_check_ns = 0;
@@ -332,7 +332,7 @@ static uint64_t run(const struct form *form, int size, int width, const uint16_t
     return hash;
 }
 
-/* ---- The same bits ---- */
+/* ---- Equal bits ---- */
 
 static const char *const preset[] = {NULL};
 static const char *const one_slot[] = {"SHOAL_DEPTH=1", NULL};

@@ -106,7 +106,7 @@ static int count_named(const char *begin, int *id_out)
 struct counted {
     atomic_uint times[MOST_PARTS]; /* how often each part ran */
     unsigned plain[MOST_PARTS];    /* written without atomics: the end of the job makes it visible */
-    unsigned delay_us;             /* of the first part */
+    unsigned delay_us;             /* how long the first part takes */
     atomic_bool must_wait;         /* the first part waits while this is set */
     atomic_bool has_begun;
 };
