@@ -322,7 +322,7 @@ static void fill_request(struct shoal_engine *engine, const struct shoal_call *c
     request->next_missing = request->next_expected = 0;
     request->peer_set = NULL;
     request->early_steps = 0;
-    request->stores = NULL;
+    request->stores.trial = request->width.trial = NULL;
     request->round = -1;
     request->has_sent = false;
     request->excused_ns = 0;
@@ -839,7 +839,7 @@ static bool retire_done(struct shoal_engine *engine)
         engine->intake.done_sequence = request->sequence;
         engine_tell(engine);
         if (request->cached) {
-            shoal_trial_learn(request);
+            shoal_trial_learn(engine, request);
             shoal_engine_release_plan(request);
         }
         shoal_request_complete(request, SHOAL_OK);

@@ -168,6 +168,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     shoal_blame_destroy(engine->blame);
     shoal_dispute_destroy(engine->dispute);
     free(engine->stores);
+    free(engine->widths);
     free(engine);
 }
 
@@ -222,7 +223,8 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
     engine->ops->memory(engine->transport, usage);
     usage->local_bytes = sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record) +
                          shoal_blame_bytes(engine->size) + engine->plans_bytes + engine->peer_sets_bytes;
-    usage->local_bytes += engine->stores ? SHOAL_TRIAL_COUNT * sizeof *engine->stores : 0;
+    usage->local_bytes +=
+        (size_t)((engine->stores != NULL) + (engine->widths != NULL)) * SHOAL_TRIAL_COUNT * sizeof *engine->stores;
 }
 
 void shoal_engine_traffic(const struct shoal_engine *engine, struct shoal_traffic *traffic)

@@ -293,7 +293,9 @@ static SHOAL_NOINLINE bool runner_post_work(struct shoal_engine *engine, struct 
     const size_t elements = count_elements(engine, chunk, step), element = chunk->request->element_bytes;
     const size_t bytes = elements * element, most = (size_t)shoal_helpers_width(engine->helpers) * PARTS_EACH;
     const bool is_early = chunk != &engine->runner.chunks[slot]; /* it ends with the call */
-    if (bytes < HELPED_BYTES || is_early || step->source_count > HELPED_OPERANDS || step->dest_count > HELPED_OPERANDS)
+    const bool is_narrow = chunk->request->announcement.descriptor.hints & SHOAL_HINT_NARROW;
+    if (bytes < HELPED_BYTES || is_early || is_narrow || step->source_count > HELPED_OPERANDS ||
+        step->dest_count > HELPED_OPERANDS)
         return false;
     const size_t parts = shoal_min_size(bytes / HELPED_PART_BYTES, most);
     const size_t each = shoal_round_up((elements + parts - 1) / parts, SHOAL_CACHE_LINE / element);

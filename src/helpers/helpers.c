@@ -361,6 +361,11 @@ int shoal_helpers_width(const struct shoal_helpers *helpers)
     return find_width(helpers);
 }
 
+bool shoal_helpers_is_fixed(const struct shoal_helpers *helpers)
+{
+    return helpers->options.threads != 0;
+}
+
 void shoal_helpers_limit(struct shoal_helpers *helpers, int most)
 {
     SHOAL_ASSERT(most >= 1);

@@ -47,6 +47,8 @@ void shoal_helpers_note_ranks(struct shoal_helpers *helpers, int cores, int loca
 
 /* Returns the width: 1 or more. It becomes smaller if threads cannot be made, or if the rank's cores become fewer. */
 int shoal_helpers_width(const struct shoal_helpers *helpers);
+/* Returns true if the number of threads was given, not found. */
+bool shoal_helpers_is_fixed(const struct shoal_helpers *helpers);
 /* Limits the width to `most` (at least 1) from now on, for trials. Jobs that are posted continue. */
 void shoal_helpers_limit(struct shoal_helpers *helpers, int most);
 

@@ -94,6 +94,7 @@ struct member {
     float *input, *output;
     int rank;
     bool was_inside; /* a helper of the rank was in a kernel when the request ended */
+    bool has_told;   /* how many threads were chosen */
     char last_line[1400];
 };
 
@@ -115,6 +116,7 @@ static void hear(void *arg, int level, const char *line)
     struct member *member = arg;
     (void)level;
     snprintf(member->last_line, sizeof member->last_line, "%s", line);
+    member->has_told |= strstr(line, "for each rank of this host") != NULL;
 }
 
 static void open_member(struct world *world, int r, int width)
@@ -387,6 +389,80 @@ static void a_late_helper_breaks_nothing(void **state)
     atomic_store(&hold_us, 0);
 }
 
+/* ---- The choice of the width ---- */
+
+/* Posts the same call again, with the same operands. */
+static void post_again(struct world *world, int r, size_t count)
+{
+    struct member *member = &world->members[r];
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
+                                    .type = SHOAL_FLOAT32,
+                                    .op = SHOAL_SUM,
+                                    .count = count,
+                                    .input = member->input,
+                                    .output = member->output};
+    member->request = (struct shoal_request){.done_fn = note_inside, .done_arg = member};
+    shoal_engine_post(member->engine, &call, &member->request);
+}
+
+static void call_all(struct world *world, const struct form *form, bool is_first)
+{
+    for (int r = 0; r < world->size; r++) {
+        if (is_first)
+            post(world, r, form, 4);
+        else
+            post_again(world, r, form->count);
+    }
+    drive(world);
+}
+
+static bool is_narrow(const struct world *world, int r)
+{
+    return world->members[r].request.announcement.descriptor.hints & SHOAL_HINT_NARROW;
+}
+
+/* Without a number, rank 0 tries one thread against all. All ranks of the host follow, no result depends on it, and the choice
+ * is logged. */
+static void the_width_is_tried(void **state)
+{
+    static const char *const told[] = {"SHOAL_LOG=info,engine", NULL};
+    const struct form form = {SHOAL_COLLECTIVE_ALLREDUCE, 200003, false, false, false};
+    struct world *world = open_world(3, 0, NULL, 9, told);
+    unsigned narrow = 0, wide = 0;
+    uint64_t first = 0;
+    (void)state;
+    if (shoal_helpers_width(world->members[0].helpers) == 1) {
+        close_world(world);
+        skip();
+    }
+    for (unsigned use = 0; use < 100 && !world->members[0].has_told; use++) {
+        const unsigned before = atomic_load(&helped);
+        call_all(world, &form, use == 0);
+        const uint64_t hash = hash_of_outputs(world, &form);
+        first = use ? first : hash;
+        assert_true(hash == first);
+        assert_true(is_narrow(world, 1) == is_narrow(world, 0) && is_narrow(world, 2) == is_narrow(world, 0));
+        assert_true(!is_narrow(world, 0) || atomic_load(&helped) == before);
+        narrow += is_narrow(world, 0);
+        wide += !is_narrow(world, 0);
+    }
+    assert_true(world->members[0].has_told && narrow >= 4 && wide >= 8);
+    close_world(world);
+}
+
+/* A number is obeyed. */
+static void a_fixed_width_is_not_tried(void **state)
+{
+    const struct form form = {SHOAL_COLLECTIVE_ALLREDUCE, 200003, false, false, false};
+    struct world *world = open_world(2, 2, NULL, 9, preset);
+    (void)state;
+    for (int use = 0; use < 40; use++) {
+        call_all(world, &form, use == 0);
+        assert_false(is_narrow(world, 0));
+    }
+    close_world(world);
+}
+
 /* ---- Failure while helpers work ---- */
 
 static void *release_later(void *arg)
@@ -509,6 +585,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_width_changes_a_bit),     cmocka_unit_test(a_late_helper_breaks_nothing),
+        cmocka_unit_test(the_width_is_tried),         cmocka_unit_test(a_fixed_width_is_not_tried),
         cmocka_unit_test(an_abort_waits_for_helpers), cmocka_unit_test(a_dead_peer_does_not_strand_helpers),
         cmocka_unit_test(a_deadline_names_helpers),   cmocka_unit_test(freeing_waits_for_helpers),
     };
