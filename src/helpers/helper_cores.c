@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "helpers/helpers_settings.h"
@@ -60,7 +61,7 @@ void shoal_helper_cores_stay_near(const char *sys, int least, cpu_set_t *cores)
     char text[4096];
     cpu_set_t node_cores, near;
     unsigned core, node;
-    if (getcpu(&core, &node) != 0)
+    if (syscall(SYS_getcpu, &core, &node, NULL) != 0) /* older C libraries have no function for it */
         return;
     shoal_links_print_cores(sys, (int)node, text, sizeof text);
     if (!*text || !shoal_helper_cores_parse(text, &node_cores))
