@@ -68,6 +68,7 @@ static const struct field fields[] = {
     OF_COMM("rejected", U64, at.rejected),
     OF_COMM("waited_us", REAL, at.waited_us),
     OF_COMM("sent_bytes", U64, at.sent_bytes),
+    OF_COMM("threads", INT, at.threads),
     OF_COMM("operations_per_s", REAL, operations_per_s),
     OF_COMM("bytes_per_s", REAL, bytes_per_s),
 };

@@ -840,6 +840,7 @@ struct shoal_watched {
      * here. */
     double waited_us;
     uint64_t sent_bytes; /* bytes that the communicator handed to the network, as shoal_comm_traffic counts them */
+    int threads;         /* threads that may do the rank's work at once, as shoal_context_threads counts them */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

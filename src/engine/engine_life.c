@@ -115,6 +115,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
         shoal_engine_destroy(engine);
         return status;
     }
+    shoal_recorder_note_threads(&engine->recorder, engine->helpers ? shoal_helpers_width(engine->helpers) : 1);
     *engine_out = engine;
     return SHOAL_OK;
 }

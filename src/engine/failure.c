@@ -877,6 +877,8 @@ uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
 {
     struct shoal_blame *blame = engine->blame;
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
+    if (engine->helpers)
+        shoal_recorder_note_threads(&engine->recorder, shoal_helpers_width(engine->helpers));
     if (engine->recorder.rejections)
         shoal_recorder_note_rejected(&engine->recorder);
     if (engine->is_fresh || engine->is_broken || !shoal_engine_is_busy(engine))

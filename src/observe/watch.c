@@ -228,6 +228,7 @@ static void watch_tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
         .rejected = atomic_load_explicit(&flight->rejected, memory_order_relaxed),
         .waited_us = (double)atomic_load_explicit(&flight->waited, memory_order_relaxed) * flight->ns_per_tick / 1e3,
         .sent_bytes = atomic_load_explicit(&flight->sent, memory_order_relaxed),
+        .threads = atomic_load_explicit(&flight->threads, memory_order_relaxed),
     };
     const int32_t said = atomic_load_explicit(&flight->waits_for, memory_order_relaxed);
     if (said >= 1 && said <= flight->size)

@@ -206,7 +206,8 @@ class Watched(Structure):
                 ("called", c_uint64), ("under_way", c_int), ("idle_us", c_double), ("collective", c_char_p),
                 ("algorithm", c_char_p), ("sequence", c_uint64), ("count", c_uint64), ("type", c_int), ("op", c_int),
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
-                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64)]
+                ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
+                ("threads", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
