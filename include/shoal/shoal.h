@@ -105,10 +105,11 @@ struct shoal_context_options {
     shoal_log_fn log; /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
+    uint32_t threads; /* that sum and copy large operations, 1 to 64, with the one that makes progress; 0: SHOAL_THREADS */
 };
-#define SHOAL_CONTEXT_OPTIONS_INIT                    \
-    {                                                 \
-        sizeof(struct shoal_context_options), 0, 0, 0 \
+#define SHOAL_CONTEXT_OPTIONS_INIT                       \
+    {                                                    \
+        sizeof(struct shoal_context_options), 0, 0, 0, 0 \
     }
 
 /* Makes a context. Reads the SHOAL_* settings once (shoal_print_settings lists them). Starts no thread and opens no socket.
@@ -120,6 +121,17 @@ SHOAL_CALL shoal_context_create(const struct shoal_context_options *options, str
  * does, for each communicator. Inside a callback the function frees nothing and logs an error (ERR_STATE, also for
  * shoal_last_failure), because the thread that runs the callback is itself inside a call. */
 SHOAL_API void shoal_context_destroy(struct shoal_context *context);
+
+/* Returns how many threads of this rank sum and copy large operations at most, with the calling one: options->threads,
+ * SHOAL_THREADS, or what the rank's cores leave. Fewer if the system refused some, or took cores away. 1 in a forked child. */
+SHOAL_API int shoal_context_threads(const struct shoal_context *context);
+
+/* Does a program's own work on these threads: calls run(arg, part) once for each part from 0 to parts - 1, on the calling
+ * thread and on helper threads, in any order and several at once, and returns when all have returned. A part should take some
+ * ten microseconds. `run` must not call Shoal. Any thread may call, also in a callback. With one thread the parts run in order.
+ * Errors: ERR_ARGUMENT (run is NULL), ERR_STATE (a forked child); then no part has run. */
+typedef void (*shoal_part_fn)(void *arg, size_t part);
+SHOAL_CALL shoal_context_run(struct shoal_context *context, shoal_part_fn run, void *arg, size_t parts);
 
 /* ---- 3. Communicator ----------------------------------------------------------------------------------------------------- */
 
@@ -786,11 +798,13 @@ struct shoal_simulation {
     double copy_us;              /* delay before a copy's first byte */
     double host_memory_gb_s;     /* bytes that all ranks of a host read and write, with their copies; 0: memory_gb_s alone
                                     limits */
+    size_t threads;              /* that sum and copy for each rank, each at memory_gb_s; 0: one. Fewer if `cores` does not
+                                    suffice for all ranks */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \
         sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0, 0, 0, \
-            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0                                                                            \
+            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0                                                                         \
     }
 
 /* The answer of shoal_simulate. Initialize with SHOAL_SIMULATED_INIT. Shares are fractions of time_us, as means over the
@@ -881,6 +895,7 @@ struct shoal_watched {
     double batch;        /* these as in struct shoal_training */
     double noise_scale;
     double noise_error;
+    int threads;         /* threads that may do the rank's work at once, as shoal_context_threads counts them */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 static const char *const levels[] = {"warn", "info", "debug", NULL};
-static const char *const modules[] = {"bootstrap", "comm",   "engine",  "fabric", "gpu",
+static const char *const modules[] = {"bootstrap", "comm",   "engine",  "fabric", "gpu", "helpers",
                                       "hosts",     "memory", "observe", "shm",    NULL};
 
 #define OF(field) offsetof(struct shoal_log_settings, field)

@@ -137,6 +137,7 @@ static enum shoal_status create_engine(struct shoal_context *context, const stru
         .name = name_of(recipe),
         .transport = transport,
         .kernels = context->kernels,
+        .helpers = context->helpers,
         .settings = &context->settings.engine,
         .warn_ms = context->settings.bootstrap.warn_ms,
         .tuning = &context->tuning,
@@ -291,6 +292,14 @@ static void note_rank(struct shoal_context *context, int rank)
     shoal_progress_unlock(context->progress);
 }
 
+/* Helpers share the cores with those of the other ranks, whose cores are known once the communicator is made. */
+static void share_cores(struct shoal_context *context, int local_ranks)
+{
+    shoal_progress_lock(context->progress);
+    shoal_helpers_note_ranks(context->helpers, shoal_shm_endpoint_cores(context->endpoint), local_ranks);
+    shoal_progress_unlock(context->progress);
+}
+
 static enum shoal_status join_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
@@ -301,8 +310,11 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe));
     SHOAL_TRY(shoal_world_meet(context, bootstrap, timeout_ms, &recipe.world));
     recipe.members = recipe.world->members;
-    shoal_progress_note_ranks(context->progress, shoal_members_count_local(recipe.members, recipe.size, recipe.rank));
+    const int local_ranks = shoal_members_count_local(recipe.members, recipe.size, recipe.rank);
+    shoal_progress_note_ranks(context->progress, local_ranks);
     const enum shoal_status status = comm_make(context, &recipe, comm_out);
+    if (status == SHOAL_OK)
+        share_cores(context, local_ranks);
     shoal_world_leave(recipe.world);
     return status;
 }

@@ -4,6 +4,7 @@
 #include "base/struct_bytes.h"
 #include "comm/comm_world.h"
 #include "comm/dump.h"
+#include "helpers/helper_cores.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -44,7 +45,28 @@ static void unlock_for_endpoint(void *progress)
     shoal_progress_unlock(progress);
 }
 
-static enum shoal_status context_fill(struct shoal_context *context)
+static void wake_for_helpers(void *progress)
+{
+    shoal_progress_wake_outside(progress);
+}
+
+static enum shoal_status make_helpers(struct shoal_context *context, uint32_t threads)
+{
+    struct shoal_helpers_options options = {
+        .log = &context->log,
+        .threads = threads ? (int)threads : shoal_helpers_fixed_threads(&context->settings.helpers),
+        .framework_threads =
+            shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE),
+        .spin_ns = context->settings.engine.spin_us * 1000,
+        .wake = wake_for_helpers,
+        .wake_arg = context->progress,
+    };
+    if (sched_getaffinity(0, sizeof options.cores, &options.cores) != 0)
+        CPU_ZERO(&options.cores);
+    return shoal_helpers_create(&options, &context->helpers);
+}
+
+static enum shoal_status context_fill(struct shoal_context *context, uint32_t threads)
 {
     SHOAL_TRY(make_fork_mark(context));
     SHOAL_TRY(choose_kernels(context));
@@ -52,6 +74,7 @@ static enum shoal_status context_fill(struct shoal_context *context)
     SHOAL_TRY(shoal_shm_endpoint_create(&context->log, &context->settings.shm, context->memory, &context->endpoint));
     SHOAL_TRY(shoal_progress_create(&context->log, &context->settings.engine, shoal_shm_endpoint_doorbell(context->endpoint),
                                     context->is_parent, &context->progress));
+    SHOAL_TRY(make_helpers(context, threads));
     shoal_memory_set_guard(context->memory, (struct shoal_guard){lock_for_endpoint, unlock_for_endpoint, context->progress});
     context->flights = shoal_flights_create();
     if (!context->flights)
@@ -71,6 +94,13 @@ enum shoal_status shoal_context_configure(struct shoal_settings *settings, struc
     return SHOAL_OK;
 }
 
+static enum shoal_status refuse_threads(uint32_t threads, char *error, size_t error_bytes)
+{
+    snprintf(error, error_bytes, "shoal_context_create: options->threads is %u, more than %d (0: as SHOAL_THREADS says)",
+             (unsigned)threads, SHOAL_HELPERS_MAX);
+    return SHOAL_ERR_ARGUMENT;
+}
+
 enum shoal_status shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out)
 {
     char error[600];
@@ -85,14 +115,16 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
         return SHOAL_ERR_MEMORY;
     shoal_struct_copy_in(&known, options, sizeof known);
     const enum shoal_status parsed =
-        shoal_context_configure(&context->settings, &context->tuning, known.settings, error, sizeof error);
+        known.threads > SHOAL_HELPERS_MAX
+            ? refuse_threads(known.threads, error, sizeof error)
+            : shoal_context_configure(&context->settings, &context->tuning, known.settings, error, sizeof error);
     if (parsed != SHOAL_OK)
         memset(&context->settings, 0, sizeof context->settings);
     shoal_log_init(&context->log, &context->settings.log, known.log, known.log_arg);
     pthread_mutex_init(&context->opening, NULL);
     shoal_drivers_init(&context->drivers);
     enum shoal_status status =
-        parsed == SHOAL_OK ? context_fill(context) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);
+        parsed == SHOAL_OK ? context_fill(context, known.threads) : shoal_log_fail(&context->log, parsed, "comm", "%s", error);
     if (status != SHOAL_OK) {
         shoal_context_destroy(context);
         return status;
@@ -124,6 +156,7 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_world_end_left(context);
         shoal_progress_stop_thread(context->progress);
     }
+    shoal_helpers_destroy(context->helpers);
     shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
     shoal_shm_endpoint_destroy(context->endpoint);
@@ -135,6 +168,37 @@ void shoal_context_destroy(struct shoal_context *context)
     if (context->is_parent)
         munmap((void *)(uintptr_t)context->is_parent, SHOAL_PAGE);
     free(context);
+}
+
+int shoal_context_threads(const struct shoal_context *context)
+{
+    return context && *context->is_parent ? shoal_helpers_width(context->helpers) : 1;
+}
+
+/* A range of a program's parts: a job of helpers has fewer parts than size_t counts. */
+struct context_parts {
+    shoal_part_fn run;
+    void *arg;
+    size_t first;
+};
+
+static void run_context_part(void *arg, uint32_t part)
+{
+    const struct context_parts *parts = arg;
+    parts->run(parts->arg, parts->first + part);
+}
+
+enum shoal_status shoal_context_run(struct shoal_context *context, shoal_part_fn run, void *arg, size_t parts)
+{
+    struct context_parts range = {run, arg, 0};
+    SHOAL_TRY(shoal_context_check(context, "shoal_context_run"));
+    if (!run)
+        return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_context_run: run is NULL");
+    for (size_t count; range.first < parts; range.first += count) {
+        count = shoal_min_size(parts - range.first, SHOAL_HELPERS_PARTS_MAX);
+        shoal_helpers_run(context->helpers, run_context_part, &range, (uint32_t)count);
+    }
+    return SHOAL_OK;
 }
 
 enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module, const char *text)

@@ -23,6 +23,7 @@ struct shoal_context {
     struct shoal_memory *memory;
     struct shoal_shm_endpoint *endpoint;
     struct shoal_progress *progress;
+    struct shoal_helpers *helpers;
     struct shoal_flights *flights; /* the recorders of its communicators */
     const struct shoal_kernels *kernels;
     struct shoal_comm *comms;

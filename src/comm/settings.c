@@ -21,6 +21,7 @@ static const struct {
     {&shoal_memory_setting_table, offsetof(struct shoal_settings, memory)},
     {&shoal_shm_setting_table, offsetof(struct shoal_settings, shm)},
     {&shoal_engine_setting_table, offsetof(struct shoal_settings, engine)},
+    {&shoal_helpers_setting_table, offsetof(struct shoal_settings, helpers)},
     {&shoal_tuning_setting_table, offsetof(struct shoal_settings, tuning)},
     {&shoal_kernels_setting_table, offsetof(struct shoal_settings, kernels)},
     {&shoal_gpu_setting_table, offsetof(struct shoal_settings, gpu)},

@@ -10,6 +10,7 @@
 #include "device/gpu_settings.h"
 #include "device/kernels.h"
 #include "engine/engine_settings.h"
+#include "helpers/helpers_settings.h"
 #include "memory/memory_settings.h"
 #include "topology/nic.h"
 #include "transport/fabric/fabric_settings.h"
@@ -19,6 +20,7 @@ struct shoal_settings {
     struct shoal_log_settings log;
     struct shoal_comm_settings comm;
     struct shoal_engine_settings engine;
+    struct shoal_helpers_settings helpers;
     struct shoal_tuning_settings tuning;
     struct shoal_kernels_settings kernels;
     struct shoal_gpu_settings gpu;

@@ -136,6 +136,31 @@ static inline __attribute__((always_inline)) void copy_alone(struct shoal_engine
     }
 }
 
+/* A copy of fewer bytes is not worth a post, and a part of fewer not a claim. */
+#define ALONE_HELPED_BYTES ((size_t)512 << 10)
+#define ALONE_PART_BYTES ((size_t)128 << 10)
+
+struct copied_alone {
+    struct shoal_engine *engine;
+    const struct shoal_request *request;
+    size_t count, part_elements;
+};
+
+static void copy_part_alone(void *arg, uint32_t part)
+{
+    const struct copied_alone *copied = arg;
+    const size_t begin = part * copied->part_elements;
+    copy_alone(copied->engine, copied->request, begin, shoal_min_size(begin + copied->part_elements, copied->count));
+}
+
+static SHOAL_NOINLINE void copy_alone_helped(struct shoal_engine *engine, const struct shoal_request *request, size_t count)
+{
+    const size_t least = ALONE_PART_BYTES / request->element_bytes;
+    struct copied_alone copied = {engine, request, count, shoal_max_size(least, count / (SHOAL_HELPERS_PARTS_MAX / 2))};
+    shoal_helpers_run(engine->helpers, copy_part_alone, &copied,
+                      (uint32_t)((count + copied.part_elements - 1) / copied.part_elements));
+}
+
 static size_t count_alone(const struct shoal_request *request)
 {
     return request->shape->is_empty ? 0 : shoal_call_length(&request->call, 0, 0, 0);
@@ -144,7 +169,11 @@ static size_t count_alone(const struct shoal_request *request)
 /* For operands in host memory: all of their elements are ready. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
-    copy_alone(engine, request, 0, count_alone(request));
+    const size_t count = count_alone(request);
+    if (SHOAL_UNLIKELY(count * request->element_bytes >= ALONE_HELPED_BYTES) && engine->helpers)
+        copy_alone_helped(engine, request, count);
+    else
+        copy_alone(engine, request, 0, count);
     request->record->arrived = request->posted_ticks;
     request->record->algorithm = shoal_engine_alone;
     engine->intake.done_sequence = engine->intake.agreed_sequence = engine->intake.acknowledged_sequence = request->sequence;
@@ -293,7 +322,7 @@ static void fill_request(struct shoal_engine *engine, const struct shoal_call *c
     request->next_missing = request->next_expected = 0;
     request->peer_set = NULL;
     request->early_steps = 0;
-    request->stores = NULL;
+    request->stores.trial = request->width.trial = NULL;
     request->round = -1;
     request->has_sent = false;
     request->excused_ns = 0;
@@ -810,7 +839,7 @@ static bool retire_done(struct shoal_engine *engine)
         engine->intake.done_sequence = request->sequence;
         engine_tell(engine);
         if (request->cached) {
-            shoal_trial_learn(request);
+            shoal_trial_learn(engine, request);
             shoal_engine_release_plan(request);
         }
         shoal_request_complete(request, SHOAL_OK);

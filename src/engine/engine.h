@@ -14,6 +14,7 @@
 #include "device/kernels.h"
 #include "engine/engine_settings.h"
 #include "engine/layout.h"
+#include "helpers/helpers.h"
 #include "observe/recorder.h"
 #include "transport/transport.h"
 
@@ -24,6 +25,7 @@ struct shoal_engine_options {
     const char *name;
     struct shoal_transport *transport; /* owned: destroyed with the engine */
     const struct shoal_kernels *kernels;
+    struct shoal_helpers *helpers; /* do the work of large steps; NULL: none. Outlives the engine */
     const struct shoal_engine_settings *settings;
     uint64_t warn_ms;                  /* SHOAL_WARN_MS */
     const struct shoal_tuning *tuning; /* the user's, for choosing algorithms; NULL if none */

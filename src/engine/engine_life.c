@@ -91,6 +91,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->transport = options->transport;
     engine->ops = options->transport->ops;
     engine->kernels = options->kernels;
+    engine->helpers = options->helpers;
     engine->settings = options->settings;
     engine->warn_ms = options->warn_ms;
     engine->tuning = options->tuning;
@@ -114,6 +115,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
         shoal_engine_destroy(engine);
         return status;
     }
+    shoal_recorder_note_threads(&engine->recorder, engine->helpers ? shoal_helpers_width(engine->helpers) : 1);
     *engine_out = engine;
     return SHOAL_OK;
 }
@@ -167,6 +169,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     shoal_blame_destroy(engine->blame);
     shoal_dispute_destroy(engine->dispute);
     free(engine->stores);
+    free(engine->widths);
     free(engine);
 }
 
@@ -221,7 +224,8 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
     engine->ops->memory(engine->transport, usage);
     usage->local_bytes = sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record) +
                          shoal_blame_bytes(engine->size) + engine->plans_bytes + engine->peer_sets_bytes;
-    usage->local_bytes += engine->stores ? SHOAL_TRIAL_COUNT * sizeof *engine->stores : 0;
+    usage->local_bytes +=
+        (size_t)((engine->stores != NULL) + (engine->widths != NULL)) * SHOAL_TRIAL_COUNT * sizeof *engine->stores;
 }
 
 void shoal_engine_traffic(const struct shoal_engine *engine, struct shoal_traffic *traffic)

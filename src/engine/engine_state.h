@@ -89,10 +89,9 @@ struct shoal_request {
             int next_missing;                      /* the lowest rank whose announcement has not been seen */
             int next_expected;                     /* the lowest rank whose data have not been prefetched */
             struct shoal_cached_plan *cached;
-            uint32_t early_steps;       /* of the first chunk, which ran before all announcements arrived */
-            struct shoal_trial *stores; /* rank 0: the trial that this operation's time belongs to; else NULL */
-            uint32_t stores_use;
-            void **inputs; /* [size] addresses in this process; NULL if not shared */
+            uint32_t early_steps;             /* of the first chunk, which ran before all announcements arrived */
+            struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
+            void **inputs;                    /* [size] addresses in this process; NULL if not shared */
             void **outputs;
             size_t chunk_elements; /* per whole operand, or per part */
             size_t part_stride;    /* elements from part to part of a partitioned staging buffer */
@@ -140,6 +139,7 @@ struct shoal_engine {
     struct shoal_transport *transport;
     const struct shoal_transport_ops *ops;
     const struct shoal_kernels *kernels;
+    struct shoal_helpers *helpers; /* NULL: the thread that makes progress does all work */
     const struct shoal_engine_settings *settings;
     uint64_t warn_ms;
     const struct shoal_tuning *tuning;
@@ -182,7 +182,7 @@ struct shoal_engine {
     uint64_t held_until_ns;
     uint64_t plans_built;
 
-    struct shoal_trial *stores; /* [SHOAL_TRIAL_COUNT], on rank 0 once it has something to try */
+    struct shoal_trial *stores, *widths; /* [SHOAL_TRIAL_COUNT], on rank 0 once it has something to try */
 
     struct shoal_p2p *p2p;  /* sends and receives */
     unsigned message_count; /* number of messages under way */

@@ -582,7 +582,9 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
         shoal_engine_append(text, bytes, " and %d more", named - 8);
     if (named == 0)
         snprintf(text, bytes, "%s",
-                 shoal_runner_is_leaving(engine, request) ? "its data to leave" : "the operations before it");
+                 shoal_runner_is_leaving(engine, request)  ? "its data to leave"
+                 : shoal_runner_is_helped(engine, request) ? "its own helper threads, which get no core (SHOAL_THREADS)"
+                                                           : "the operations before it");
     return first;
 }
 
@@ -875,6 +877,8 @@ uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
 {
     struct shoal_blame *blame = engine->blame;
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
+    if (engine->helpers)
+        shoal_recorder_note_threads(&engine->recorder, shoal_helpers_width(engine->helpers));
     if (engine->recorder.rejections)
         shoal_recorder_note_rejected(&engine->recorder);
     if (engine->is_fresh || engine->is_broken || !shoal_engine_is_busy(engine))

@@ -254,6 +254,14 @@ void shoal_progress_wake(struct shoal_progress *progress)
         ring(progress);
 }
 
+void shoal_progress_wake_outside(struct shoal_progress *progress)
+{
+    /* Full fence: what the caller has done comes before its look for sleepers. Pairs with the increment in sleep_once(). */
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
+        ring(progress);
+}
+
 /* A rank that waits accepts messages of all its communicators, so that a small send needs no receive. */
 static bool progress_drain(struct shoal_engine *engine)
 {

@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "engine/engine_state.h"
+#include "engine/reduce_step.h"
 
 /* ---- Direct operations: the data travel with the announcements ----------------------------------------------------------- */
 
@@ -258,241 +259,91 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     return SHOAL_OK;
 }
 
-/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
+/* ---- Steps that helpers do ----------------------------------------------------------------------------------------------- */
 
-/* A block in the current chunk: elements [begin, begin + elements) of a part of its operand. */
-struct span {
-    int part;
-    size_t begin;
-    size_t elements;
-    size_t staging_at; /* for staging buffers: bytes from the start of the staging slot */
-};
+/* A block of fewer bytes is not worth a post, and a part of fewer not a claim: a core copies them in some microseconds. */
+#define HELPED_BYTES ((size_t)32 << 10)
+#define HELPED_PART_BYTES ((size_t)16 << 10)
+/* Parts for each thread, so that one that is late or slower delays the step less. */
+#define PARTS_EACH 2
+/* The most sources or destinations that a helper has room for. */
+#define HELPED_OPERANDS 64
 
-/* The distance between bins is the length of the chunk's longest block, which is the same on all ranks. */
-static void run_find_bin(const struct shoal_chunk *chunk, struct shoal_block block, unsigned of, struct span *span)
+static void run_part_of_step(void *arg, uint32_t part)
 {
-    const struct shoal_request *request = chunk->request;
-    const size_t count = shoal_min_size(request->call.count - chunk->first, request->chunk_elements);
-    const size_t stride = shoal_bin_stride(count, SHOAL_CACHE_LINE / request->element_bytes, of);
-    span->staging_at = (block.bin - 1u) * stride * request->element_bytes;
-    if (block.run)
-        span->elements = block.run * stride;
+    const struct shoal_helped_step *work = arg;
+    const void *sources[HELPED_OPERANDS], *scaled[HELPED_OPERANDS];
+    void *dests[HELPED_OPERANDS];
+    const struct shoal_extent_scratch scratch = {sources, dests, scaled};
+    const size_t begin = part * work->part_elements;
+    shoal_extent_reduce(work->engine, work->chunk, work->slot, work->step, begin,
+                      shoal_min_size(begin + work->part_elements, work->elements), &scratch);
 }
 
-static struct span find_span(const struct shoal_engine *engine, const struct shoal_chunk *chunk, struct shoal_block block)
+/* Returns the number of elements of a reduce step. */
+static size_t count_elements(const struct shoal_engine *engine, const struct shoal_chunk *chunk, const struct shoal_step *step)
 {
-    const struct shoal_request *request = chunk->request;
-    const size_t element = request->element_bytes;
-    const int parts = shoal_shape_parts(request->shape, block, engine->size), of = block.of / parts;
-    int from, to;
-    struct span span = {.part = block.index / of};
-    shoal_shape_route(request->shape, block, engine->size, &from, &to);
-    const size_t length = shoal_call_length(&request->call, engine->rank, from, to);
-    const size_t left = length > chunk->first ? shoal_min_size(length - chunk->first, request->chunk_elements) : 0;
-    const size_t begin =
-        shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of), (unsigned)of, &span.elements);
-    span.begin = chunk->first + begin;
-    span.staging_at =
-        block.part * engine->part_bytes + ((parts > 1 ? (size_t)span.part * request->part_stride : 0) + begin) * element;
-    if (block.run)
-        span.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
-                                         (unsigned)of, &(size_t){0}) -
-                        begin;
-    if (block.bin)
-        run_find_bin(chunk, block, (unsigned)of, &span);
-    return span;
+    return shoal_extent_find(engine, chunk, chunk->request->cached->plan.blocks[step->first_block]).elements;
 }
 
-static size_t find_unit(const struct shoal_chunk *chunk)
+/* Returns true if helpers do the step: it is not done yet. */
+static SHOAL_NOINLINE bool runner_post_work(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
+                                            const struct shoal_step *step)
 {
-    return chunk->first / chunk->request->chunk_elements;
+    const size_t elements = count_elements(engine, chunk, step), element = chunk->request->element_bytes;
+    const size_t bytes = elements * element, most = (size_t)shoal_helpers_width(engine->helpers) * PARTS_EACH;
+    const bool is_early = chunk != &engine->runner.chunks[slot]; /* it ends with the call */
+    const bool is_narrow = chunk->request->announcement.descriptor.hints & SHOAL_HINT_NARROW;
+    if (bytes < HELPED_BYTES || is_early || is_narrow || step->source_count > HELPED_OPERANDS ||
+        step->dest_count > HELPED_OPERANDS)
+        return false;
+    const size_t parts = shoal_min_size(bytes / HELPED_PART_BYTES, most);
+    const size_t each = shoal_round_up((elements + parts - 1) / parts, SHOAL_CACHE_LINE / element);
+    chunk->work = (struct shoal_helped_step){engine, chunk, step, slot, elements, each};
+    const int ticket =
+        shoal_helpers_post(engine->helpers, run_part_of_step, &chunk->work, (uint32_t)((elements + each - 1) / each));
+    if (ticket < 0)
+        return false;
+    chunk->posted = (uint8_t)(ticket + 1);
+    engine->runner.posted++;
+    return true;
 }
 
-/* Returns the place in host memory to which this rank's device copies a slice, or from which it copies one back. */
-static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
+static bool has_work_ended(struct shoal_engine *engine, struct shoal_chunk *chunk)
 {
-    const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);
-    const struct shoal_device_stage_unit unit = shoal_device_sum_unit(sum, find_unit(chunk));
-    SHOAL_ASSERT(block.part != SHOAL_ON_DEVICE_SLOT);
-    return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
+    if (!shoal_helpers_has_ended(engine->helpers, chunk->posted - 1))
+        return false;
+    chunk->posted = 0;
+    engine->runner.posted--;
+    return true;
 }
 
-/* Returns the address of element `at` of the span. *run is reduced to the number of contiguous elements from there. */
-static char *find_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
-                          const struct span *span, size_t at, size_t *run)
+/* When a communicator breaks: afterwards no helper touches an operand. */
+static void stop_work(struct shoal_engine *engine)
 {
-    const struct shoal_request *request = chunk->request;
-    const size_t element = request->element_bytes;
-    const enum shoal_operand operand = (enum shoal_operand)block.operand;
-    if (operand == SHOAL_OPERAND_STAGING)
-        return (char *)engine->ops->staging(engine->transport, block.rank, slot) + chunk->shift + span->staging_at +
-               at * element;
-    if (operand == SHOAL_OPERAND_DEVICE)
-        return find_slice(chunk, block, span->begin + at);
-    if (block.rank == engine->rank)
-        return shoal_call_address(&request->call, engine->rank, element, operand, span->part, span->begin + at, run);
-    char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
-    const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, span->part);
-    return base + (part_at + span->begin + at) * element;
+    for (unsigned i = 0; i < engine->depth && engine->runner.posted; i++) {
+        struct shoal_chunk *chunk = &engine->runner.chunks[i];
+        if (!chunk->posted)
+            continue;
+        (void)shoal_helpers_stop(engine->helpers, chunk->posted - 1);
+        chunk->posted = 0;
+        engine->runner.posted--;
+    }
+    SHOAL_ASSERT(!engine->runner.posted);
 }
 
-/* Addresses that agree in their low 28 bits compete for the same place in the first-level cache of some processors, which
- * predict a line's place from these bits. Reading one and writing the other in one loop is then several times slower. */
-static bool collide(const void *a, const void *b)
+/* Does a part of the oldest step that has one left. */
+static bool help_with_oldest(struct shoal_engine *engine)
 {
-    const uintptr_t low_bits = ((uintptr_t)1 << 28) - 1;
-    return a != b && (((uintptr_t)a ^ (uintptr_t)b) & low_bits) < SHOAL_CACHE_LINE;
-}
-
-static bool any_collide(const struct shoal_engine *engine, const struct shoal_step *step)
-{
-    for (unsigned d = 0; d < step->dest_count; d++) {
-        for (unsigned s = 0; s < step->source_count; s++) {
-            if (collide(engine->dests[d], engine->sources[s]))
-                return true;
-        }
+    for (uint64_t i = engine->depth; i > 0; i--) {
+        const struct shoal_chunk *chunk = &engine->runner.chunks[(engine->runner.next + engine->depth - i) % engine->depth];
+        if (chunk->posted && shoal_helpers_help(engine->helpers, chunk->posted - 1))
+            return true;
     }
     return false;
 }
 
-/* Returns true if the source of a reduce is a rank's input or an unmodified copy of it; any other source was stored by a pass.
- * Over several hosts, a reduce that reads another rank's staging buffer reads only unmodified copies of inputs there (the plan
- * checker proves this). */
-static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
-{
-    return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);
-}
-
-static unsigned count_raw(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)
-{
-    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    unsigned count = 0;
-    for (unsigned i = 0; i < step->source_count; i++)
-        count += is_raw(engine, blocks[i]);
-    return count;
-}
-
-/* Returns the operator of a reduce whose sources are alike: all raw, none raw, or not to be scaled. */
-static struct shoal_reduction run_operation_of(const struct shoal_engine *engine, const struct shoal_request *request,
-                                               const struct shoal_step *step)
-{
-    const enum shoal_pass later = step->is_partial ? SHOAL_PASS_MIDDLE : SHOAL_PASS_LAST;
-    if (engine->hosts == 1)
-        return shoal_engine_operation(engine, &request->call);
-    const bool is_first = count_raw(engine, request, step) == step->source_count;
-    return shoal_engine_pass(engine, &request->call, is_first ? SHOAL_PASS_FIRST : later);
-}
-
-/* Some sources are raw, others are scaled already: the raw ones are scaled into buffers that stay in the cache. */
-static void reduce_scaling(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
-                           size_t elements, enum shoal_stores stores)
-{
-    _Alignas(SHOAL_PAGE) char buffer[16 * SHOAL_PAGE]; /* at least one line for each rank of a host */
-    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const shoal_reduce_fn *reduce = engine->kernels->reduce[request->call.type];
-    const struct shoal_reduction first = shoal_engine_pass(engine, &request->call, SHOAL_PASS_FIRST),
-                                 then = shoal_engine_pass(engine, &request->call,
-                                                          step->is_partial ? SHOAL_PASS_MIDDLE : SHOAL_PASS_LAST);
-    const size_t element = request->element_bytes, raw = count_raw(engine, request, step);
-    const size_t each = sizeof buffer / raw / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE, chunk = each / element;
-    const void **const sources = engine->scaled;
-    for (size_t at = 0; at < elements; at += chunk) {
-        const size_t count = shoal_min_size(chunk, elements - at);
-        char *next = buffer;
-        for (unsigned s = 0; s < step->source_count; s++) {
-            sources[s] = (const char *)engine->sources[s] + at * element;
-            if (!is_raw(engine, blocks[s]))
-                continue;
-            void *const scaled = next;
-            reduce[first.op](&scaled, 1, &sources[s], 1, count, first.argument, SHOAL_STORES_CACHED);
-            sources[s] = scaled;
-            next += each;
-        }
-        reduce[then.op](engine->dests, step->dest_count, sources, step->source_count, count, then.argument, stores);
-        for (unsigned d = 0; d < step->dest_count; d++)
-            engine->dests[d] = (char *)engine->dests[d] + count * element;
-    }
-}
-
-/* Reduces through a buffer that stays in the first-level cache, so that no loop reads and writes colliding addresses. */
-static void reduce_apart(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
-                         size_t elements, enum shoal_stores stores)
-{
-    _Alignas(SHOAL_PAGE) char buffer[SHOAL_PAGE];
-    void *const into = buffer;
-    const struct shoal_reduction operation = run_operation_of(engine, request, step);
-    const size_t element = request->element_bytes, chunk = sizeof buffer / element;
-    for (size_t at = 0; at < elements; at += chunk) {
-        const size_t count = shoal_min_size(chunk, elements - at);
-        engine->kernels->reduce[request->call.type][operation.op](&into, 1, engine->sources, step->source_count, count,
-                                                                  operation.argument, SHOAL_STORES_CACHED);
-        engine->kernels->copy(engine->dests, step->dest_count, buffer, count * element, stores);
-        for (unsigned s = 0; s < step->source_count; s++)
-            engine->sources[s] = (const char *)engine->sources[s] + count * element;
-        for (unsigned d = 0; d < step->dest_count; d++)
-            engine->dests[d] = (char *)engine->dests[d] + count * element;
-    }
-}
-
-/* In place, the source is also a destination: it is not written, because peers may be reading it. */
-static void runner_copy_run(struct shoal_engine *engine, const struct shoal_step *step, size_t bytes, enum shoal_stores stores)
-{
-    int dests = 0;
-    for (unsigned d = 0; d < step->dest_count; d++) {
-        if (engine->dests[d] != engine->sources[0])
-            engine->dests[dests++] = engine->dests[d];
-    }
-    if (dests > 0)
-        engine->kernels->copy(engine->dests, dests, engine->sources[0], bytes, stores);
-}
-
-/* Returns true if some sources have to be scaled, but not all. */
-static bool is_mixed(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)
-{
-    const unsigned raw = count_raw(engine, request, step);
-    return raw && raw < step->source_count && shoal_engine_scales_inputs(engine, &request->call);
-}
-
-/* Sources and destinations are set. */
-static void reduce_run(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step,
-                       size_t elements)
-{
-    const enum shoal_stores stores =
-        request->announcement.descriptor.hints & SHOAL_HINT_STREAMING ? SHOAL_STORES_STREAMING : SHOAL_STORES_CACHED;
-    if (step->source_count == 1) {
-        runner_copy_run(engine, step, elements * request->element_bytes, stores);
-    } else if (engine->hosts > 1 && is_mixed(engine, request, step)) {
-        reduce_scaling(engine, request, step, elements, stores);
-    } else if (any_collide(engine, step)) {
-        reduce_apart(engine, request, step, elements, stores);
-    } else {
-        const struct shoal_reduction operation = run_operation_of(engine, request, step);
-        engine->kernels->reduce[request->call.type][operation.op](engine->dests, step->dest_count, engine->sources,
-                                                                  step->source_count, elements, operation.argument, stores);
-    }
-}
-
-/* If operands are several tensors, works from border to border. */
-static void run_reduce(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
-                       const struct shoal_step *step)
-{
-    const struct shoal_request *request = chunk->request;
-    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const size_t elements = find_span(engine, chunk, blocks[0]).elements;
-    for (size_t at = 0, run; at < elements; at += run) {
-        run = elements - at;
-        for (unsigned i = 0; i < step->source_count; i++) {
-            const struct span span = find_span(engine, chunk, blocks[i]);
-            engine->sources[i] = find_address(engine, chunk, slot, blocks[i], &span, at, &run);
-        }
-        for (unsigned i = 0; i < step->dest_count; i++) {
-            const struct shoal_block block = blocks[step->source_count + i];
-            const struct span span = find_span(engine, chunk, block);
-            engine->dests[i] = find_address(engine, chunk, slot, block, &span, at, &run);
-        }
-        reduce_run(engine, request, step, run);
-    }
-}
+/* ---- Steps --------------------------------------------------------------------------------------------------------------- */
 
 static bool run_is_locally_complete(const struct shoal_engine *engine, unsigned slot)
 {
@@ -525,24 +376,24 @@ static void packed_free(struct shoal_packed **list)
 
 /* Returns NULL if out of memory. */
 static const char *pack_block(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
-                              const struct span *span)
+                              const struct shoal_extent *extent)
 {
     const struct shoal_call *call = &chunk->request->call;
     const size_t element = chunk->request->element_bytes;
     struct shoal_packed *packed =
-        aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(sizeof *packed + span->elements * element, SHOAL_CACHE_LINE));
+        aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(sizeof *packed + extent->elements * element, SHOAL_CACHE_LINE));
     if (!packed)
         return NULL;
-    for (size_t at = 0, run; at < span->elements; at += run) {
-        run = span->elements - at;
-        const char *from = find_address(engine, chunk, slot, block, span, at, &run);
+    for (size_t at = 0, run; at < extent->elements; at += run) {
+        run = extent->elements - at;
+        const char *from = shoal_extent_address(engine, chunk, slot, block, extent, at, &run);
         memcpy(packed->data + at * element, from, run * element);
     }
     if (block.operand == SHOAL_OPERAND_INPUT && shoal_engine_scales_inputs(engine, call)) {
         const struct shoal_reduction first = shoal_engine_pass(engine, call, SHOAL_PASS_FIRST);
         void *const data = packed->data;
         const void *source = data;
-        engine->kernels->reduce[call->type][first.op](&data, 1, &source, 1, span->elements, first.argument,
+        engine->kernels->reduce[call->type][first.op](&data, 1, &source, 1, extent->elements, first.argument,
                                                       SHOAL_STORES_CACHED);
     }
     packed->next = chunk->packed;
@@ -555,9 +406,10 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
 {
     const struct shoal_request *request = chunk->request;
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    const struct span from = find_span(engine, chunk, blocks[0]), to = find_span(engine, chunk, blocks[1]);
+    const struct shoal_extent from = shoal_extent_find(engine, chunk, blocks[0]);
+    const struct shoal_extent to = shoal_extent_find(engine, chunk, blocks[1]);
     size_t run = from.elements;
-    const char *source = find_address(engine, chunk, slot, blocks[0], &from, 0, &run);
+    const char *source = shoal_extent_address(engine, chunk, slot, blocks[0], &from, 0, &run);
     const bool is_input = blocks[0].operand == SHOAL_OPERAND_INPUT;
     const bool is_apart = run < from.elements || (is_input && shoal_engine_scales_inputs(engine, &request->call));
     if (is_apart && !(source = chunk->is_packed ? chunk->packed->data : pack_block(engine, chunk, slot, blocks[0], &from)))
@@ -594,7 +446,7 @@ static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoa
 static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
 {
     struct shoal_failure failure;
-    if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), find_unit(chunk), work))
+    if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work))
         return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
                !engine->ops->failed(engine->transport, &failure);
     engine->awaits_device = true;
@@ -605,6 +457,8 @@ static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chun
 static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
                             const struct shoal_step *step)
 {
+    if (SHOAL_UNLIKELY(chunk->posted))
+        return has_work_ended(engine, chunk);
     if (SHOAL_UNLIKELY(shoal_call_sum(&chunk->request->call) != NULL)) {
         const enum shoal_device_work work = find_work(&chunk->request->cached->plan, step);
         if (work != SHOAL_DEVICE_WORKS)
@@ -614,7 +468,10 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         return true;
     if (!can_touch(engine, chunk, step))
         return false;
-    run_reduce(engine, chunk, slot, step);
+    if (SHOAL_UNLIKELY(engine->helpers != NULL) && runner_post_work(engine, chunk, slot, step))
+        return false;
+    const struct shoal_extent_scratch scratch = {engine->sources, engine->dests, engine->scaled};
+    shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &scratch);
     return true;
 }
 
@@ -711,7 +568,7 @@ static bool run_start_chunks(struct shoal_engine *engine)
         if (chunk->request)
             return did;
         SHOAL_ASSERT(engine->runner.active < engine->depth);
-        SHOAL_ASSERT(!chunk->packed);
+        SHOAL_ASSERT(!chunk->packed && !chunk->posted);
         chunk->request = request;
         chunk->is_packed = false;
         chunk->unready = find_on_device(request);
@@ -724,9 +581,33 @@ static bool run_start_chunks(struct shoal_engine *engine)
     return did;
 }
 
+/* This rank may not touch peers' operands once a failure was published, and its peers wait until it is outside. It stays inside
+ * from turn to turn while helpers work. */
+static void leave_operands(struct shoal_engine *engine)
+{
+    if (engine->ops->leave)
+        engine->ops->leave(engine->transport);
+}
+
+static bool enter_operands(struct shoal_engine *engine)
+{
+    struct shoal_failure failure;
+    if (SHOAL_LIKELY(!engine->runner.posted))
+        return !engine->ops->enter || engine->ops->enter(engine->transport);
+    if (!engine->ops->failed(engine->transport, &failure))
+        return true;
+    stop_work(engine);
+    leave_operands(engine);
+    return false;
+}
+
 /* Packed data may still be on its way, so it stays until the engine is freed. */
 void shoal_engine_drop_chunks(struct shoal_engine *engine)
 {
+    if (SHOAL_UNLIKELY(engine->runner.posted)) {
+        stop_work(engine);
+        leave_operands(engine);
+    }
     for (unsigned i = 0; i < engine->depth; i++)
         engine->runner.left_packed[i] = engine->runner.chunks[i].packed;
     memset(engine->runner.chunks, 0, sizeof engine->runner.chunks);
@@ -761,7 +642,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
 bool shoal_engine_run_chunks(struct shoal_engine *engine)
 {
     bool did = run_start_chunks(engine);
-    if (engine->ops->enter && !engine->ops->enter(engine->transport))
+    if (!enter_operands(engine))
         return did; /* shoal_engine_check() handles it */
     /* Oldest first, because other ranks wait for it. */
     for (uint64_t i = engine->depth; i > 0 && !engine->is_broken; i--) {
@@ -769,8 +650,10 @@ bool shoal_engine_run_chunks(struct shoal_engine *engine)
         if (engine->runner.chunks[slot].request)
             did |= run_chunk(engine, &engine->runner.chunks[slot], slot);
     }
-    if (engine->ops->leave)
-        engine->ops->leave(engine->transport);
+    if (SHOAL_UNLIKELY(engine->runner.posted) && !did)
+        did = help_with_oldest(engine);
+    if (SHOAL_LIKELY(!engine->runner.posted))
+        leave_operands(engine);
     return did;
 }
 
@@ -799,7 +682,7 @@ static bool is_at_work(const struct shoal_chunk *chunk)
     const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
     const enum shoal_device_work work = step ? find_work(plan, step) : SHOAL_DEVICE_WORKS;
     return work != SHOAL_DEVICE_WORKS &&
-           !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), find_unit(chunk), work);
+           !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work);
 }
 
 /* Returns the first operand without which the oldest chunk cannot continue. */
@@ -903,6 +786,14 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
         return chunk || request->state == SHOAL_REQUEST_DONE;
     const struct shoal_step *step = &plan->steps[chunk->step];
     return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
+}
+
+bool shoal_runner_is_helped(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    bool is_helped = false;
+    for (unsigned i = 0; i < engine->depth; i++)
+        is_helped |= engine->runner.chunks[i].request == request && engine->runner.chunks[i].posted;
+    return is_helped;
 }
 
 bool shoal_runner_is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer)

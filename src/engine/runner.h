@@ -11,6 +11,16 @@ struct shoal_engine;
 struct shoal_packed;
 struct shoal_request;
 
+/* The work of a step that helpers do. */
+struct shoal_helped_step {
+    struct shoal_engine *engine;
+    const struct shoal_chunk *chunk;
+    const struct shoal_step *step;
+    unsigned slot;
+    size_t elements;
+    size_t part_elements;
+};
+
 /* One run of a plan over one chunk. */
 struct shoal_chunk {
     struct shoal_request *request; /* NULL: the slot is free */
@@ -19,7 +29,9 @@ struct shoal_chunk {
     uint32_t step;
     struct shoal_packed *packed; /* data that were packed for its puts */
     bool is_packed;              /* the last packed data are for the current step, which could not be queued yet */
-    uint8_t unready;             /* bit 1 << enum shoal_operand: this rank's operands on a device that were not ready yet */
+    uint8_t posted;              /* helpers do the current step: their ticket + 1; 0: they do not */
+    struct shoal_helped_step work;
+    uint8_t unready; /* bit 1 << enum shoal_operand: this rank's operands on a device that were not ready yet */
 };
 
 /* The chunks under way. Only runner.c reads and writes it (dev/check.py checks this). */
@@ -28,6 +40,7 @@ struct shoal_runner {
     struct shoal_packed *left_packed[SHOAL_DEPTH_MAX]; /* set when the engine broke: the data may be on their way */
     uint64_t next;                                     /* number of the next chunk; its slot is this modulo depth */
     unsigned active;
+    unsigned posted;     /* chunks whose step helpers do */
     uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's chunk */
 };
 
@@ -77,6 +90,8 @@ void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoa
                             int *peer_out);
 /* Returns true if the request waits only for its data to leave. */
 bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct shoal_request *request);
+/* Returns true if helper threads do the current step of a chunk of the request. */
+bool shoal_runner_is_helped(const struct shoal_engine *engine, const struct shoal_request *request);
 /* Returns true if a chunk of the request is at a step that waits for that peer. */
 bool shoal_runner_is_step_for(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
 /* Combines `mark` with the positions of the chunks: changes whenever a chunk moves. */

@@ -10,6 +10,8 @@
 #include "bootstrap/bootstrap.h"
 #include "bootstrap/lookup.h"
 #include "comm/comm_world.h"
+#include "helpers/helper_cores.h"
+#include "helpers/helpers_settings.h"
 #include "inspect/describe_gpus.h"
 #include "link/address.h"
 #include "topology/limits.h"
@@ -216,6 +218,28 @@ static const char *pidfd_text(void)
     return "yes: a peer's end is seen at once";
 }
 
+/* How many threads a rank would work with if it had all cores of this process. */
+static void print_threads(FILE *out)
+{
+    struct shoal_settings settings;
+    char error[256];
+    const int fixed = shoal_settings_load(&settings, NULL, error, sizeof error) == SHOAL_OK
+                          ? shoal_helpers_fixed_threads(&settings.helpers)
+                          : 0;
+    const struct shoal_helper_share share = {
+        shoal_topology_cores(),
+        shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE)};
+    fprintf(out, "threads               ");
+    if (fixed)
+        fprintf(out, "%d for each rank (SHOAL_THREADS)\n", fixed);
+    else if (share.framework_threads < 0)
+        fprintf(out, "1 for each rank: the framework may use all cores, as neither OMP_NUM_THREADS nor SHOAL_THREADS is set\n");
+    else
+        fprintf(out, "%d for a rank with all of these cores; %d left to the framework (%s)\n", shoal_helper_cores_width(share),
+                share.framework_threads,
+                shoal_setting_from_environment("OMP_NUM_THREADS") ? "OMP_NUM_THREADS" : "it computes on a GPU");
+}
+
 void shoal_print_topology(FILE *out)
 {
     char host[64] = "?";
@@ -225,6 +249,7 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "host                  %s\n", host);
     fprintf(out, "cores                 %d usable by this process (affinity mask and container quota)\n",
             shoal_topology_cores());
+    print_threads(out);
     fprintf(out, "memory                %.1f GiB left for shared memory (container limit and machine)\n",
             (double)left / (double)(1 << 30));
     fprintf(out, "shared memory         memfd segments; the size of /dev/shm does not matter\n");

@@ -21,7 +21,7 @@
 #define SHOAL_RECORDS 1024
 #define SHOAL_FLIGHT_NAME "shoal-flight"
 #define SHOAL_FLIGHT_MAGIC UINT64_C(0x544c464c414f4853) /* "SHOALFLT" */
-#define SHOAL_FLIGHT_LAYOUT 3                           /* increases whenever a reader would misread the structs below */
+#define SHOAL_FLIGHT_LAYOUT 4                           /* increases whenever a reader would misread the structs below */
 #define SHOAL_FLIGHT_TEXTS 160
 
 struct shoal_flights;
@@ -94,6 +94,7 @@ struct shoal_flight {
     _Atomic uint64_t waits_since;                         /* ticks */
     _Atomic uint64_t rejected;                            /* messages that the rank's endpoint has rejected so far */
     _Atomic uint64_t batch, noise_scale, noise_error;     /* doubles that the program publishes; 0: not known */
+    _Atomic int32_t threads;                              /* that may do the rank's work at once */
 };
 
 struct shoal_recorder {
@@ -183,6 +184,8 @@ static inline double shoal_recorder_number(const _Atomic uint64_t *from)
 /* Stores which rank this one waits for (-1: none) and since when, in ticks. */
 void shoal_recorder_note_wait(struct shoal_recorder *recorder, int rank, uint64_t since);
 
+/* Stores how many threads may do the rank's work at once. */
+void shoal_recorder_note_threads(struct shoal_recorder *recorder, int threads);
 /* Stores how many messages were rejected so far. Needs an endpoint, and the lock under which it counts. */
 void shoal_recorder_note_rejected(struct shoal_recorder *recorder);
 

@@ -31,10 +31,11 @@ struct rank {
     bool is_handling; /* busy with handling messages */
     bool has_done;    /* anything in this round */
     bool has_met;
-    unsigned turn;    /* position in the round */
-    uint64_t want_ps; /* core time it needs, while it waits for a core */
-    uint32_t next;    /* 1 + the rank that waits after it */
-    uint64_t started; /* chunks */
+    unsigned turn;            /* position in the round */
+    uint64_t want_ps;         /* core time it needs, while it waits for a core */
+    uint64_t threads_free_ps; /* when its threads have done what they were given */
+    uint32_t next;            /* 1 + the rank that waits after it */
+    uint64_t started;         /* chunks */
     uint64_t done;
     uint32_t inbox_count;
     uint64_t inbox_bytes;
@@ -122,6 +123,8 @@ static void begin_work(struct machine *machine, int rank, uint64_t work_ps)
     struct cores *cores = cores_of(machine, rank);
     struct rank *own = &machine->ranks[rank];
     own->is_busy = true;
+    if (machine->model->threads > 1) /* the others do without this thread */
+        own->threads_free_ps = most(own->threads_free_ps, machine->events.now_ps) + work_ps / (uint64_t)machine->model->threads;
     if (cores->idle) {
         cores->idle--;
         start_work(machine, rank, work_ps);
@@ -462,13 +465,50 @@ static bool predict_run_device(struct machine *machine, int rank, unsigned slot,
     return false;
 }
 
+/* ---- Several threads ----------------------------------------------------------------------------------------------------- */
+
+/* As in src/engine/runner.c. */
+#define HELPED_BYTES ((uint64_t)32 << 10)
+
+static bool predict_is_helped(const struct machine *machine, unsigned slot, const struct slot_run *run,
+                              const struct shoal_act *act)
+{
+    return act->kind == SHOAL_ACT_WORK && machine->model->threads > 1 && slot != meeting_slot(machine) &&
+           predict_bytes_of(machine, run, act) >= 2 * HELPED_BYTES; /* it reads them and writes them */
+}
+
+/* Returns true if the threads are done. Giving them the work takes as long as a signal. */
+static bool predict_run_helped(struct machine *machine, int rank, unsigned slot, const struct shoal_act *act)
+{
+    struct slot_run *run = predict_run_of(machine, rank, slot);
+    struct rank *own = &machine->ranks[rank];
+    const uint64_t now_ps = machine->events.now_ps;
+    if (run->has_worked) {
+        run->has_worked = false;
+        return true;
+    }
+    if (run->is_at_work)
+        return false;
+    run->is_at_work = true;
+    const uint64_t begin_ps = most(own->threads_free_ps, now_ps) + machine->model->signal_ps;
+    own->threads_free_ps = begin_ps + act_ps(machine, run, act) / (uint64_t)machine->model->threads;
+    if (machine->model->host_ps > 0)
+        own->threads_free_ps =
+            most(own->threads_free_ps, shoal_copiers_pass_memory(&machine->copies, shoal_cast_host(&machine->cast, rank),
+                                                                 predict_bytes_of(machine, run, act)));
+    shoal_events_push(&machine->events, own->threads_free_ps, device_event(machine, rank, slot));
+    return false;
+}
+
 /* All traffic on a PCIe link shares it, frame by frame. */
 static void predict_end_device(struct machine *machine, int id)
 {
     const int number = id - (int)device_event(machine, 0, 0), depth = (int)machine->asked->depth, rank = number / depth;
     const unsigned slot = (unsigned)(number % depth);
     struct slot_run *run = predict_run_of(machine, rank, slot);
-    const enum shoal_copy_link link = (enum shoal_copy_link)script_of(machine, rank, slot)->acts[run->act].link;
+    const struct shoal_act *act = &script_of(machine, rank, slot)->acts[run->act];
+    const enum shoal_copy_link link = (enum shoal_copy_link)act->link;
+    run->left = act->kind == SHOAL_ACT_WORK ? 0 : run->left;
     const uint64_t frame = link == SHOAL_COPY_BETWEEN ? run->left : shoal_min_size(run->left, machine->model->frame_bytes);
     if (frame) {
         run->left -= frame;
@@ -489,13 +529,16 @@ static void run_slot(struct machine *machine, int rank, unsigned slot)
     while (run->is_used && run->act < script->count) {
         const struct shoal_act *act = &script->acts[run->act];
         const bool is_wait = act->kind == SHOAL_ACT_WAIT, is_device = act->kind == SHOAL_ACT_DEVICE;
+        const bool is_helped = predict_is_helped(machine, slot, run, act);
         if (is_device && !predict_run_device(machine, rank, slot, act))
             return;
         if (is_wait && *counter_of(machine, rank, act->peer, slot) < (int32_t)act->value)
             return;
         if (!can_begin(machine, rank, slot, act))
             return;
-        const uint64_t work_ps = is_wait || is_device ? 0 : work_ps_of(machine, rank, run, act);
+        if (is_helped && !predict_run_helped(machine, rank, slot, act))
+            return;
+        const uint64_t work_ps = is_wait || is_device || is_helped ? 0 : work_ps_of(machine, rank, run, act);
         if (work_ps) {
             begin_work(machine, rank, work_ps);
             return;

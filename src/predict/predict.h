@@ -6,6 +6,9 @@
  *            signal inside the host a fixed time, a message a fixed time at its sender and at its receiver, plus time for its
  *            bytes if the model says so. Ranks that outnumber the cores of their host take turns, step by step. If hosts are
  *            emulated on one machine, all ranks take turns on its cores.
+ *   threads  if a rank has several, they do its large reductions together, in the order in which its chunks come to them:
+ *            with n threads in an nth of the time, but no faster than the host's memory. Meanwhile the rank continues with
+ *            other chunks. While its own thread sends, receives or signals, the others go on without it.
  *   network  each host has one adapter, or one below each switch with its share of the rate. It sends and receives at its
  *            rate at the same time. Messages are split into frames; receiving hosts take turns, frame by frame, and frames
  *            to one host stay in order. A frame travels for the latency, then waits until the adapter there has received the
@@ -53,6 +56,7 @@ struct shoal_model {
     size_t header_bytes;
     size_t frame_bytes;
     int cores;             /* of a host, or of the one machine */
+    int threads;           /* that each rank has */
     bool is_adapter_below; /* below the ranks' switches */
     bool is_one_machine;
 };

@@ -80,6 +80,7 @@ static enum shoal_status check_bounds(const struct inquiry *inquiry)
         {"ring_bytes", (double)simulation->ring_bytes, 4096, (double)BYTES_MOST, true},
         {"copy_us", simulation->copy_us, 0, US_MOST, false},
         {"host_memory_gb_s", simulation->host_memory_gb_s, RATE_LEAST, RATE_MOST, true},
+        {"threads", (double)simulation->threads, 1, SHOAL_HELPERS_MAX, true},
     };
     for (size_t i = 0; i < SHOAL_COUNT_OF(bounds); i++) {
         const struct bound *bound = &bounds[i];
@@ -168,6 +169,14 @@ static void model_gpus(const struct inquiry *inquiry, struct shoal_model *model)
     model->ring_bytes = simulation->ring_bytes;
 }
 
+/* Helpers have cores of their own, unless there is a number of cores. */
+static int threads_of(const struct shoal_simulation *simulation, size_t ranks)
+{
+    const size_t threads = simulation->threads ? simulation->threads : 1, each = simulation->cores / ranks;
+    const size_t most = !simulation->cores ? threads : each ? each : 1;
+    return (int)(threads < most ? threads : most);
+}
+
 /* Without a bucket, nothing is faster than the rate. */
 static struct shoal_model model_of(const struct inquiry *inquiry)
 {
@@ -188,6 +197,7 @@ static struct shoal_model model_of(const struct inquiry *inquiry)
                                 .header_bytes = simulation->header_bytes,
                                 .frame_bytes = simulation->frame_bytes,
                                 .cores = (int)(simulation->cores ? simulation->cores : ranks),
+                                .threads = threads_of(simulation, ranks),
                                 .is_one_machine = simulation->one_machine};
     if (simulation->burst_bytes)
         model.line_ps = ps_per_byte(simulation->burst_gbit_s / 8);
@@ -256,7 +266,8 @@ static void find_shares(const struct inquiry *inquiry, const struct shoal_foreca
     const struct shoal_model *model = &inquiry->asked.model;
     const struct shoal_load *total = &forecast->total;
     const double time_us = answer->time_us, messages = (double)(total->sends + total->receives);
-    const double work_ps = (double)total->work_bytes * model->memory_ps + (double)total->signals * (double)model->signal_ps;
+    const double work_ps =
+        (double)total->work_bytes * model->memory_ps / model->threads + (double)total->signals * (double)model->signal_ps;
     const double message_ps =
         messages * (double)model->message_ps + (double)(total->sent_bytes + total->received_bytes) * model->stack_ps;
     if (time_us <= 0)

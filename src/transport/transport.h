@@ -47,6 +47,8 @@ struct shoal_descriptor {
 /* The operation has a plan, so the announcement says where its operands are. Without a plan `input` and `output` mean
  * nothing. */
 #define SHOAL_HINT_PLANNED 2
+/* Rank 0 sets this hint and all ranks of its host follow it: helper threads do not work on this operation. */
+#define SHOAL_HINT_NARROW 4
 
 struct shoal_announcement {
     struct shoal_descriptor descriptor;

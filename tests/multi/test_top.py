@@ -86,6 +86,7 @@ def a_rank_that_others_wait_for_is_named():
         expect(look["held_up_by"]["pid"] == pid and look["held_up_by"]["held"] == 2, look["held_up_by"])
         _, out, _ = call(SHOAL, "top", "--once", pid)
         expect("rejected" not in out and all(p["rejected"] == 0 for p in mine.values()), out, mine)
+        expect("threads" not in out and all(p["threads"] == 1 for p in mine.values()), out, mine)
         expect("; waits for rank 1 for " in out and "  in no call for " in out and f"py-spy dump --pid {pid}, or gdb -p {pid}" in out, out)
 
 
@@ -105,6 +106,15 @@ def a_training_tells_its_noise_scale():
         mine, look = job.look(str(job.pids[0]))
         expect(all(world(process)[name] is None for process in mine.values() for name in ("batch", "noise_scale", "noise_error")), look)
         expect("noise" not in call(SHOAL, "top", "--once", job.pids[0])[1], look)
+
+
+def threads_of_a_rank_are_shown():
+    with Job("late", 2, SHOAL_THREADS="3", SHOAL_LOG_FILE="/dev/null") as job:
+        pid = str(job.pids[0])
+        mine, _ = job.look_until(lambda mine, look: all(mine[rank]["threads"] == 3 for rank in (0, 1)), pid)
+        expect(sorted(mine) == [0, 1], mine)
+        _, out, _ = call(SHOAL, "top", "--once", pid)
+        expect(out.count("; 3 threads") == 2, out)
 
 
 def ranks_that_have_just_begun_to_wait_are_told_by_the_numbers():
@@ -548,7 +558,7 @@ def a_signal_that_the_program_handles_stays_its_own():
 
 
 if __name__ == "__main__":
-    run_cases([a_rank_that_others_wait_for_is_named, a_training_tells_its_noise_scale, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
+    run_cases([threads_of_a_rank_are_shown, a_rank_that_others_wait_for_is_named, a_training_tells_its_noise_scale, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, bytes_on_the_network_are_told,
                a_receive_waits_for_its_peer, a_rank_of_a_pipeline_is_in_an_action,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, process_groups_are_of_one_job,

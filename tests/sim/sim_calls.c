@@ -1026,6 +1026,23 @@ enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status 
     return module ? shoal_log_fail(&context->log, status, module, "%s", text) : shoal_log_repeat(&context->log, status, text);
 }
 
+/* ---- Threads ------------------------------------------------------------------------------------------------------------- */
+
+int shoal_context_threads(const struct shoal_context *context)
+{
+    (void)context;
+    return 3;
+}
+
+/* In another order than one thread would take. */
+enum shoal_status shoal_context_run(struct shoal_context *context, shoal_part_fn fn, void *arg, size_t parts)
+{
+    (void)context;
+    for (size_t part = parts; part > 0; part--)
+        fn(arg, part - 1);
+    return SHOAL_OK;
+}
+
 /* ---- Memory -------------------------------------------------------------------------------------------------------------- */
 
 /* Memory is freed with the world: until then a peer that is behind may read it, like a mapping. */

@@ -530,6 +530,54 @@ static void simulate_one_gpu_copies_in_and_out(void **state)
     assert_near(time_us(&question), (4 + 8 + 4) * way_us, 1e-4); /* written, read and written, read */
 }
 
+/* Ranks of one host that only sum and copy: n threads take an nth of the time, but no less than the host's memory allows, and
+ * each needs a core. Small operations stay with one thread. */
+static void simulate_threads_share_the_work_of_a_rank(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 1, 2, 64 * MIB);
+    (void)state;
+    question.memory_gb_s = 5;
+    const double one_us = time_us(&question);
+    question.threads = 1;
+    assert_true(time_us(&question) == one_us);
+    for (size_t threads = 2; threads <= 16; threads *= 2) {
+        question.threads = threads;
+        const struct shoal_simulated answer = ask(&question);
+        assert_true(answer.time_us >= one_us / (double)threads);
+        assert_near(answer.time_us, one_us / (double)threads, 0.02 * (double)threads); /* signals stay */
+        assert_true(answer.working <= 1);
+    }
+    question.host_memory_gb_s = 2 * question.memory_gb_s;
+    assert_near(time_us(&question), one_us, 0.02);
+    question.host_memory_gb_s = 0;
+    question.cores = 3; /* one for each rank */
+    assert_true(time_us(&question) == one_us);
+    question.cores = 4;
+    assert_near(time_us(&question), one_us / 2, 0.04);
+    question = question_of("allreduce", 1, 2, 4096);
+    const double small_us = time_us(&question);
+    question.threads = 8;
+    assert_true(time_us(&question) == small_us);
+}
+
+/* While its threads sum, the rank exchanges other chunks with the other host. */
+static void simulate_threads_over_hosts(void **state)
+{
+    struct shoal_simulation question = question_of("allreduce", 4, 2, 64 * MIB);
+    double before_us = INFINITY;
+    (void)state;
+    question.rate_gbit_s = 100;
+    question.memory_gb_s = 5;
+    for (size_t threads = 1; threads <= 8; threads *= 2) {
+        question.threads = threads;
+        const struct shoal_simulated answer = ask(&question);
+        assert_true(answer.time_us <= before_us && answer.time_us >= answer.bound_us);
+        before_us = answer.time_us;
+    }
+    question.every_chunk = 1;
+    assert_near(time_us(&question), before_us, 0.01);
+}
+
 /* Units come in while others go out: the total is one direction's time, plus filling and emptying the pipeline. */
 static void simulate_large_operands_tend_to_pcie(void **state)
 {
@@ -999,6 +1047,9 @@ static void simulate_refuses_gpus_that_make_no_sense(void **state)
     question.copy_us = NAN;
     assert_refused(&question, "copy_us is nan, but may be 0 to 10000000\n");
     question = usual;
+    question.threads = 65;
+    assert_refused(&question, "threads is 65, but may be 1 to 64, or 0\n");
+    question = usual;
     question.host_memory_gb_s = INFINITY;
     assert_refused(&question, "host_memory_gb_s is inf, but may be 0.01 to 1000000, or 0\n");
     question = usual;
@@ -1075,6 +1126,8 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(simulate_ranks_share_cores),
     cmocka_unit_test(simulate_goes_on_as_it_began),
     cmocka_unit_test(simulate_waits_until_buckets_are_empty),
+    cmocka_unit_test(simulate_threads_share_the_work_of_a_rank),
+    cmocka_unit_test(simulate_threads_over_hosts),
     cmocka_unit_test(simulate_takes_a_shorter_question),
     cmocka_unit_test(simulate_refuses_with_one_line),
     cmocka_unit_test(simulate_refuses_models_that_make_no_sense),

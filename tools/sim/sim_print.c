@@ -53,6 +53,8 @@ void sim_parameters_print(const struct shoal_simulation *model)
            "#   %zu header bytes, frames of %s; memory %g GB/s read and written per rank, signal %g us, %s\n",
            model->rate_gbit_s, model->latency_us, model->message_us, stack, model->header_bytes,
            sim_size_print((double)model->frame_bytes, frame), model->memory_gb_s, model->signal_us, cores);
+    if (model->threads > 1)
+        printf("#   %zu threads of each rank sum and copy, each at that rate\n", model->threads);
     if (model->burst_bytes && model->burst_gbit_s > 0)
         printf("#   after a pause %s go at %g Gbit/s\n", sim_size_print((double)model->burst_bytes, burst),
                model->burst_gbit_s);
@@ -152,6 +154,7 @@ size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, stru
         {"ring_bytes", NULL, (double)model->ring_bytes},
         {"copy_us", NULL, model->copy_us},
         {"host_memory_gb_s", NULL, model->host_memory_gb_s},
+        {"threads", NULL, (double)(model->threads ? model->threads : 1)},
     };
     memcpy(fields_out, fields, sizeof fields);
     return sizeof fields / sizeof fields[0];
@@ -274,7 +277,8 @@ void sim_model_print(const struct shoal_simulation *model)
          "    Ranks execute the plans that `shoal explain` prints, with the chunks and slots of the settings. All\n"
          "    ranks begin at the same moment. Each operation begins with a rank's announcement to each peer on another\n"
          "    host, and to the ranks of its host.\n"
-         "    A rank does one thing at a time: it works, sends, receives or waits. With --cores, the ranks of a host\n"
+         "    A rank does one thing at a time: it works, sends, receives or waits. With --threads, several threads\n"
+         "    share its large sums and copies, while it continues with other chunks. With --cores, the ranks of a host\n"
          "    take turns on these cores. With --one-machine, the ranks of all hosts do.\n"
          "    Each host has one adapter for all its ranks. With --switch-adapters it has one below each switch, with\n"
          "    its share of the rate. An adapter sends messages in the order in which they come: --frame bytes to one\n"

@@ -51,7 +51,7 @@ static const char help_text[] =
     "    --update RATE            bytes that the optimizer of a rank reads and writes, together (those of --memory); shoal\n"
     "                             bench optimizer measures it\n"
     "    --signal-us US           time of a signal to a rank of the same host (0.2)\n"
-    "    --header, --frame SIZE, --burst SIZE, --burst-rate RATE, --pause TIME, --cores N, --one-machine,\n"
+    "    --header, --frame SIZE, --burst SIZE, --burst-rate RATE, --pause TIME, --cores N, --threads N, --one-machine,\n"
     "    --pcie, --pcie-switch LINK, --switch-gpus N, --switch-adapters, --nvlink LINK, --unit, --ring SIZE, --copy-us US,\n"
     "    --host-memory RATE       as in shoal sim --help, which explains the model. With --pcie, the GPUs copy gradients\n"
     "                             into the buffers; here that takes no time\n"
@@ -287,7 +287,7 @@ static double step_us(const struct scene *scene, double exchange_us, enum sim_st
     if (!costs)
         return -1;
     if (!options->has_views && options->question.pcie_gb_s <= 0 && without != SIM_STEP_COPIES)
-        replay.copy_us_per_byte = 2e-3 / options->question.memory_gb_s;
+        replay.copy_us_per_byte = 2e-3 / sim_step_threads_rate(&options->question, options->question.memory_gb_s);
     replay.put_us_per_byte = options->optimizing.is_sharded ? 0 : replay.copy_us_per_byte;
     if (options->optimizing.rule && without != SIM_STEP_OPTIMIZER)
         optimizer_add(scene, exchange_us, &replay);

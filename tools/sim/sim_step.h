@@ -58,10 +58,15 @@ static inline double sim_step_efficiency(const struct sim_step_options *options,
     return (forward_us + backward_us) / (forward_us + step_us);
 }
 
+/* Returns the rate at which all threads of a rank read and write, in GB/s, if each alone does at each_gb_s: no more than the
+ * rank's share of its host's memory and cores, but at least each_gb_s. */
+double sim_step_threads_rate(const struct shoal_simulation *question, double each_gb_s);
+
 /* Returns the rate of the optimizer's reads and writes, in GB/s. */
 static inline double sim_step_update_rate(const struct sim_step_options *options)
 {
-    return options->update_gb_s > 0 ? options->update_gb_s : options->question.memory_gb_s;
+    const double one = options->update_gb_s > 0 ? options->update_gb_s : options->question.memory_gb_s;
+    return sim_step_threads_rate(&options->question, one);
 }
 
 const char *sim_step_limit_name(enum sim_step_limit limit);

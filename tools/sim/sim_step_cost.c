@@ -175,3 +175,12 @@ int sim_step_price_ask(struct sim_step_answers *answers, const struct sim_step_o
     price_out->algorithm = twice.algorithm;
     return 0;
 }
+
+double sim_step_threads_rate(const struct shoal_simulation *question, double each_gb_s)
+{
+    const size_t ranks = question->ranks_per_host, share = question->cores ? question->cores / ranks : SIZE_MAX;
+    const size_t wanted = question->threads ? question->threads : 1, threads = wanted < share ? wanted : share;
+    const double all = (double)threads * each_gb_s, host = question->host_memory_gb_s / (double)ranks;
+    const double most = host > 0 && host < all ? host : all;
+    return most > each_gb_s ? most : each_gb_s;
+}

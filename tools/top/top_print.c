@@ -87,6 +87,7 @@ struct row {
     size_t busy_at; /* the communicator whose operation has been under way longest; SIZE_MAX: none */
     const struct top_comm *broken;
     uint64_t operations, came_last, rejected;
+    int threads;
     double operations_per_s, bytes_per_s, late_us, idle_us;
 };
 
@@ -109,6 +110,7 @@ static void row_add(const struct top_look *look, struct row *row, size_t comm_at
     row->operations += comm->at.operations;
     row->came_last += comm->at.came_last;
     row->rejected = comm->at.rejected > row->rejected ? comm->at.rejected : row->rejected;
+    row->threads = comm->at.threads > row->threads ? comm->at.threads : row->threads;
     row->late_us += comm->at.late_us;
     row->operations_per_s += comm->operations_per_s;
     row->bytes_per_s += comm->bytes_per_s;
@@ -198,6 +200,8 @@ static void row_print(const struct top_look *look, const struct row *row, bool i
         fprintf(out, " %9s %9s  ", bytes_name((double)row->process->memory_bytes, memory),
                 bytes_name((double)row->process->shared_bytes, shared));
     doing_print(look, row, is_narrow, out);
+    if (row->threads > 1)
+        fprintf(out, "; %d threads", row->threads);
     if (row->rejected)
         fprintf(out, "; %" PRIu64 " message%s rejected", row->rejected, plural((long)row->rejected));
     fputc('\n', out);
@@ -407,13 +411,21 @@ uint64_t top_rejected(const struct top_look *look, const struct top_process *pro
     return most;
 }
 
+static int top_threads(const struct top_look *look, const struct top_process *process)
+{
+    int most = 0;
+    for (size_t i = process->first; i < process->first + process->count; i++)
+        most = look->comms[i].at.threads > most ? look->comms[i].at.threads : most;
+    return most;
+}
+
 static void process_print_json(const struct top_look *look, const struct top_process *process, FILE *out)
 {
     fprintf(out,
             "{\"job\":\"%016" PRIx64 "\",\"pid\":%d,\"world_rank\":%d,\"state\":\"%s\",\"memory_bytes\":%" PRIu64
-            ",\"shared_bytes\":%" PRIu64 ",\"rejected\":%" PRIu64,
+            ",\"shared_bytes\":%" PRIu64 ",\"rejected\":%" PRIu64 ",\"threads\":%d",
             process->job, process->pid, process->world_rank, top_state_name(process->state), process->memory_bytes,
-            process->shared_bytes, top_rejected(look, process));
+            process->shared_bytes, top_rejected(look, process), top_threads(look, process));
     text_print(out, ",\"host\":", process->host);
     fputs(",\"communicators\":[", out);
     for (size_t i = process->first; i < process->first + process->count; i++) {

@@ -18,8 +18,8 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "PARTITION_TREE", "PARTITION_EQUAL", "RECOMPUTES_AS_SCHEDULED", "RECOMPUTES_ALL", "RECOMPUTES_IF_SHORT",
            "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "NOISE_STEPS_MIN", "PARAMETERS_MAX",
            "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX",
-           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "CommOptions", "StoreSet", "StoreGet",
-           "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation",
+           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "PartFn", "CommOptions", "StoreSet",
+           "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation",
            "MemoryUsage", "Traffic", "Training", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated",
            "Watched", "WatchFn", "NoiseStep", "NoiseAverage", "Noise", "Scaling", "ScalingRate", "Parameter",
            "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
@@ -66,7 +66,11 @@ LogFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 
 @begins()
 class ContextOptions(Sized):
-    _fields_ = [("struct_bytes", c_size_t), ("log", LogFn), ("log_arg", c_void_p), ("settings", POINTER(c_char_p))]
+    _fields_ = [("struct_bytes", c_size_t), ("log", LogFn), ("log_arg", c_void_p), ("settings", POINTER(c_char_p)),
+                ("threads", c_uint32)]
+
+
+PartFn = CFUNCTYPE(None, c_void_p, c_size_t)
 
 
 @begins()
@@ -196,7 +200,7 @@ class Simulation(Sized):
                 ("frame_bytes", c_size_t), ("cores", c_size_t), ("burst_bytes", c_size_t), ("burst_gbit_s", c_double),
                 ("pause_us", c_double), ("one_machine", c_int), ("pcie_gb_s", c_double), ("switch_gb_s", c_double),
                 ("switch_gpus", c_size_t), ("switch_adapters", c_int), ("nvlink_gb_s", c_double), ("unit_bytes", c_size_t),
-                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double)]
+                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double), ("threads", c_size_t)]
 
 
 @begins()
@@ -217,7 +221,7 @@ class Watched(Structure):
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
                 ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
                 ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int), ("batch", c_double),
-                ("noise_scale", c_double), ("noise_error", c_double)]
+                ("noise_scale", c_double), ("noise_error", c_double), ("threads", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
@@ -594,6 +598,8 @@ FUNCTIONS = {
     "shoal_status_name": (c_char_p, [c_int]),
     "shoal_context_create": (c_int, [POINTER(ContextOptions), POINTER(c_void_p)]),
     "shoal_context_destroy": (None, [c_void_p]),
+    "shoal_context_threads": (c_int, [c_void_p]),
+    "shoal_context_run": (c_int, [c_void_p, PartFn, c_void_p, c_size_t]),
     "shoal_comm_create": (c_int, [c_void_p, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_create_at": (c_int, [c_void_p, c_char_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_create_with": (c_int, [c_void_p, POINTER(Store), c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),

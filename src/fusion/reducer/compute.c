@@ -21,7 +21,7 @@ enum shoal_status fusion_narrow(const struct shoal_reducer *reducer, size_t buff
     if (reducer->device)
         return shoal_gpu_packer_narrow(fusion_device_packer(reducer), fusion_device_lane(buffer), half_of(reducer), dest,
                                        source, count, factor);
-    (is_float16(reducer) ? reducer->kernels->to_float16 : reducer->kernels->to_bfloat16)(dest, source, count, factor);
+    fusion_wide_narrow(fusion_wide(reducer), is_float16(reducer), dest, source, count, factor);
     return SHOAL_OK;
 }
 
@@ -31,7 +31,7 @@ enum shoal_status fusion_widen(const struct shoal_reducer *reducer, size_t buffe
     if (reducer->device)
         return shoal_gpu_packer_widen(fusion_device_packer(reducer), fusion_device_lane(buffer), half_of(reducer), dest, source,
                                       count, 1);
-    (is_float16(reducer) ? reducer->kernels->from_float16 : reducer->kernels->from_bfloat16)(dest, source, count, 1);
+    fusion_wide_widen(fusion_wide(reducer), is_float16(reducer), dest, source, count, 1);
     return SHOAL_OK;
 }
 
@@ -41,7 +41,7 @@ enum shoal_status fusion_quantize(const struct shoal_reducer *reducer, size_t bu
     if (reducer->device)
         return shoal_gpu_packer_quantize(fusion_device_packer(reducer), fusion_device_lane(buffer), values, scales, source,
                                          error, count);
-    reducer->kernels->quantize(values, scales, source, error, count);
+    fusion_wide_quantize(fusion_wide(reducer), values, scales, source, error, count);
     return SHOAL_OK;
 }
 
@@ -51,7 +51,7 @@ enum shoal_status fusion_dequantize(const struct shoal_reducer *reducer, size_t 
     if (reducer->device)
         return shoal_gpu_packer_dequantize(fusion_device_packer(reducer), fusion_device_lane(buffer), dest, values, scales,
                                            count, factor, adds);
-    reducer->kernels->dequantize(dest, values, scales, count, factor, adds);
+    fusion_wide_dequantize(fusion_wide(reducer), dest, values, scales, count, factor, adds);
     return SHOAL_OK;
 }
 

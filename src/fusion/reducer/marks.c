@@ -187,7 +187,7 @@ static struct squares pack(struct shoal_reducer *reducer, size_t parameter, cons
     if ((is_there && !wanted) || reducer->device)
         return squares;
     const uint64_t begin_ns = fusion_now_ns();
-    reducer->kernels->move[type](is_there ? NULL : view, memory, count, 1, adds && !is_there, wanted);
+    fusion_wide_move(fusion_wide(reducer), type, is_there ? NULL : view, memory, count, 1, adds && !is_there, wanted);
     fusion_stats_packed(reducer, fusion_now_ns() - begin_ns);
     if (!is_there)
         fusion_stats_copied(reducer, count * shoal_type_bytes(type));
@@ -406,7 +406,7 @@ void fusion_marks_take_buffer(struct shoal_reducer *reducer, size_t index)
         if (!fusion_marks_parts(reducer, parameter)) {
             memset(view, 0, fusion_parameter_bytes(each));
         } else if (wants_squares(reducer)) {
-            reducer->kernels->move[each->type](NULL, view, each->count, 1, false, &own->squared);
+            fusion_wide_move(fusion_wide(reducer), each->type, NULL, view, each->count, 1, false, &own->squared);
             own->is_nonfinite = !is_finite(each->type, view, each->count, own->squared);
         }
     }

@@ -314,8 +314,8 @@ double fusion_optimizer_squares(struct shoal_reducer *reducer, size_t buffer, do
         const struct fusion_range range = fusion_range_of(reducer, parameter, reducer->optimizer->place);
         const char *gradient = fusion_view(reducer, parameter) + range.begin * shoal_type_bytes(found->type);
         if (range.count > 0 && fusion_marks_use(reducer, parameter))
-            reducer->kernels->move[found->type](NULL, gradient, range.count, factor * reducer->optimizer->scale, false,
-                                                &squared);
+            fusion_wide_move(fusion_wide(reducer), found->type, NULL, gradient, range.count, factor * reducer->optimizer->scale,
+                             false, &squared);
     }
     return squared;
 }
@@ -391,8 +391,8 @@ static void step_parameter(struct shoal_reducer *reducer, size_t parameter, doub
         fusion_trust(group, &optimizer->norms[2 * parameter], &update);
     for (size_t s = 0; optimizer->norms && s < SHOAL_UPDATE_STATES; s++)
         memory.from[s] = memory.to[s]; /* the first pass has written them */
-    reducer->kernels->update[fusion_group_rule(optimizer->rule, group)][fusion_parameter(reducer, parameter)->type](
-        &update, &memory, range.count);
+    fusion_wide_update(fusion_wide(reducer), fusion_group_rule(optimizer->rule, group),
+                       fusion_parameter(reducer, parameter)->type, &update, &memory, range.count);
 }
 
 /* Adds up the parts of all ranks of the team in their order, so that all teams get the same bits. */

@@ -105,7 +105,7 @@ static void put_part(struct shoal_reducer *reducer, size_t parameter, const stru
     if (to == view && factor == 1)
         to = NULL; /* already in place; only the squares may be wanted */
     if (to || squared)
-        reducer->kernels->move[each->type](to, view, part->count, factor, false, squared);
+        fusion_wide_move(fusion_wide(reducer), each->type, to, view, part->count, factor, false, squared);
     if (to && to != view)
         fusion_stats_copied(reducer, part->count * shoal_type_bytes(each->type));
 }
@@ -115,8 +115,8 @@ static void put_part(struct shoal_reducer *reducer, size_t parameter, const stru
 static void sum_squares(struct shoal_reducer *reducer, size_t parameter, double factor)
 {
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
-    reducer->kernels->move[each->type](NULL, fusion_view(reducer, parameter), each->count, factor, false,
-                                       &reducer->out->squared[parameter]);
+    fusion_wide_move(fusion_wide(reducer), each->type, NULL, fusion_view(reducer, parameter), each->count, factor, false,
+                     &reducer->out->squared[parameter]);
 }
 
 static void put_parameter(struct shoal_reducer *reducer, size_t parameter, double factor, bool has_norm)

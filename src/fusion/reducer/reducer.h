@@ -22,7 +22,7 @@
 
 #include <pthread.h>
 
-#include "fusion/codec/gradient_kernels.h"
+#include "fusion/codec/wide_kernels.h"
 #include "fusion/layout/gradient_layout.h"
 
 /* Called without the lock when a buffer is reduced, or its operation has failed. */
@@ -95,6 +95,12 @@ static inline bool fusion_scales_late(const struct shoal_reducer *reducer)
 static inline bool fusion_puts_back_late(const struct shoal_reducer *reducer)
 {
     return fusion_scales_late(reducer) || reducer->options.max_norm > 0;
+}
+
+/* The kernels, on all threads of the rank. */
+static inline struct fusion_wide fusion_wide(const struct shoal_reducer *reducer)
+{
+    return (struct fusion_wide){reducer->context, reducer->kernels};
 }
 
 static inline char *fusion_buffer_memory(const struct shoal_reducer *reducer, size_t buffer)

@@ -415,8 +415,8 @@ static double own_squares(const struct shoal_shards *shards)
     for (uint32_t u = 0; u < shards->unit_count; u++) {
         const struct shards_unit *unit = &shards->units[u];
         if (unit->is_summed && (!unit->is_whole || shards->rank == 0))
-            shards->kernels->move[unit->type](NULL, unit->gradient, unit->shard_bytes / shoal_type_bytes(unit->type),
-                                              shards->scale, false, &squared);
+            fusion_wide_move((struct fusion_wide){shards->context, shards->kernels}, unit->type, NULL, unit->gradient,
+                             unit->shard_bytes / shoal_type_bytes(unit->type), shards->scale, false, &squared);
     }
     return squared;
 }
@@ -485,7 +485,8 @@ static void step_range(struct shoal_shards *shards, size_t parameter, double fac
     if (shards->rule == SHOAL_LAMB)
         fusion_trust(group, &shards->norms[2 * parameter], &update);
     if (find_memory(shards, parameter, &memory, &count))
-        shards->kernels->update[fusion_group_rule(shards->rule, group)][type](&update, &memory, count);
+        fusion_wide_update((struct fusion_wide){shards->context, shards->kernels}, fusion_group_rule(shards->rule, group), type,
+                           &update, &memory, count);
     shards->steps[parameter]++;
 }
 

@@ -12,7 +12,7 @@
 #ifndef SHOAL_FUSION_SHARDS_STATE_H
 #define SHOAL_FUSION_SHARDS_STATE_H
 
-#include "fusion/codec/gradient_kernels.h"
+#include "fusion/codec/wide_kernels.h"
 #include "fusion/layout/borders.h"
 #include "fusion/layout/parameters.h"
 #include "fusion/optimizer/loss_scale.h"
