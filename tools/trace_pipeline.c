@@ -12,7 +12,7 @@ static const char letters[KINDS] = {'F', 'B', 'I', 'W', 'R'}; /* by enum shoal_a
 /* Sums over the whole steps of one pipeline. */
 struct sums {
     struct trace_pipeline *pipeline;
-    struct shoal_schedule *schedule; /* of the newest whole step; NULL: none yet */
+    struct shoal_schedule *schedule; /* the newest whole step's; NULL: none yet */
     double *took[KINDS];             /* [stages], nanoseconds in all */
     uint64_t *count[KINDS];
     int64_t *steps; /* [pipeline->steps] */

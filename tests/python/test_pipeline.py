@@ -278,7 +278,7 @@ def recomputation_changes_nothing(world):
             for step in range(3):
                 torch.manual_seed(step)
                 loss = pipeline.step(*plain_batch(step))
-            draw = torch.rand(3)  # the generator goes on from the same place
+            draw = torch.rand(3)  # the generator continues at the same place
             results.append((loss, draw, pipeline.state_dict(), [parameter.grad for parameter in pipeline.parameters()]))
         (loss, draw, state, gradients), again = results
         expect(torch.equal(loss, again[0]) and torch.equal(draw, again[1]), results)
@@ -456,7 +456,7 @@ def plain_torch_works_inside(world):
 
 
 def cuts_may_name_modules(world):
-    """A module stands for its first unit."""
+    """A module names its first unit."""
     for cut in ("layer2", "layer2.0"):
         pair = Pair(world, "residual", cuts=[cut])
         names = list(pair.pipeline.state_dict())
