@@ -325,6 +325,9 @@ def stages_are_recomputed_if_memory_is_short(world):
     expect("R" not in pipeline.to_torch()[1])
     inputs = torch.randn(16, 64)
     pipeline.step(inputs, inputs)
+    given = make(kind=pipeline.schedule.text(), microbatches=pipeline.microbatches)  # a text has its own R
+    expect(given.schedule.recomputed_stages() == stages, given.schedule.text())
+    given.step(inputs, inputs)
     expect(make(recompute=True).schedule.recomputed_stages() == [0, 1])
     expect(make(recompute=[1]).schedule.recomputed_stages() == [1])
 
