@@ -276,8 +276,13 @@ SHOAL_CALL shoal_profile_read(const char *bytes, size_t byte_count, struct shoal
  *                   input, and everything from RECOMPUTE to the backward pass
  *     buffers       `slots` for what comes to each of its stages from other ranks, in both passes
  *
+ * A rank of the schedule may stand for several ranks of the machine, its *replicas*: each of them has all units of the rank and
+ * an equal share of the samples of each microbatch. Times, kept bytes, buffers and messages are divided by their number,
+ * parameters are not. A message between 2 and 3 replicas takes as long as half of it does between two ranks.
+ *
  * The predicted step is that of shoal_schedule_time_stages, and after it the sums of gradients that tied units on different
- * ranks share. Shards change the memory only: sums among replicas are not in the step. */
+ * ranks share, and those among replicas, all stages at once. Shards change the memory only: sums among replicas of the whole
+ * pipeline are not in the step. */
 
 struct shoal_partition;
 
@@ -315,15 +320,16 @@ struct shoal_partition_options {
     uint32_t parameter_shards;
     uint32_t gradient_shards;
     uint32_t state_shards;
-    double kept_share;       /* as in shoal_schedule_options */
-    uint32_t slots;          /* 0: the fewest with which the schedule comes to its end */
-    int recomputes;          /* one of enum shoal_recomputes */
-    int keeps_ties_together; /* 1: tied units must be on one rank */
-    uint64_t effort;         /* actions that a search may simulate; 0: 8 million, some tenths of a second */
+    double kept_share;             /* as in shoal_schedule_options */
+    uint32_t slots;                /* 0: the fewest with which the schedule comes to its end */
+    int recomputes;                /* one of enum shoal_recomputes */
+    int keeps_ties_together;       /* 1: tied units must be on one rank */
+    uint64_t effort;               /* actions that a search may simulate; 0: 8 million, some tenths of a second */
+    const uint32_t *rank_replicas; /* [ranks], 1 to 65536 each, or NULL: all 1. Speeds and memory are of one replica */
 };
-#define SHOAL_PARTITION_OPTIONS_INIT                                                                                       \
-    {                                                                                                                      \
-        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, 0, 0, 0, 0, 1, 2, 1, 1, 1, 1, 0, 0, 0, 0 \
+#define SHOAL_PARTITION_OPTIONS_INIT                                                                                          \
+    {                                                                                                                         \
+        sizeof(struct shoal_partition_options), SHOAL_PARTITION_SHORTEST, 0.8, 0, 0, 0, 0, 0, 1, 2, 1, 1, 1, 1, 0, 0, 0, 0, 0 \
     }
 
 /* Divides a model among the stages of a schedule. Both are only used during the call. If `recomputes` is not AS_SCHEDULED, the
@@ -351,6 +357,17 @@ SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const str
                                   struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
                                   size_t text_bytes);
 
+/* Like shoal_partition_choose, but schedule_options->ranks are ranks of the machine, and it also chooses how many ranks the
+ * schedule has, and which of them are replicated, see struct shoal_stage. Each number of ranks is tried, from one
+ * with all replicas, which is data parallelism, to as many as there are. Replicas are moved from one rank to another as long as
+ * the step gets shorter; not all choices are compared. Orders that have to be found are tried as 1F1B. Running such a schedule
+ * is not supported yet. ERR_ARGUMENT: as above; also if options have rank_memory_bytes, rank_speeds or rank_replicas, or if
+ * there are more than 1,024 ranks. */
+SHOAL_CALL shoal_partition_replicate(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
+                                     const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
+                                     struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
+                                     size_t text_bytes);
+
 /* NULL is allowed. */
 SHOAL_API void shoal_partition_free(struct shoal_partition *partition);
 
@@ -368,10 +385,11 @@ struct shoal_stage {
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
     int recomputes;           /* 1: the stage is recomputed, which takes `forward` once more */
+    uint32_t replicas;        /* its rank's; times, kept and received bytes are those of one */
 };
-#define SHOAL_STAGE_INIT                                            \
-    {                                                               \
-        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_STAGE_INIT                                               \
+    {                                                                  \
+        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
@@ -399,10 +417,11 @@ struct shoal_partition_times {
     double bottleneck;  /* of one microbatch: the longest time of a stage, or of a transfer */
     double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
     int is_optimal;     /* 1: all partitions were compared, and none is better */
+    double replicas;    /* the part of the step after the schedule and after `tied`: sums of gradients among replicas */
 };
-#define SHOAL_PARTITION_TIMES_INIT                             \
-    {                                                          \
-        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0 \
+#define SHOAL_PARTITION_TIMES_INIT                                \
+    {                                                             \
+        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0, 0 \
     }
 
 SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partition);

@@ -1,8 +1,8 @@
 /* Tracks: flight recorders of what libraries built on Shoal do besides their operations. See shoal_track_create in shoal.h. A
- * track's recorder is linked to that of its communicator, with which it is written. Writers hold the lock of the context,
- * because a failure may write the recorder on another thread. */
+ * track's recorder is linked to that of its communicator, with which it is written. A track has a lock of its own: the lock of
+ * the context may be held for as long as a message is copied, and a failure may write the recorder on another thread. */
+#include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "comm/context.h"
@@ -12,7 +12,7 @@
 
 struct shoal_track {
     struct shoal_recorder recorder;
-    struct shoal_context *context;
+    pthread_mutex_t lock;
     struct shoal_record *span; /* under way; NULL: none */
     struct shoal_track *next;  /* the one made before it */
 };
@@ -29,7 +29,7 @@ static uint64_t number_of_next(const struct shoal_comm *comm)
     return number;
 }
 
-/* Needs the lock. */
+/* Needs the context's lock. */
 static void add_track(struct shoal_comm *comm, struct shoal_track *track, const char *name)
 {
     struct shoal_recorder *const first = shoal_engine_recorder(comm->engine);
@@ -55,7 +55,8 @@ enum shoal_status shoal_track_create(struct shoal_comm *comm, const char *name, 
         free(track);
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "shoal_track_create: no memory for a flight recorder");
     }
-    track->context = context;
+    pthread_mutex_init(&track->lock, NULL);
+    track->recorder.guard = &track->lock;
     shoal_progress_lock(context->progress);
     add_track(comm, track, name);
     shoal_progress_unlock(context->progress);
@@ -70,6 +71,7 @@ void shoal_tracks_free(struct shoal_comm *comm)
         struct shoal_track *const track = comm->tracks;
         comm->tracks = track->next;
         shoal_recorder_fini(&track->recorder);
+        pthread_mutex_destroy(&track->lock);
         free(track);
     }
 }
@@ -86,7 +88,7 @@ static void end_span(struct shoal_track *track, enum shoal_status status)
 
 void shoal_track_begin(struct shoal_track *track, const struct shoal_span *span)
 {
-    shoal_progress_lock(track->context->progress);
+    pthread_mutex_lock(&track->lock);
     if (track->span)
         end_span(track, SHOAL_OK);
     shoal_recorder_name(&track->recorder, span->kind);
@@ -106,32 +108,32 @@ void shoal_track_begin(struct shoal_track *track, const struct shoal_span *span)
         .op = SHOAL_SUM,
         .status = SHOAL_PENDING,
     };
-    shoal_progress_unlock(track->context->progress);
+    pthread_mutex_unlock(&track->lock);
 }
 
 void shoal_track_wait(struct shoal_track *track, int rank, int stage)
 {
-    shoal_progress_lock(track->context->progress);
+    pthread_mutex_lock(&track->lock);
     if (track->span) {
         track->span->peer = rank;
         track->span->step = stage;
     }
-    shoal_progress_unlock(track->context->progress);
+    pthread_mutex_unlock(&track->lock);
 }
 
 /* Ended spans keep what they waited for, so that a trace can show it. */
 void shoal_track_start(struct shoal_track *track)
 {
-    shoal_progress_lock(track->context->progress);
+    pthread_mutex_lock(&track->lock);
     if (track->span)
         track->span->arrived = shoal_clock_ticks();
-    shoal_progress_unlock(track->context->progress);
+    pthread_mutex_unlock(&track->lock);
 }
 
 void shoal_track_end(struct shoal_track *track, enum shoal_status status)
 {
-    shoal_progress_lock(track->context->progress);
+    pthread_mutex_lock(&track->lock);
     if (track->span)
         end_span(track, status);
-    shoal_progress_unlock(track->context->progress);
+    pthread_mutex_unlock(&track->lock);
 }

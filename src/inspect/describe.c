@@ -66,7 +66,11 @@ static const struct shoal_recorder *print_copy(const struct shoal_comm *comm, co
 {
     struct shoal_rejections rejections;
     shoal_progress_lock(comm->context->progress);
+    if (recorder->guard)
+        pthread_mutex_lock(recorder->guard);
     shoal_recorder_copy(recorder, copy);
+    if (recorder->guard)
+        pthread_mutex_unlock(recorder->guard);
     if (copy->rejections) {
         rejections = *copy->rejections;
         copy->rejections = &rejections;

@@ -12,6 +12,7 @@
 #ifndef SHOAL_OBSERVE_RECORDER_H
 #define SHOAL_OBSERVE_RECORDER_H
 
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -103,6 +104,7 @@ struct shoal_recorder {
     struct shoal_recorder_identity identity; /* set by the creator of the communicator; all 0 before */
     uint64_t job;
     struct shoal_recorder *track;              /* printed after this one; NULL if none. The communicator owns it */
+    pthread_mutex_t *guard;                    /* of a track: its writer holds it instead of the engine's lock */
     const struct shoal_rejections *rejections; /* the endpoint's, which outlives this; NULL if none */
     int pid;                                   /* owner of the records; 0: this process */
     const char *host;                          /* NULL: this host */

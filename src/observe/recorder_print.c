@@ -223,8 +223,11 @@ bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *co
     FILE *memory = open_memstream(&text, &bytes);
     if (memory)
         shoal_recorder_print(recorder, comm, rank, ns_per_tick, memory);
-    for (const struct shoal_recorder *track = recorder->track; track && memory; track = track->track)
+    for (const struct shoal_recorder *track = recorder->track; track && memory; track = track->track) {
+        pthread_mutex_lock(track->guard);
         shoal_recorder_print(track, track->flight->comm_name, rank, ns_per_tick, memory);
+        pthread_mutex_unlock(track->guard);
+    }
     const bool is_printed = memory && fclose(memory) == 0;
     return append_lines(file, text, bytes, is_printed, name_out);
 }

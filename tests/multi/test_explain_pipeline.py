@@ -186,6 +186,26 @@ def stages_are_recomputed():
     refused("--recompute", "some", about="all, auto")
 
 
+def stages_may_be_on_several_ranks():
+    """A model with layers of convolutions and a head of many parameters: only the former are replicated. Shares of a microbatch
+    are timed."""
+    path = ROOT / "alexnet.json"
+    layer = {"input_gradient_us": 2000, "weight_gradient_us": 1000, "output_bytes": 1000, "kept_bytes": 1 << 20}
+    path.write_text(json.dumps({"units": [{"name": f"c{i}", "forward_us": 2000, "parameter_bytes": 1 << 16, **layer} for i in range(4)] +
+                                         [{"name": "fc", "forward_us": 400, "backward_us": 800, "parameter_bytes": 400 << 20}]}))
+    words = ("--profile", path, "-n", "5", "--microbatches", "20", "--replicate")
+    found = answer(*words)
+    expect([(s["units"], s["replicas"]) for s in found["stages"]] == [(["c0", "c1", "c2", "c3"], 4), (["fc"], 1)], found["stages"])
+    expect(found["stages"][0]["forward_us"] == 2000 and found["stages"][0]["kept_bytes"] == 1 << 20 and found["ranks"] == 2, found)
+    expect(found["replicas_us"] > 0 and found["step_us"] < answer(*words[:-1])["step_us"], found)
+    out = explain(*words)
+    expect("    0  0-3     4  c0 .. c3" in out and "    1    4     1  fc" in out and "of it to sum those of stages on several ranks)" in out, out)
+    expect(answer("--profile", path, "-n", "1", "--replicate")["stages"][0]["replicas"] == 1)
+    refused(*words, "--speeds", "1,1,1,1,2", about="leave out --cuts, --speeds and lists of --memory")
+    refused(*words, "--cuts", "fc", about="--replicate chooses which ranks have a stage")
+    refused(*words, "--memory", "1M", about="are short")
+
+
 def own_cuts_are_timed():
     words = ("--profile", "gpt2", "--ranks", "4", "--rate", "100gbit")
     best = answer(*words)
@@ -283,4 +303,4 @@ def help_teaches():
 run_cases([models_have_their_sizes, models_have_their_arithmetic, activations_are_those_of_the_shapes,
            times_follow_the_batch_and_the_rate, formats_agree, a_heavy_head_gets_fewer_layers, automatic_stages_beat_equal_numbers, more_room_makes_no_step_longer,
            ranks_may_be_unequal, ties_may_stay_together, files_are_read, wrong_files_are_refused, lack_of_memory_is_explained,
-           stages_are_recomputed, own_cuts_are_timed, other_partitions_are_compared, schedules_are_drawn, options_are_checked, help_teaches])
+           stages_are_recomputed, stages_may_be_on_several_ranks, own_cuts_are_timed, other_partitions_are_compared, schedules_are_drawn, options_are_checked, help_teaches])

@@ -81,7 +81,7 @@ static void tracks_are_written_with_their_communicator(struct world *world)
     CHECK(world, strstr(text, "\"sequence\":7,\"kind\":\"forward\",\"algorithm\":\"\",\"count\":2,"), "%s", text);
     CHECK(world, strstr(text, "\"tag\":5,\"status\":\"SHOAL_OK\"") && strstr(text, "\"step\":4,\"peer\":1,"), "%s", text);
     CHECK(world, strstr(text, "\"tag\":6,\"status\":\"SHOAL_ERR_TIMEOUT\""), "%s", text);
-    CHECK(world, strstr(text, "{\"comm\":\"two \\\"2\\\", of a name that is lon\""), "%s", text);
+    CHECK(world, strstr(text, "{\"comm\":\"two \\\"2\\\", of a name that is long\""), "%s", text);
     CHECK(world, count_lines(text, "\"status\":\"SHOAL_PENDING\"") == 1, "%s", text);
     free(text);
     for (uint64_t i = 0; i < 1500; i++)

@@ -73,6 +73,15 @@ def one_rank_has_no_bubble_but_its_overhead():
     expect(step["ideal_bubble"] == 0 and step["ideal_us"] == 2 * 30e3 and rank["bytes_sent"] == 0 and step["bubble"] < 0.3, rank, step)
 
 
+def stages_are_recomputed():
+    """Each pays its forward pass once more, and reads its messages once more; sent they are once."""
+    words = ("--microbatches", "4", "--forward", "1ms", "--bytes", "4K")
+    (plain, *_), before = measured(*words)
+    (again, *_), step = measured(*words, "--recompute")
+    expect((before["ideal_us"], step["ideal_us"]) == (5 * 3e3, 5 * 4e3 - 1e3) and step["step_us"] >= step["ideal_us"], before, step)
+    expect(again["bytes_sent"] == plain["bytes_sent"] and again["computed_us"] >= 16e3, plain, again)
+
+
 def schedules_are_read():
     path = ROOT / "schedule.csv"
     path.write_text("0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1I0,1W0,1F1,1B1\n")
@@ -160,5 +169,5 @@ def help_teaches():
 
 if __name__ == "__main__":
     run_cases([every_rank_reports_its_step, every_schedule_runs, messages_of_any_size_and_memory_are_checked,
-               one_rank_has_no_bubble_but_its_overhead, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule, the_last_step_is_traced,
+               one_rank_has_no_bubble_but_its_overhead, stages_are_recomputed, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule, the_last_step_is_traced,
                a_killed_worker_is_named, measurements_that_make_no_sense_are_refused, help_teaches])

@@ -191,7 +191,7 @@ def pipelines_are_measured_and_predicted_exactly():
     sums, _ = sums_of(STEP)
     (pipeline,) = sums["pipelines"]
     ranks = pipeline.pop("ranks")
-    expect(pipeline == {"name": "gpt actions", "whole_steps": 1, "stages": 2, "microbatches": 2, "step_us": 82, "bubble": 0.4024,
+    expect(pipeline == {"name": "gpt actions", "whole_steps": 1, "step": 1, "stages": 2, "microbatches": 2, "step_us": 82, "bubble": 0.4024,
                         "predicted_step_us": 78, "predicted_bubble": 0.3718}, pipeline)
     expect(ranks == [{"rank": 0, "computing": 0.4878, "waiting": 0.5122, "longest_wait_us": 22,
                       "longest_wait": "backward of stage 0, microbatch 0"},
@@ -201,10 +201,25 @@ def pipelines_are_measured_and_predicted_exactly():
     folder = Folder()
     folder.write("flight", STEP)
     _, out, _ = folder.trace("flight")
-    expect("Pipeline gpt actions: 2 ranks, 2 stages, 2 microbatches; 1 whole step\n"
-           "  measured:  step        0.082 ms (median) bubble  40.2 %\n"
-           "  predicted: step        0.078 ms          bubble  37.2 % (mean times, no messages)\n" in out, out)
-    expect("  0.022 ms: 0B0 for stage 1, step 1\n" in out, out)
+    expect("Pipeline gpt actions: 2 ranks, 2 stages, 2 microbatches; 1 whole step, step 1 has the median length\n"
+           "  measured:  step        0.082 ms, bubble  40.2 %\n"
+           "  predicted: step        0.078 ms, bubble  37.2 % (mean times, no messages)\n" in out, out)
+    expect("  0.022 ms: 0B0 for stage 1\n" in out, out)
+
+
+def the_median_step_is_measured():
+    """Not the first one, which is slow, and not a mean."""
+    def after(step, slower):
+        begin = step * 1000
+        return [action(line["rank"], line["kind"], line["tag"], *(begin + slower * (t - TICKS) / 2000 if t else None for t in (
+            line["posted_ticks"], line["arrived_ticks"], line["done_ticks"])), sequence=step, record=line["record"] + 10 * step)
+            for line in STEP[:-1]]
+    lines = after(3, 2)
+    lines[4]["posted_ticks"] -= 1000  # rank 1 waits since before the step
+    (pipeline,) = sums_of(after(1, 10) + lines + after(5, 1))[0]["pipelines"]
+    expect(pipeline["ranks"][1]["longest_wait_us"] == 24 and pipeline["ranks"][1]["waiting"] == 0.1463, pipeline)
+    expect((pipeline["whole_steps"], pipeline["step"], pipeline["step_us"], pipeline["predicted_step_us"], pipeline["bubble"]) ==
+           (3, 3, 164, 156, 0.4024), pipeline)
 
 
 def split_backward_passes_are_predicted_apart():
@@ -680,7 +695,8 @@ def help_teaches():
 
 run_cases([late_ranks_are_blamed_exactly, percentiles_are_of_all_operations, kinds_are_summed_exactly, events_are_as_the_viewers_read_them,
            overlapping_operations_get_tracks_of_their_own, names_tell_type_operator_and_root,
-           pipelines_are_measured_and_predicted_exactly, split_backward_passes_are_predicted_apart,
+           pipelines_are_measured_and_predicted_exactly, the_median_step_is_measured,
+           split_backward_passes_are_predicted_apart,
            steps_that_are_not_whole_do_not_count, actions_are_drawn_as_schedules_write_them, operations_told_twice_count_once,
            failed_and_open_operations_come_first, different_calls_of_one_number_are_all_shown,
            different_calls_that_returned_are_shown, operations_that_wait_at_the_same_time_are_one_incident,

@@ -278,7 +278,7 @@ def recomputation_changes_nothing(world):
             for step in range(3):
                 torch.manual_seed(step)
                 loss = pipeline.step(*plain_batch(step))
-            draw = torch.rand(3)  # the generator goes on from the same place
+            draw = torch.rand(3)  # the generator continues at the same place
             results.append((loss, draw, pipeline.state_dict(), [parameter.grad for parameter in pipeline.parameters()]))
         (loss, draw, state, gradients), again = results
         expect(torch.equal(loss, again[0]) and torch.equal(draw, again[1]), results)
@@ -325,6 +325,9 @@ def stages_are_recomputed_if_memory_is_short(world):
     expect("R" not in pipeline.to_torch()[1])
     inputs = torch.randn(16, 64)
     pipeline.step(inputs, inputs)
+    given = make(kind=pipeline.schedule.text(), microbatches=pipeline.microbatches)  # a text has its own R
+    expect(given.schedule.recomputed_stages() == stages, given.schedule.text())
+    given.step(inputs, inputs)
     expect(make(recompute=True).schedule.recomputed_stages() == [0, 1])
     expect(make(recompute=[1]).schedule.recomputed_stages() == [1])
 
@@ -456,7 +459,7 @@ def plain_torch_works_inside(world):
 
 
 def cuts_may_name_modules(world):
-    """A module stands for its first unit."""
+    """A module names its first unit."""
     for cut in ("layer2", "layer2.0"):
         pair = Pair(world, "residual", cuts=[cut])
         names = list(pair.pipeline.state_dict())

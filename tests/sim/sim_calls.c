@@ -988,6 +988,12 @@ enum shoal_status shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traff
     return SHOAL_OK;
 }
 
+enum shoal_status shoal_comm_publish(struct shoal_comm *comm, const struct shoal_training *training)
+{
+    (void)comm, (void)training; /* nobody watches a simulation */
+    return SHOAL_OK;
+}
+
 enum shoal_status shoal_track_create(struct shoal_comm *comm, const char *name, struct shoal_track **track_out)
 {
     (void)name;

@@ -425,7 +425,7 @@ static void see_bottleneck(const uint32_t *division, void *arg)
         const double parameters = problem_parameters(problem, division[s], division[s + 1]);
         value = fmax(value, measure_time(problem, NULL, s, division[s], division[s + 1]));
         if (problem->uses[s].is_far_ahead)
-            value = fmax(value, problem_transfer(problem, division[s]));
+            value = fmax(value, problem_transfer(problem, s, division[s]));
         if (problem_lack(problem, MEMORY_HOPE, s, division[s], division[s + 1], parameters, NULL) > 0.5)
             return;
     }
@@ -446,7 +446,7 @@ static void see_transfers(const uint32_t *division, void *arg)
         return;
     for (uint32_t s = 0; s < problem->stages; s++) {
         const double parameters = problem_parameters(problem, division[s], division[s + 1]);
-        value += problem->uses[s].is_far_ahead ? problem_transfer(problem, division[s]) : 0;
+        value += problem->uses[s].is_far_ahead ? problem_transfer(problem, s, division[s]) : 0;
         if (measure_time(problem, NULL, s, division[s], division[s + 1]) > best->limit ||
             problem_lack(problem, MEMORY_HOPE, s, division[s], division[s + 1], parameters, NULL) > 0.5)
             return;
@@ -856,6 +856,170 @@ static void chosen_schedules_are_recomputed(void **state)
     shoal_profile_free(profile);
 }
 
+/* ---- Ranks that are replicated ------------------------------------------------------------------------------------------- */
+
+static void replicas_share_each_microbatch(void **state)
+{
+    struct shoal_profile *profile = new_profile();
+    struct shoal_schedule *schedule = new_schedule(SHOAL_SCHEDULE_1F1B, 2, 4);
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    struct shoal_partition *partition = NULL;
+    uint32_t replicas[] = {2, 1};
+    const uint32_t first_units[] = {0, 2};
+    (void)state;
+    add(profile, "a", 100, 1000, 10, 7);
+    add(profile, "b", 100, 2000, 20, 8);
+    add(profile, "c", 100, 4000, 40, 9);
+    options.bytes_per_us = 10;
+    options.latency_us = 0.5;
+    options.slots = 3;
+    options.rank_replicas = replicas;
+    assert_int_equal(shoal_partition_create_at(profile, schedule, &options, first_units, &partition, NULL, 0), SHOAL_OK);
+    const struct shoal_stage first = stage_of(partition, 0), second = stage_of(partition, 1);
+    const struct shoal_rank_memory one = memory_of(partition, 0), other = memory_of(partition, 1);
+    assert_true(first.replicas == 2 && second.replicas == 1);
+    assert_true(first.forward == 100 && first.weight_gradient == 100 && second.forward == 100);
+    assert_true(first.kept_bytes == 15 && second.kept_bytes == 40 && second.received_bytes == 8);
+    assert_true(is_near(first.transfer, 0.5 + 0.8)); /* a replica of rank 1 receives all of it */
+    assert_true(one.parameter_bytes == 3000 && one.activation_bytes == 30 && one.buffer_bytes == 12);
+    assert_true(other.activation_bytes == 40 && other.buffer_bytes == 24);
+    assert_true(is_near(times_of(partition).replicas, 2 * (0.5 + 1500 / 10.0)));
+    const struct shoal_stage_costs costs[] = {{100, 100, 100, 1.3}, {100, 100, 100, 0}};
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    assert_int_equal(shoal_schedule_time_stages(schedule, costs, 1, &times, NULL), SHOAL_OK);
+    assert_true(is_near(times_of(partition).step, times.step + 301));
+    shoal_partition_free(partition);
+    replicas[1] = 4;
+    partition = NULL;
+    assert_int_equal(shoal_partition_create_at(profile, schedule, &options, first_units, &partition, NULL, 0), SHOAL_OK);
+    assert_true(is_near(stage_of(partition, 0).transfer, 0.5 + 0.4) && stage_of(partition, 1).forward == 25);
+    assert_true(is_near(times_of(partition).replicas, 2 * 3 * (0.5 + 1000 / 10.0)));
+    shoal_partition_free(partition);
+    replicas[1] = 0;
+    refuse(profile, schedule, &options, "rank 1 has 0 replicas");
+    shoal_schedule_free(schedule);
+    shoal_profile_free(profile);
+}
+
+/* Calls itself for each way to divide ranks among those of a schedule. Returns the shortest step; INFINITY: none fits. */
+static double best_replicas(const struct small_case *small, const struct shoal_schedule_options *wanted, uint32_t *replicas,
+                            uint32_t count, uint32_t left)
+{
+    double best = INFINITY;
+    if (left == 0) {
+        struct shoal_schedule_options own = *wanted;
+        struct shoal_partition_options options = small->options;
+        struct shoal_schedule *schedule = NULL;
+        struct shoal_partition *partition = NULL;
+        own.ranks = count;
+        options.rank_replicas = replicas;
+        if (shoal_partition_choose(small->profile, &own, &options, &schedule, &partition, NULL, NULL, 0) == SHOAL_OK)
+            best = times_of(partition).step;
+        shoal_partition_free(partition);
+        shoal_schedule_free(schedule);
+        return best;
+    }
+    for (replicas[count] = 1; replicas[count] <= left; replicas[count]++) {
+        const uint32_t own = replicas[count];
+        const double step = best_replicas(small, wanted, replicas, count + 1, left - own);
+        best = step < best ? step : best;
+        replicas[count] = own;
+    }
+    return best;
+}
+
+/* Like the last layers of AlexNet: much to sum for little to compute, so that only the others should be replicated. */
+static void make_replicated(struct small_case *small, uint64_t *random, struct shoal_schedule_options *wanted, unsigned seed)
+{
+    make_small(small, random, SHOAL_SCHEDULE_1F1B, 1);
+    for (uint32_t i = 0; i < small->profile->count; i++)
+        small->profile->units[i].stage = SHOAL_ANY_STAGE;
+    small->profile->units[small->profile->count - 1].parameter_bytes *= 1 + reference_below(random, 20);
+    small->options.memory_bytes = small->options.rank_memory_bytes ? small->memory[0] : 0;
+    small->options.rank_memory_bytes = NULL;
+    small->options.rank_speeds = NULL;
+    small->options.recomputes = 0;
+    *wanted = (struct shoal_schedule_options)SHOAL_SCHEDULE_OPTIONS_INIT;
+    wanted->ranks = 2 + seed % 4;
+    wanted->microbatches = 1 + seed % 9;
+}
+
+/* Returns true if the partition has several ranks, one of them replicated. All replicas together must be `all`. */
+static bool is_mixed(const struct shoal_partition *partition, uint32_t all)
+{
+    uint32_t sum = 0, most = 0;
+    for (uint32_t s = 0; s < shoal_partition_stages(partition); s++) {
+        const uint32_t own = stage_of(partition, s).replicas;
+        sum += own;
+        most = own > most ? own : most;
+    }
+    assert_int_equal(sum, all);
+    return most > 1 && most < all;
+}
+
+static void replicas_are_chosen(void **state)
+{
+    uint64_t random = 19;
+    uint32_t all = 0, optimal = 0, mixed = 0;
+    (void)state;
+    for (unsigned seed = 0; seed < 60; seed++) {
+        struct small_case small;
+        struct shoal_schedule_options wanted;
+        struct shoal_schedule *schedule = NULL;
+        struct shoal_partition *partition = NULL;
+        uint32_t replicas[8];
+        make_replicated(&small, &random, &wanted, seed);
+        const double known = best_replicas(&small, &wanted, replicas, 0, wanted.ranks);
+        const enum shoal_status status =
+            shoal_partition_replicate(small.profile, &wanted, &small.options, &schedule, &partition, NULL, NULL, 0);
+        assert_true((status == SHOAL_OK) == (known < INFINITY));
+        if (status == SHOAL_OK) {
+            assert_true(times_of(partition).step >= known * (1 - 1e-9));
+            all++;
+            optimal += is_near(times_of(partition).step, known);
+            mixed += is_mixed(partition, wanted.ranks);
+        }
+        shoal_partition_free(partition);
+        shoal_schedule_free(schedule);
+        free_small(&small);
+    }
+    print_message("optimal in %u of %u; %u mix stages and replicas\n", optimal, all, mixed);
+    assert_true(all > 30 && mixed > 3 && optimal * 10 >= all * 9);
+}
+
+static void wrong_replications_are_refused(void **state)
+{
+    struct shoal_profile *profile = new_profile();
+    struct shoal_schedule_options wanted = SHOAL_SCHEDULE_OPTIONS_INIT;
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    struct shoal_schedule *schedule = NULL;
+    struct shoal_partition *partition = NULL;
+    const double speeds[] = {1, 1};
+    char text[TEXT] = "";
+    (void)state;
+    add(profile, "a", 100, 1000, 10, 7);
+    wanted.ranks = 2;
+    wanted.microbatches = 2;
+    options.rank_speeds = speeds;
+    assert_int_equal(shoal_partition_replicate(profile, &wanted, &options, &schedule, &partition, NULL, text, sizeof text),
+                     SHOAL_ERR_ARGUMENT);
+    assert_non_null(strstr(text, "leave them out"));
+    options.rank_speeds = NULL;
+    wanted.ranks = 1025;
+    assert_int_equal(shoal_partition_replicate(profile, &wanted, &options, &schedule, &partition, NULL, text, sizeof text),
+                     SHOAL_ERR_ARGUMENT);
+    assert_non_null(strstr(text, "1025 ranks: there must be 1 to 1024"));
+    wanted.ranks = 2;
+    options.memory_bytes = 10;
+    assert_int_equal(shoal_partition_replicate(profile, &wanted, &options, &schedule, &partition, NULL, text, sizeof text),
+                     SHOAL_ERR_ARGUMENT);
+    assert_non_null(strstr(text, "are short"));
+    assert_int_equal(shoal_partition_replicate(NULL, &wanted, &options, &schedule, &partition, NULL, NULL, 0),
+                     SHOAL_ERR_ARGUMENT);
+    assert_true(!schedule && !partition);
+    shoal_profile_free(profile);
+}
+
 /* ---- A schedule with it -------------------------------------------------------------------------------------------------- */
 
 static void the_best_kind_is_chosen(void **state)
@@ -1043,6 +1207,9 @@ int main(void)
         cmocka_unit_test(searches_are_never_worse_than_other_methods),
         cmocka_unit_test(ties_on_one_of_idle_ranks_cost_nothing),
         cmocka_unit_test(limits_do_not_overflow),
+        cmocka_unit_test(replicas_share_each_microbatch),
+        cmocka_unit_test(replicas_are_chosen),
+        cmocka_unit_test(wrong_replications_are_refused),
         cmocka_unit_test(the_best_kind_is_chosen),
         cmocka_unit_test(chosen_schedules_are_recomputed),
         cmocka_unit_test(lack_of_memory_is_explained),

@@ -27,6 +27,7 @@ static const char help_text[] =
     "    --transfer TIME          what the schedule is made for, and what the ideal step contains: the time of a message to\n"
     "                             another rank (0)\n"
     "    --activations N          most microbatches whose activations a rank may keep (what the schedule needs)\n"
+    "    --recompute              every stage repeats its forward pass before its backward pass\n"
     "    --bytes SIZE             of each message, activations and gradients alike; may be 0 (1M)\n"
     "    --memory shared|plain    shared: messages are in memory that peers on this host read directly; plain: in ordinary\n"
     "                             memory (shared)\n"
@@ -68,6 +69,7 @@ enum option {
     OPTION_WEIGHT,
     OPTION_TRANSFER,
     OPTION_ACTIVATIONS,
+    OPTION_RECOMPUTE,
     OPTION_BYTES,
     OPTION_MEMORY,
     OPTION_AHEAD,
@@ -90,6 +92,7 @@ static const struct tool_option options_known[] = {
     {"--weight-grad", OPTION_WEIGHT, "TIME"},
     {"--transfer", OPTION_TRANSFER, "TIME"},
     {"--activations", OPTION_ACTIVATIONS, "N"},
+    {"--recompute", OPTION_RECOMPUTE, NULL},
     {"--bytes", OPTION_BYTES, "SIZE"},
     {"--memory", OPTION_MEMORY, "shared|plain"},
     {"--ahead", OPTION_AHEAD, "N"},
@@ -137,6 +140,8 @@ static bool schedule_apply(int id, const struct tool_args *args, struct bench_pi
     switch (id) {
     case OPTION_SCHEDULE:
         return kind_read(args, &options->schedule);
+    case OPTION_RECOMPUTE:
+        return options->recompute = true;
     case OPTION_READ:
         options->read = args->value;
         return true;

@@ -15,6 +15,7 @@ struct bench_pipeline_options {
     double activations;
     size_t bytes;  /* of each message */
     bool is_plain; /* messages are in ordinary memory */
+    bool recompute;
     int ahead;
     int steps;
     int ranks; /* 0 if not given */

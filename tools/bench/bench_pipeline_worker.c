@@ -81,7 +81,7 @@ static uint64_t stamp_of(const struct stager *stager, uint32_t stage, uint32_t m
 
 static void check_input(struct stager *stager, const struct shoal_work *work)
 {
-    const bool is_gradient = work->action.kind != SHOAL_FORWARD;
+    const bool is_gradient = work->action.kind != SHOAL_FORWARD && work->action.kind != SHOAL_RECOMPUTE;
     const uint32_t source = is_gradient ? work->action.stage + 1 : work->action.stage - 1;
     const uint64_t wanted = stamp_of(stager, source, work->action.microbatch, is_gradient);
     const struct shoal_parcel *input = &work->inputs[0];
@@ -225,6 +225,18 @@ static enum shoal_status schedule_read(struct stager *stager)
     return is_read ? status : usage_fail(stager, stager->options->read, "cannot be read");
 }
 
+/* Recomputes all stages, if that is wanted. */
+static enum shoal_status schedule_recompute(struct stager *stager)
+{
+    struct shoal_schedule *recomputed = NULL;
+    if (!stager->options->recompute)
+        return SHOAL_OK;
+    TRY(shoal_schedule_recompute(stager->schedule, NULL, &recomputed));
+    shoal_schedule_free(stager->schedule);
+    stager->schedule = recomputed;
+    return SHOAL_OK;
+}
+
 static enum shoal_status schedule_make(struct stager *stager)
 {
     const struct bench_pipeline_options *options = stager->options;
@@ -237,6 +249,7 @@ static enum shoal_status schedule_make(struct stager *stager)
     wanted.microbatches = options->microbatches ? (uint32_t)options->microbatches : 2 * wanted.ranks;
     wanted.stages_per_rank = (uint32_t)options->stages_per_rank;
     wanted.costs = options->costs;
+    wanted.costs.input_gradient += options->recompute ? options->costs.forward : 0; /* its order is for longer passes */
     wanted.activations = options->activations;
     const enum shoal_status status = shoal_schedule_create(&wanted, &stager->schedule, text, sizeof text);
     return status == SHOAL_ERR_ARGUMENT ? usage_fail(stager, shoal_schedule_name(wanted.kind), text) : status;
@@ -280,6 +293,7 @@ static enum shoal_status stager_open(struct stager *stager)
         fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stager->options->ranks, stager->ranks);
     TRY(memory_open(stager));
     TRY(schedule_make(stager));
+    TRY(schedule_recompute(stager));
     TRY(spans_open(stager));
     stager->stages_here = (double)shoal_schedule_stages(stager->schedule) / shoal_schedule_ranks(stager->schedule);
     const enum shoal_status status =

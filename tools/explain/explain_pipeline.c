@@ -27,6 +27,7 @@ enum option {
     OPTION_SHARDS,
     OPTION_PARAMETER_SHARDS,
     OPTION_RECOMPUTE,
+    OPTION_REPLICATE,
     OPTION_TIES,
     OPTION_METHOD,
     OPTION_CUTS,
@@ -57,6 +58,7 @@ static const struct tool_option options[] = {
     {"--shards", OPTION_SHARDS, "S"},
     {"--parameter-shards", OPTION_PARAMETER_SHARDS, "S"},
     {"--recompute", OPTION_RECOMPUTE, "all|auto|none"},
+    {"--replicate", OPTION_REPLICATE, NULL},
     {"--keep-ties-together", OPTION_TIES, NULL},
     {"--method", OPTION_METHOD, "shortest|tree|equal"},
     {"--cuts", OPTION_CUTS, "NAMES"},
@@ -99,6 +101,9 @@ static const char help[] =
     "    --parameter-shards S     replicas that share parameters (default 1)\n"
     "    --recompute all|auto|none  all: keep only the input of each stage, and repeat its forward pass before its backward\n"
     "                             pass; auto: only stages for which the memory is short; none (the default)\n"
+    "    --replicate              a stage may be on several of the ranks, each with a share of every microbatch. Their number "
+    "is\n"
+    "                             chosen with the stages. Such pipelines are planned only: running them is not supported yet\n"
     "    --keep-ties-together     units that share parameters must be on one rank (default: their gradients are summed)\n"
     "    --kept-share SHARE       share of the activations that weight gradients need, 0 to 1 (default 1)\n"
     "    --method METHOD          shortest (the default), tree (by the tree of modules), or equal (numbers of units)\n"
@@ -119,6 +124,7 @@ static const char help[] =
     "    shoal explain pipeline --profile gpt2 --ranks 4\n"
     "    shoal explain pipeline --profile bert-large -n 8 --schedule auto --memory 4G --batch 4\n"
     "    shoal explain pipeline --profile gpt2 -n 4 --memory 1900M --recompute auto\n"
+    "    shoal explain pipeline --profile resnet50 -n 8 --batch 32 --replicate\n"
     "    shoal explain pipeline --profile resnet50 -n 4 --speeds 1,1,2,2 --batch 32\n"
     "    shoal explain pipeline --profile gpt2 --print-profile > my.json\n"
     "\n"
@@ -254,6 +260,8 @@ static bool partition_option_apply(int id, const struct tool_args *args, struct 
         return share_read(args, &own->kept_share);
     case OPTION_RECOMPUTE:
         return recompute_read(args, &own->recomputes);
+    case OPTION_REPLICATE:
+        return explain->replicates = true;
     case OPTION_TIES:
         own->keeps_ties_together = 1;
         return true;
@@ -356,7 +364,8 @@ static int lists_apply(struct explain_pipeline *explain)
     const uint32_t ranks = explain->schedule_options.ranks;
     explain->memory = calloc(ranks, sizeof *explain->memory);
     explain->speeds = calloc(ranks, sizeof *explain->speeds);
-    if (!explain->memory || !explain->speeds) {
+    explain->replicas = calloc(ranks, sizeof *explain->replicas);
+    if (!explain->memory || !explain->speeds || !explain->replicas) {
         fprintf(stderr, "shoal %s: no memory\n", command);
         return 1;
     }
@@ -433,6 +442,17 @@ static int cuts_apply(struct explain_pipeline *explain)
     return 0;
 }
 
+/* Notes the replicas of each rank of the schedule, for other partitions of it. */
+static void replicas_take(struct explain_pipeline *explain)
+{
+    for (uint32_t s = 0; s < shoal_partition_stages(explain->partition); s++) {
+        struct shoal_stage stage = SHOAL_STAGE_INIT;
+        if (shoal_partition_stage(explain->partition, s, &stage) == SHOAL_OK)
+            explain->replicas[stage.rank] = stage.replicas;
+    }
+    explain->options.rank_replicas = explain->replicas;
+}
+
 /* Makes the schedule and the partition. With the user's cuts, only the schedule counts, and memory does not limit it. */
 static enum shoal_status pipeline_choose(struct explain_pipeline *explain, char *why, size_t why_bytes)
 {
@@ -443,8 +463,10 @@ static enum shoal_status pipeline_choose(struct explain_pipeline *explain, char 
         wanted.rank_memory_bytes = NULL;
         wanted.effort = 1;
     }
-    const enum shoal_status status = shoal_partition_choose(explain->profile, &explain->schedule_options, &wanted,
-                                                            &explain->schedule, &explain->partition, &kind, why, why_bytes);
+    const enum shoal_status status = (explain->replicates ? shoal_partition_replicate : shoal_partition_choose)(
+        explain->profile, &explain->schedule_options, &wanted, &explain->schedule, &explain->partition, &kind, why, why_bytes);
+    if (status == SHOAL_OK && explain->replicates)
+        replicas_take(explain);
     explain->schedule_word = shoal_schedule_name(kind);
     explain->options.recomputes = SHOAL_RECOMPUTES_AS_SCHEDULED; /* what follows is for this schedule */
     return status;
@@ -498,6 +520,10 @@ static int pipeline_ask(struct explain_pipeline *explain)
         const enum shoal_status status = shoal_profile_print(explain->profile, stdout);
         return tool_output_finish(command, status == SHOAL_ERR_MEMORY ? 1 : 0);
     }
+    if (explain->replicates &&
+        (explain->cut_list || explain->speed_list || (explain->memory_list && strchr(explain->memory_list, ','))))
+        return tool_usage_fail(
+            command, "--replicate chooses which ranks have a stage: leave out --cuts, --speeds and lists of --memory");
     code = lists_apply(explain);
     return code ? code : pipeline_answer(explain);
 }
@@ -509,6 +535,7 @@ static void pipeline_close(struct explain_pipeline *explain)
     shoal_profile_free(explain->profile);
     free(explain->memory);
     free(explain->speeds);
+    free(explain->replicas);
 }
 
 int explain_pipeline_run(int argc, char **argv)

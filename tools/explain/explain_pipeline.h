@@ -9,15 +9,16 @@
 #include "pipeline/pipeline_profile.h"
 
 struct explain_pipeline {
-    bool is_json, prints_profile, is_built_in;
+    bool is_json, prints_profile, is_built_in, replicates;
     const char *profile_word;
     struct pipeline_model model;
     struct shoal_schedule_options schedule_options;
     struct shoal_partition_options options;
     const char *memory_list, *speed_list; /* as given, or NULL, as the next one */
     const char *cut_list;
-    uint64_t *memory; /* [ranks] */
-    double *speeds;   /* [ranks] */
+    uint64_t *memory;   /* [ranks] */
+    double *speeds;     /* [ranks] */
+    uint32_t *replicas; /* [ranks]: those of the schedule's ranks, if they were chosen */
     double rate_gbit_s;
     struct pipeline_drawing drawing;
 

@@ -111,23 +111,42 @@ static void recomputed_print(const struct explain_pipeline *explain)
         putchar('\n');
 }
 
+/* The ranks that have a stage, "3" or "0-2": the schedule's ranks follow each other with their replicas. */
+static void ranks_name(const struct explain_pipeline *explain, uint32_t rank, char name[32])
+{
+    uint32_t first = 0;
+    if (!explain->options.rank_replicas) {
+        snprintf(name, 32, "%u", rank);
+        return;
+    }
+    for (uint32_t r = 0; r < rank; r++)
+        first += explain->replicas[r];
+    if (explain->replicas[rank] == 1)
+        snprintf(name, 32, "%u", first);
+    else
+        snprintf(name, 32, "%u-%u", first, first + explain->replicas[rank] - 1);
+}
+
 static void stages_print(const struct explain_pipeline *explain)
 {
     printf("\n%5s %4s %5s  %-28s %10s %10s %10s %11s %11s\n", "stage", "rank", "units", "first .. last", "forward", "backward",
            "transfer", "parameters", "kept");
     for (uint32_t s = 0; s < shoal_partition_stages(explain->partition); s++) {
         const struct shoal_stage stage = stage_at(explain, s);
-        char range[96] = "-";
+        char range[96] = "-", ranks[32];
+        ranks_name(explain, stage.rank, ranks);
         if (stage.unit_count == 1)
             snprintf(range, sizeof range, "%.80s", name_at(explain, stage.first_unit));
         else if (stage.unit_count)
             snprintf(range, sizeof range, "%.40s .. %.40s", name_at(explain, stage.first_unit),
                      name_at(explain, stage.first_unit + stage.unit_count - 1));
-        printf("%5u %4u %5u  %-28s %10s %10s %10s %11s %11s\n", s, stage.rank, stage.unit_count, range,
-               time_of(stage.forward).at, time_of(stage.input_gradient + stage.weight_gradient).at, time_of(stage.transfer).at,
+        printf("%5u %4s %5u  %-28s %10s %10s %10s %11s %11s\n", s, ranks, stage.unit_count, range, time_of(stage.forward).at,
+               time_of(stage.input_gradient + stage.weight_gradient).at, time_of(stage.transfer).at,
                size_of(stage.parameter_bytes).at, size_of(stage.kept_bytes).at);
     }
     puts("# of one microbatch: times of both passes and of the transfer to the next stage, bytes kept between the passes");
+    if (explain->options.rank_replicas)
+        puts("# several ranks of a stage have a share of each microbatch each: times and bytes are those of one rank");
     recomputed_print(explain);
 }
 
@@ -144,7 +163,9 @@ static void memory_print(const struct explain_pipeline *explain)
            "total", "limit");
     for (uint32_t r = 0; r < shoal_schedule_ranks(explain->schedule); r++) {
         const struct shoal_rank_memory memory = memory_at(explain, r);
-        printf("%5u %11s %11s %11s %12s %11s %11s  %s\n", r, size_of(memory.parameter_bytes).at,
+        char ranks[32];
+        ranks_name(explain, r, ranks);
+        printf("%5s %11s %11s %11s %12s %11s %11s  %s\n", ranks, size_of(memory.parameter_bytes).at,
                size_of(memory.gradient_bytes).at, size_of(memory.state_bytes).at, size_of(memory.activation_bytes).at,
                size_of(memory.buffer_bytes).at, size_of(memory.total_bytes).at,
                memory.limit_bytes ? size_of(memory.limit_bytes).at : "none");
@@ -172,14 +193,17 @@ void explain_pipeline_print_text(const struct explain_pipeline *explain)
     memory_print(explain);
     printf("\npredicted step %s", time_of(times.step).at);
     if (times.tied > 0)
-        printf(" (%s of it to sum tied gradients)", time_of(times.tied).at);
+        printf(" (%s of it to sum tied gradients%s", time_of(times.tied).at, times.replicas > 0 ? "" : ")");
+    if (times.replicas > 0)
+        printf("%s%s of it to sum those of stages on several ranks)", times.tied > 0 ? ", " : " (", time_of(times.replicas).at);
     printf(", bubble %.1f %%", 100 * times.bubble);
     if (times.is_optimal)
-        puts("\noptimal: all partitions were compared");
+        printf("\noptimal%s: all partitions were compared\n", explain->replicates ? " for these numbers of ranks" : "");
     else if (times.step < times.lower_bound)
         printf("\nit does not fit into memory; of those that fit, none is below %s\n", time_of(times.lower_bound).at);
     else
-        printf("\nno partition is below %s: this one is within %.1f %% of the optimum\n", time_of(times.lower_bound).at,
+        printf("\nno partition%s is below %s: this one is within %.1f %% of the optimum\n",
+               explain->replicates ? " for these numbers of ranks" : "", time_of(times.lower_bound).at,
                times.lower_bound > 0 ? 100 * (times.step / times.lower_bound - 1) : 0);
     others_print(explain, times.step);
 }
@@ -203,9 +227,9 @@ static void stage_print_json(const struct explain_pipeline *explain, uint32_t nu
     }
     printf("],\"forward_us\":%.17g,\"input_gradient_us\":%.17g,\"weight_gradient_us\":%.17g,\"transfer_us\":%.17g,",
            stage.forward, stage.input_gradient, stage.weight_gradient, stage.transfer);
-    printf("\"parameter_bytes\":%llu,\"kept_bytes\":%llu,\"received_bytes\":%llu,\"recomputes\":%s,",
+    printf("\"parameter_bytes\":%llu,\"kept_bytes\":%llu,\"received_bytes\":%llu,\"recomputes\":%s,\"replicas\":%u,",
            (unsigned long long)stage.parameter_bytes, (unsigned long long)stage.kept_bytes,
-           (unsigned long long)stage.received_bytes, stage.recomputes ? "true" : "false");
+           (unsigned long long)stage.received_bytes, stage.recomputes ? "true" : "false", stage.replicas);
     text_print("reason", shoal_partition_reason(explain->partition, number));
     putchar('}');
 }
@@ -234,8 +258,8 @@ void explain_pipeline_print_json(const struct explain_pipeline *explain)
     text_print("method", explain->cut_list ? "cuts" : shoal_partition_method_name(explain->options.method));
     printf(",\"step_us\":%.17g,\"tied_us\":%.17g,\"bubble\":%.17g,\"bottleneck_us\":%.17g,\"lower_bound_us\":%.17g,",
            times.step, times.tied, times.bubble, times.bottleneck, times.lower_bound);
-    printf("\"is_optimal\":%s,\"tree_step_us\":%.17g,\"equal_step_us\":%.17g,\"stages\":[", times.is_optimal ? "true" : "false",
-           explain->other_steps[0], explain->other_steps[1]);
+    printf("\"replicas_us\":%.17g,\"is_optimal\":%s,\"tree_step_us\":%.17g,\"equal_step_us\":%.17g,\"stages\":[",
+           times.replicas, times.is_optimal ? "true" : "false", explain->other_steps[0], explain->other_steps[1]);
     for (uint32_t s = 0; s < shoal_partition_stages(explain->partition); s++)
         stage_print_json(explain, s);
     fputs("],\"memory\":[", stdout);

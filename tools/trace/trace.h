@@ -164,23 +164,25 @@ struct trace_incident {
     int64_t end;
 };
 
-/* What a rank of a pipeline did in its whole steps, in nanoseconds. */
+/* What a rank of a pipeline did in a step, in nanoseconds. */
 struct trace_pipeline_rank {
     int64_t computed;
     int64_t waited;                     /* for other stages, before its actions */
     const struct trace_record *longest; /* the action that waited longest; NULL: none */
+    int64_t longest_wait;
 };
 
-/* A pipeline, from its track. The figures are of whole steps: forward and backward, and all ranks' actions are in the files. */
+/* A pipeline, from its track. Whole steps are those with forward and backward passes of which the files have all ranks'
+ * actions. The figures are of the one whose length is the median. */
 struct trace_pipeline {
     size_t comm_at; /* its track */
     int64_t rank_count;
     struct trace_pipeline_rank *ranks;
     size_t steps; /* whole ones; 0: all figures are 0 */
+    uint64_t step;
     uint32_t stages, microbatches;
-    int64_t took;                               /* all of them together, each from its first action to its last one */
-    int64_t median;                             /* of one */
-    double bubble;                              /* share of `took` in which a rank did not compute, on average over the ranks */
+    int64_t took;                               /* from its first action to its last one */
+    double bubble;                              /* share of it in which a rank did not compute, on average over the ranks */
     double predicted_step_us, predicted_bubble; /* the schedule's, if each stage took its mean times and messages none */
 };
 

@@ -1,5 +1,6 @@
-/* Finds the pipelines in a trace: how long their steps took, how much of them ranks computed and waited, and what the schedule
- * would take if nothing but its order delayed it. */
+/* Finds the pipelines in a trace: how long their median step took, how much of it ranks computed and waited, and what its
+ * schedule would take if nothing but its order delayed it. The first steps of a program take longer, so means of all steps
+ * would compare little. */
 #include "trace.h"
 
 #include <inttypes.h>
@@ -9,13 +10,19 @@
 enum { KINDS = 5 };
 static const char letters[KINDS] = {'F', 'B', 'I', 'W', 'R'}; /* by enum shoal_action_kind */
 
-/* Sums over the whole steps of one pipeline. */
+/* A whole step: its records, and the time from its first action to its last one. */
+struct whole_step {
+    const struct trace_record *const *view;
+    size_t count;
+    int64_t begin, took;
+};
+
+/* Sums over one step of a pipeline. */
 struct sums {
     struct trace_pipeline *pipeline;
-    struct shoal_schedule *schedule; /* of the newest whole step; NULL: none yet */
-    double *took[KINDS];             /* [stages], nanoseconds in all */
+    struct shoal_schedule *schedule;
+    double *took[KINDS]; /* [stages], nanoseconds in all */
     uint64_t *count[KINDS];
-    int64_t *steps; /* [pipeline->steps] */
 };
 
 static int compare(uint64_t a, uint64_t b)
@@ -31,10 +38,11 @@ static int by_step(const void *a, const void *b)
     return order ? order : compare(x->record, y->record);
 }
 
-static int by_number(const void *a, const void *b)
+static int by_length(const void *a, const void *b)
 {
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
-    return (x > y) - (x < y);
+    const struct whole_step *x = a, *y = b;
+    const int order = (x->took > y->took) - (x->took < y->took);
+    return order ? order : compare(x->view[0]->sequence, y->view[0]->sequence);
 }
 
 static int kind_of(const struct trace_record *record)
@@ -45,7 +53,7 @@ static int kind_of(const struct trace_record *record)
     return kind;
 }
 
-/* ---- One step ------------------------------------------------------------------------------------------------------------ */
+/* ---- Whole steps --------------------------------------------------------------------------------------------------------- */
 
 /* Prints the step's actions as a schedule's text. Returns false if one of them has not ended well. */
 static bool actions_print(const struct trace_record *const *view, size_t count, int64_t ranks, FILE *out)
@@ -83,6 +91,32 @@ static struct shoal_schedule *schedule_of(const struct trace_record *const *view
     return NULL;
 }
 
+static struct whole_step step_of(const struct trace_record *const *view, size_t count)
+{
+    int64_t begin = INT64_MAX, end = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (!trace_letter(view[i]))
+            continue;
+        begin = view[i]->arrived < begin ? view[i]->arrived : begin;
+        end = view[i]->done > end ? view[i]->done : end;
+    }
+    return (struct whole_step){view, count, begin, end - begin};
+}
+
+/* Adds a step to the list, if the trace has all of it. Returns false without memory. */
+static bool step_list(struct trace_pipeline *pipeline, struct whole_step *steps, const struct trace_record *const *view,
+                      size_t count)
+{
+    bool has_memory;
+    struct shoal_schedule *const schedule = schedule_of(view, count, pipeline->rank_count, &has_memory);
+    if (schedule)
+        steps[pipeline->steps++] = step_of(view, count);
+    shoal_schedule_free(schedule);
+    return has_memory;
+}
+
+/* ---- The median step ----------------------------------------------------------------------------------------------------- */
+
 static bool sums_open(struct sums *sums)
 {
     const size_t stages = shoal_schedule_stages(sums->schedule);
@@ -95,54 +129,31 @@ static bool sums_open(struct sums *sums)
     return has_memory;
 }
 
-static void action_add(struct sums *sums, const struct trace_record *record)
+static void sums_close(struct sums *sums)
+{
+    for (int kind = 0; kind < KINDS; kind++) {
+        free(sums->took[kind]);
+        free(sums->count[kind]);
+    }
+    shoal_schedule_free(sums->schedule);
+}
+
+/* Waits before the first action of any rank are not in the step. */
+static void action_add(struct sums *sums, const struct trace_record *record, int64_t begin)
 {
     struct trace_pipeline_rank *const rank = &sums->pipeline->ranks[record->rank];
     const int kind = kind_of(record);
-    const int64_t waited = record->arrived - record->posted, took = record->done - record->arrived;
+    const int64_t posted = record->posted > begin ? record->posted : begin;
+    const int64_t waited = record->arrived - posted, took = record->done - record->arrived;
     rank->computed += took;
     rank->waited += waited;
-    if (!rank->longest || waited > rank->longest->arrived - rank->longest->posted)
+    if (!rank->longest || waited > rank->longest_wait) {
         rank->longest = record;
+        rank->longest_wait = waited;
+    }
     sums->took[kind][record->count] += (double)took;
     sums->count[kind][record->count]++;
 }
-
-static void step_add(struct sums *sums, const struct trace_record *const *view, size_t count)
-{
-    int64_t begin = INT64_MAX, end = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (!trace_letter(view[i]))
-            continue;
-        action_add(sums, view[i]);
-        begin = view[i]->arrived < begin ? view[i]->arrived : begin;
-        end = view[i]->done > end ? view[i]->done : end;
-    }
-    sums->steps[sums->pipeline->steps++] = end - begin;
-    sums->pipeline->took += end - begin;
-}
-
-/* Adds a step, if the trace has all of it. Returns false without memory. */
-static bool step_take(struct sums *sums, const struct trace_record *const *view, size_t count)
-{
-    bool has_memory;
-    struct shoal_schedule *const schedule = schedule_of(view, count, view[0]->size, &has_memory);
-    if (!schedule)
-        return has_memory;
-    const bool is_first = !sums->schedule;
-    if (!is_first && shoal_schedule_stages(schedule) != shoal_schedule_stages(sums->schedule)) {
-        shoal_schedule_free(schedule); /* no pipeline changes its stages: the lines are invented */
-        return true;
-    }
-    shoal_schedule_free(sums->schedule);
-    sums->schedule = schedule;
-    if (is_first && !sums_open(sums))
-        return false;
-    step_add(sums, view, count);
-    return true;
-}
-
-/* ---- One pipeline -------------------------------------------------------------------------------------------------------- */
 
 /* Returns the mean time of a kind of action on a stage in microseconds, or 0 if there is none. */
 static double mean_us(const struct sums *sums, enum shoal_action_kind kind, uint32_t stage)
@@ -171,46 +182,53 @@ static bool predict(struct sums *sums)
     return is_timed;
 }
 
-static void measure(struct sums *sums)
+static void measure(struct sums *sums, const struct whole_step *step)
 {
     struct trace_pipeline *const pipeline = sums->pipeline;
-    const int64_t size = pipeline->rank_count;
     double computed = 0;
-    qsort(sums->steps, pipeline->steps, sizeof *sums->steps, by_number);
-    pipeline->median = sums->steps[(pipeline->steps - 1) / 2];
-    for (int64_t r = 0; r < size; r++)
+    for (size_t i = 0; i < step->count; i++)
+        if (trace_letter(step->view[i]))
+            action_add(sums, step->view[i], step->begin);
+    for (int64_t r = 0; r < pipeline->rank_count; r++)
         computed += (double)pipeline->ranks[r].computed;
-    pipeline->bubble = pipeline->took ? 1 - computed / (double)pipeline->took / (double)size : 0;
+    pipeline->step = step->view[0]->sequence;
+    pipeline->took = step->took;
+    pipeline->bubble = step->took ? 1 - computed / (double)step->took / (double)pipeline->rank_count : 0;
 }
 
-static void sums_close(struct sums *sums)
+/* Measures a step, and predicts it from its own times. Returns false without memory. */
+static bool step_compare(struct trace_pipeline *pipeline, const struct whole_step *step)
 {
-    for (int kind = 0; kind < KINDS; kind++) {
-        free(sums->took[kind]);
-        free(sums->count[kind]);
+    struct sums sums = {.pipeline = pipeline};
+    bool has_memory;
+    sums.schedule = schedule_of(step->view, step->count, pipeline->rank_count, &has_memory);
+    has_memory = sums.schedule && sums_open(&sums);
+    if (has_memory) {
+        measure(&sums, step);
+        has_memory = predict(&sums);
     }
-    free(sums->steps);
-    shoal_schedule_free(sums->schedule);
+    sums_close(&sums);
+    return has_memory;
 }
 
 /* Fills a pipeline from the records of its track, which this sorts. Returns false without memory. */
 static bool pipeline_fill(struct trace_pipeline *pipeline, const struct trace_record **view, size_t count)
 {
-    struct sums sums = {.pipeline = pipeline, .steps = calloc(count, sizeof *sums.steps)};
+    struct whole_step *steps = calloc(count, sizeof *steps);
     *pipeline = (struct trace_pipeline){.comm_at = view[0]->comm_at, .rank_count = view[0]->size};
     pipeline->ranks = calloc((size_t)view[0]->size, sizeof *pipeline->ranks);
-    bool has_memory = sums.steps && pipeline->ranks;
+    bool has_memory = steps && pipeline->ranks;
     qsort(view, count, sizeof *view, by_step);
     for (size_t first = 0, end; first < count && has_memory; first = end) {
         for (end = first; end < count && view[end]->sequence == view[first]->sequence; end++)
             ;
-        has_memory = step_take(&sums, view + first, end - first);
+        has_memory = step_list(pipeline, steps, view + first, end - first);
     }
     if (has_memory && pipeline->steps) {
-        measure(&sums);
-        has_memory = predict(&sums);
+        qsort(steps, pipeline->steps, sizeof *steps, by_length);
+        has_memory = step_compare(pipeline, &steps[(pipeline->steps - 1) / 2]);
     }
-    sums_close(&sums);
+    free(steps);
     return has_memory;
 }
 

@@ -410,11 +410,6 @@ static double pipeline_share(const struct trace_pipeline *pipeline, int64_t ns)
     return pipeline->took ? (double)ns / (double)pipeline->took : 0;
 }
 
-static int64_t longest_wait(const struct trace_pipeline_rank *rank)
-{
-    return rank->longest ? rank->longest->arrived - rank->longest->posted : 0;
-}
-
 static void pipeline_rank_print(const struct trace_pipeline *pipeline, int64_t at, FILE *out)
 {
     const struct trace_pipeline_rank *const rank = &pipeline->ranks[at];
@@ -422,9 +417,9 @@ static void pipeline_rank_print(const struct trace_pipeline *pipeline, int64_t a
     char name[TRACE_NAME_BYTES];
     fprintf(out, "  %4" PRId64 " %8.1f %% %8.1f %% %8.1f %%", at, 100 * computing, 100 * waiting,
             100 * (1 - computing - waiting));
-    if (longest_wait(rank) > 0 && rank->longest->peer >= 0)
-        fprintf(out, "  %.3f ms: %s for stage %" PRId64 ", step %" PRIu64, us(longest_wait(rank)) / 1e3,
-                trace_short_name(rank->longest, name), rank->longest->step, rank->longest->sequence);
+    if (rank->longest_wait > 0 && rank->longest->peer >= 0)
+        fprintf(out, "  %.3f ms: %s for stage %" PRId64, us(rank->longest_wait) / 1e3, trace_short_name(rank->longest, name),
+                rank->longest->step);
     fputc('\n', out);
 }
 
@@ -436,11 +431,12 @@ static void pipeline_print(const struct trace *trace, const struct trace_pipelin
         fputs(", but no whole step with the actions of all ranks is in these files\n", out);
         return;
     }
-    fprintf(out, ", %u stage%s, %u microbatch%s; %zu whole step%s\n", pipeline->stages, plural(pipeline->stages),
-            pipeline->microbatches, pipeline->microbatches == 1 ? "" : "es", pipeline->steps, plural(pipeline->steps));
-    fprintf(out, "  measured:  step %12.3f ms (median) bubble %5.1f %%\n", us(pipeline->median) / 1e3, 100 * pipeline->bubble);
-    fprintf(out, "  predicted: step %12.3f ms          bubble %5.1f %% (mean times, no messages)\n",
-            pipeline->predicted_step_us / 1e3, 100 * pipeline->predicted_bubble);
+    fprintf(out, ", %u stage%s, %u microbatch%s; %zu whole step%s, step %" PRIu64 " has the median length\n", pipeline->stages,
+            plural(pipeline->stages), pipeline->microbatches, pipeline->microbatches == 1 ? "" : "es", pipeline->steps,
+            plural(pipeline->steps), pipeline->step);
+    fprintf(out, "  measured:  step %12.3f ms, bubble %5.1f %%\n", us(pipeline->took) / 1e3, 100 * pipeline->bubble);
+    fprintf(out, "  predicted: step %12.3f ms, bubble %5.1f %% (mean times, no messages)\n", pipeline->predicted_step_us / 1e3,
+            100 * pipeline->predicted_bubble);
     fprintf(out, "  %4s %10s %10s %10s  %s\n", "rank", "computing", "waiting", "else", "longest wait");
     for (int64_t r = 0; r < pipeline->rank_count && r < LISTED_SHOWN; r++)
         pipeline_rank_print(pipeline, r, out);
@@ -611,7 +607,7 @@ static void pipeline_rank_print_json(const struct trace_pipeline *pipeline, int6
     char name[TRACE_NAME_BYTES];
     fprintf(out, "%s{\"rank\":%" PRId64 ",\"computing\":%.4f,\"waiting\":%.4f,\"longest_wait_us\":%.3f,\"longest_wait\":",
             at ? "," : "", at, pipeline_share(pipeline, rank->computed), pipeline_share(pipeline, rank->waited),
-            us(longest_wait(rank)));
+            us(rank->longest_wait));
     if (rank->longest)
         shoal_json_print_text(out, trace_name(rank->longest, name));
     else
@@ -624,9 +620,9 @@ static void pipeline_print_json(const struct trace_summary *summary, size_t at, 
     const struct trace_pipeline *const pipeline = &summary->pipelines[at];
     text_print(out, "{\"name\":", summary->trace->comms[pipeline->comm_at].label);
     fprintf(out,
-            ",\"whole_steps\":%zu,\"stages\":%u,\"microbatches\":%u,\"step_us\":%.3f,\"bubble\":%.4f,"
+            ",\"whole_steps\":%zu,\"step\":%" PRIu64 ",\"stages\":%u,\"microbatches\":%u,\"step_us\":%.3f,\"bubble\":%.4f,"
             "\"predicted_step_us\":%.3f,\"predicted_bubble\":%.4f,\"ranks\":[",
-            pipeline->steps, pipeline->stages, pipeline->microbatches, us(pipeline->median), pipeline->bubble,
+            pipeline->steps, pipeline->step, pipeline->stages, pipeline->microbatches, us(pipeline->took), pipeline->bubble,
             pipeline->predicted_step_us, pipeline->predicted_bubble);
     for (int64_t r = 0; r < pipeline->rank_count; r++)
         pipeline_rank_print_json(pipeline, r, out);

@@ -527,14 +527,15 @@ class PartitionOptions(Sized):
                 ("latency_us", c_double), ("gradient_ratio", c_double), ("state_ratio", c_double),
                 ("parameter_shards", c_uint32), ("gradient_shards", c_uint32), ("state_shards", c_uint32),
                 ("kept_share", c_double), ("slots", c_uint32), ("recomputes", c_int), ("keeps_ties_together", c_int),
-                ("effort", c_uint64)]
+                ("effort", c_uint64), ("rank_replicas", POINTER(c_uint32))]
 
 
 @begins()
 class Stage(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("rank", c_uint32), ("first_unit", c_uint32), ("unit_count", c_uint32),
                 ("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double),
-                ("parameter_bytes", c_uint64), ("kept_bytes", c_uint64), ("received_bytes", c_uint64), ("recomputes", c_int)]
+                ("parameter_bytes", c_uint64), ("kept_bytes", c_uint64), ("received_bytes", c_uint64), ("recomputes", c_int),
+                ("replicas", c_uint32)]
 
 
 @begins()
@@ -547,7 +548,7 @@ class RankMemory(Sized):
 @begins()
 class PartitionTimes(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_double), ("tied", c_double), ("bubble", c_double),
-                ("bottleneck", c_double), ("lower_bound", c_double), ("is_optimal", c_int)]
+                ("bottleneck", c_double), ("lower_bound", c_double), ("is_optimal", c_int), ("replicas", c_double)]
 
 
 class Edge(Structure):
@@ -835,6 +836,8 @@ FUNCTIONS = {
                                           c_char_p, c_size_t]),
     "shoal_partition_choose": (c_int, [c_void_p, POINTER(ScheduleOptions), POINTER(PartitionOptions), POINTER(c_void_p),
                                        POINTER(c_void_p), POINTER(c_int), c_char_p, c_size_t]),
+    "shoal_partition_replicate": (c_int, [c_void_p, POINTER(ScheduleOptions), POINTER(PartitionOptions), POINTER(c_void_p),
+                                          POINTER(c_void_p), POINTER(c_int), c_char_p, c_size_t]),
     "shoal_partition_free": (None, [c_void_p]),
     "shoal_partition_stages": (c_uint32, [c_void_p]),
     "shoal_partition_stage": (c_int, [c_void_p, c_uint32, POINTER(Stage)]),

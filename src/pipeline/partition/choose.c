@@ -134,7 +134,7 @@ static void add_ranks(const struct choice *choice, enum shoal_schedule_kind kind
     const uint32_t ranks = wanted.ranks, step = (ranks + 7) / 8;
     const uint32_t most = RANKS_FACTOR * ranks < choice->profile->count ? RANKS_FACTOR * ranks : choice->profile->count;
     uint32_t more = ranks + step;
-    if (!text.at || choice->options->rank_memory_bytes || choice->options->rank_speeds)
+    if (!text.at || choice->options->rank_memory_bytes || choice->options->rank_speeds || choice->options->rank_replicas)
         return;
     wanted.kind = kind >= SHOAL_SCHEDULE_ZB_H1 ? SHOAL_SCHEDULE_1F1B : kind;
     wanted.stages_per_rank = kind >= SHOAL_SCHEDULE_ZB_H1 ? 0 : wanted.stages_per_rank;

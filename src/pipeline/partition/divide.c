@@ -54,7 +54,7 @@ static bool compare(const struct table *table, const struct growing *growing, ui
     const double lack = problem_lack(problem, table->rule, s, from, growing->to, growing->parameters, &grows);
     if (grows > 0.5)
         return false;
-    const double transfer = table->has_transfers && problem->uses[s].is_far_ahead ? problem_transfer(problem, from) : 0;
+    const double transfer = table->has_transfers && problem->uses[s].is_far_ahead ? problem_transfer(problem, s, from) : 0;
     const double value = table->is_sum ? before + transfer : larger(larger(before, measure), transfer);
     if (lack > 0.5 || value >= *best || (s > 0 && problem->is_glued[from]))
         return true;

@@ -136,7 +136,9 @@ static void set_ranks(struct problem *problem)
     const struct shoal_partition_options *options = &problem->options;
     for (uint32_t r = 0; r < problem->ranks; r++) {
         problem->limits[r] = (double)(options->rank_memory_bytes ? options->rank_memory_bytes[r] : options->memory_bytes);
-        problem->speeds[r] = options->rank_speeds ? options->rank_speeds[r] : 1;
+        const double replicas = options->rank_replicas ? options->rank_replicas[r] : 1;
+        problem->shares[r] = 1 / replicas;
+        problem->speeds[r] = (options->rank_speeds ? options->rank_speeds[r] : 1) * replicas;
     }
     problem->memory_ratio = 1.0 / options->parameter_shards + options->gradient_ratio / options->gradient_shards +
                             options->state_ratio / options->state_shards;
@@ -158,6 +160,7 @@ static bool problem_allocate(struct problem *problem)
     is_there &= (problem->costs = calloc(stages, sizeof *problem->costs)) != NULL;
     is_there &= (problem->limits = calloc(ranks, sizeof *problem->limits)) != NULL;
     is_there &= (problem->speeds = calloc(ranks, sizeof *problem->speeds)) != NULL;
+    is_there &= (problem->shares = calloc(ranks, sizeof *problem->shares)) != NULL;
     is_there &= (problem->rank_stages = calloc(ranks, sizeof *problem->rank_stages)) != NULL;
     is_there &= (problem->pair_at = calloc(units + 2, sizeof *problem->pair_at)) != NULL;
     is_there &= (problem->pairs = calloc(count_pairs(problem->profile) + 1, sizeof *problem->pairs)) != NULL;
@@ -178,6 +181,7 @@ void problem_close(struct problem *problem)
     free(problem->costs);
     free(problem->limits);
     free(problem->speeds);
+    free(problem->shares);
     free(problem->rank_stages);
     free(problem->pair_at);
     free(problem->pairs);
@@ -274,10 +278,18 @@ enum shoal_status problem_open(struct problem *problem, const struct shoal_profi
 
 /* ---- One stage ----------------------------------------------------------------------------------------------------------- */
 
-double problem_transfer(const struct problem *problem, uint32_t unit)
+/* The share of a microbatch that the replicas of a stage's rank have each. */
+static double replica_share(const struct problem *problem, uint32_t stage)
 {
-    const double rate = problem->options.bytes_per_us;
-    return problem->options.latency_us + (rate > 0 ? problem->cut[unit] / rate : 0);
+    return problem->shares[problem->uses[stage].rank];
+}
+
+double problem_transfer(const struct problem *problem, uint32_t stage, uint32_t unit)
+{
+    const double rate = problem->options.bytes_per_us, from = replica_share(problem, stage - 1),
+                 to = replica_share(problem, stage);
+    const double bytes = problem->cut[unit] * (from > to ? from : to);
+    return problem->options.latency_us + (rate > 0 ? bytes / rate : 0);
 }
 
 double problem_parameters(const struct problem *problem, uint32_t from, uint32_t to)
@@ -292,17 +304,18 @@ double problem_lack(const struct problem *problem, enum memory_rule rule, uint32
                     double parameters, double *grows_out)
 {
     const struct stage_use *use = &problem->uses[stage];
-    const double kept = problem->kept[to] - problem->kept[from], limit = problem->limits[use->rank];
+    const double part = replica_share(problem, stage), limit = problem->limits[use->rank];
+    const double kept = part * (problem->kept[to] - problem->kept[from]);
     const double share = rule == MEMORY_SURE ? limit / problem->rank_stages[use->rank] : limit;
     double activations = kept * use->flying, grows = activations;
     if (is_recomputed(problem, stage)) {
         const double waiting = rule == MEMORY_SURE ? use->weights * problem->options.kept_share * kept : 0;
         const double again = rule == MEMORY_SURE ? use->recomputed * kept : kept;
-        activations = (from < to ? use->inputs * problem->cut[from] : 0) + waiting + again;
+        activations = (from < to ? use->inputs * part * problem->cut[from] : 0) + waiting + again;
         grows = again + waiting;
     }
-    const double buffers =
-        problem->options.slots * ((use->is_far_ahead ? problem->cut[from] : 0) + (use->is_far_back ? problem->cut[to] : 0));
+    const double buffers = problem->options.slots * part *
+                           ((use->is_far_ahead ? problem->cut[from] : 0) + (use->is_far_back ? problem->cut[to] : 0));
     const double fixed = parameters * problem->memory_ratio - share;
     const bool is_limited = limit > 0 && rule != MEMORY_ANY;
     if (grows_out)
@@ -321,7 +334,7 @@ void problem_costs(const struct problem *problem, const uint32_t *division, stru
         costs_out[s] = (struct shoal_stage_costs){(problem->forward[to] - problem->forward[from]) / speed,
                                                   (problem->input[to] - problem->input[from]) / speed,
                                                   (problem->weight[to] - problem->weight[from]) / speed,
-                                                  problem->uses[s].is_far_back ? problem_transfer(problem, to) : 0};
+                                                  problem->uses[s].is_far_back ? problem_transfer(problem, s + 1, to) : 0};
     }
 }
 
@@ -373,7 +386,17 @@ static double activations_of(const struct problem *problem, const uint32_t *divi
                                                           : 0;
         most = now > most ? now : most;
     }
-    return most;
+    return most * problem->shares[rank];
+}
+
+/* Bytes of the gradients that the units of a rank have, without shards. */
+static double problem_gradients(const struct problem *problem, const uint32_t *division, uint32_t rank)
+{
+    double parameters = -shared_on(problem, division, rank);
+    for (uint32_t s = 0; s < problem->stages; s++)
+        if (problem->uses[s].rank == rank)
+            parameters += problem->parameters[division[s + 1]] - problem->parameters[division[s]];
+    return parameters * problem->options.gradient_ratio;
 }
 
 struct memory_need problem_need(const struct problem *problem, const uint32_t *division, uint32_t rank)
@@ -391,7 +414,7 @@ struct memory_need problem_need(const struct problem *problem, const uint32_t *d
     return (struct memory_need){parameters / options->parameter_shards,
                                 parameters * options->gradient_ratio / options->gradient_shards,
                                 parameters * options->state_ratio / options->state_shards,
-                                activations_of(problem, division, rank), buffers * options->slots};
+                                activations_of(problem, division, rank), buffers * problem->shares[rank] * options->slots};
 }
 
 double problem_total(const struct memory_need *need)
@@ -455,6 +478,19 @@ static double time_of_ties(const struct problem *problem, const uint32_t *divisi
     return time;
 }
 
+/* Sums of gradients among the replicas of a rank, for all ranks at once: rings, 2 (k - 1) transfers of a k-th of the bytes. */
+static double time_of_replicas(const struct problem *problem, const uint32_t *division)
+{
+    const double rate = problem->options.bytes_per_us;
+    double longest = 0;
+    for (uint32_t r = 0; r < problem->ranks && problem->options.rank_replicas; r++) {
+        const double share = problem->shares[r], gradients = problem_gradients(problem, division, r);
+        const double time = 2 * (1 / share - 1) * (problem->options.latency_us + (rate > 0 ? gradients * share / rate : 0));
+        longest = time > longest ? time : longest;
+    }
+    return longest;
+}
+
 bool problem_allows(const struct problem *problem, const uint32_t *division)
 {
     for (uint32_t s = 0; s < problem->stages; s++)
@@ -480,7 +516,8 @@ enum shoal_status problem_judge(struct problem *problem, const uint32_t *divisio
     problem->spent += problem->actions;
     verdict_out->excess = problem_excess(problem, division);
     verdict_out->tied = time_of_ties(problem, division);
-    verdict_out->step = times.step + verdict_out->tied;
+    verdict_out->replicas = time_of_replicas(problem, division);
+    verdict_out->step = times.step + verdict_out->tied + verdict_out->replicas;
     verdict_out->bubble = times.bubble;
     return SHOAL_OK;
 }

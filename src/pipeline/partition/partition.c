@@ -8,6 +8,7 @@
 
 #define CELLS_MAX (UINT64_C(1) << 24) /* stages * units, of which the search keeps a table */
 #define EFFORT 8000000u
+#define REPLICAS_MOST 65536u
 
 struct shoal_partition {
     uint32_t stages, ranks;
@@ -71,6 +72,9 @@ static enum shoal_status check_partition(const struct shoal_profile *profile, co
         if (options->rank_speeds && !(options->rank_speeds[r] >= 1e-9 && options->rank_speeds[r] <= 1e9))
             return partition_refuse(text, SHOAL_ERR_ARGUMENT, "the speed of rank %u is %g: it must be from 1e-9 to 1e9", r,
                                     options->rank_speeds[r]);
+        if (options->rank_replicas && (options->rank_replicas[r] < 1 || options->rank_replicas[r] > REPLICAS_MOST))
+            return partition_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u has %u replicas: it must have 1 to %u", r,
+                                    options->rank_replicas[r], REPLICAS_MOST);
         if (options->rank_memory_bytes && options->rank_memory_bytes[r] == 0)
             return partition_refuse(text, SHOAL_ERR_ARGUMENT, "rank %u has no memory", r);
     }
@@ -140,8 +144,10 @@ static void set_stages(struct shoal_partition *partition, struct problem *proble
         stage->weight_gradient = costs->weight_gradient;
         stage->transfer = costs->transfer;
         stage->parameter_bytes = whole_bytes(problem_parameters(problem, from, to));
-        stage->kept_bytes = whole_bytes(problem->kept[to] - problem->kept[from]);
-        stage->received_bytes = whole_bytes(s > 0 ? problem->cut[from] : 0);
+        const double share = problem->shares[stage->rank];
+        stage->kept_bytes = whole_bytes(share * (problem->kept[to] - problem->kept[from]));
+        stage->received_bytes = whole_bytes(s > 0 ? share * problem->cut[from] : 0);
+        stage->replicas = problem->options.rank_replicas ? problem->options.rank_replicas[stage->rank] : 1;
         stage->recomputes = shoal_schedule_recomputes(problem->schedule, s);
     }
 }
@@ -193,6 +199,7 @@ static enum shoal_status set_results(struct problem *problem, const uint32_t *di
     partition->times = (struct shoal_partition_times)SHOAL_PARTITION_TIMES_INIT;
     partition->times.step = verdict->step;
     partition->times.tied = verdict->tied;
+    partition->times.replicas = verdict->replicas;
     partition->times.bubble = verdict->bubble;
     partition->times.bottleneck = bottleneck_of(problem);
     partition->times.lower_bound = is_optimal || is_rounded ? verdict->step : bound;

@@ -10,6 +10,7 @@
  *     reasons.c, advice.c                  why a stage begins where it does; what would fit
  *     partition_recompute.c                which stages are recomputed
  *     choose.c                             a schedule together with a partition
+ *     replicate.c                          also the number of ranks, and which of them are replicated
  *
  * A *division* is a list of stages + 1 numbers: the first unit of each stage, and the number of units. */
 #ifndef SHOAL_PIPELINE_PARTITION_H
@@ -133,7 +134,8 @@ struct problem {
     int32_t *pins;                                        /* [units]: stage or SHOAL_ANY_STAGE */
     bool *is_glued;                                       /* [units + 1]: no stage may begin here */
     struct stage_use *uses;                               /* [stages] */
-    double *limits, *speeds;                              /* [ranks] */
+    double *limits, *speeds;                              /* [ranks]: a replica's; that of all replicas together */
+    double *shares;                                       /* [ranks]: the part of a microbatch that a replica has */
     uint32_t *rank_stages;                                /* [ranks]: how many */
     bool is_one_each;                                     /* no rank has two stages */
     bool recomputes_all;                                  /* all stages are recomputed */
@@ -163,8 +165,9 @@ static inline double problem_work(const struct problem *problem, uint32_t from, 
            problem->weight[to] - problem->weight[from];
 }
 
-/* Returns the time of a transfer over the begin of a unit, from one rank to another. */
-double problem_transfer(const struct problem *problem, uint32_t unit);
+/* Returns the time of a transfer to a stage, which is not the first one, from the rank of the stage before. The stage begins
+ * with the unit. */
+double problem_transfer(const struct problem *problem, uint32_t stage, uint32_t unit);
 
 /* Returns parameters of the units from `from` to before `to`, tied ones once. */
 double problem_parameters(const struct problem *problem, uint32_t from, uint32_t to);
@@ -181,7 +184,7 @@ double problem_lack(const struct problem *problem, enum memory_rule rule, uint32
 /* How good a division is. */
 struct verdict {
     double excess; /* bytes that the neediest rank lacks */
-    double step, tied, bubble;
+    double step, tied, replicas, bubble;
 };
 
 /* Returns true if `one` is better: it has less excess, or the same and a shorter step. */
@@ -284,7 +287,7 @@ SHOAL_MUST_USE enum shoal_status recompute_range(const struct shoal_profile *pro
                                                  const struct shoal_partition_options *options, uint32_t *fewest_out,
                                                  uint32_t *most_out);
 
-/* Like partition_make_for(), but chooses the recomputed stages as options->recomputes says. */
+/* Like partition_make_for(), but also chooses the recomputed stages, by options->recomputes. */
 SHOAL_MUST_USE enum shoal_status partition_recompute(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                                      const struct shoal_partition_options *options,
                                                      struct shoal_partition **partition_out, bool *lacks_out,

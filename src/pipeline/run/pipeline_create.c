@@ -166,7 +166,8 @@ static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const
     if (!schedule)
         return refuse(text, "schedule is NULL");
     if (shoal_schedule_ranks(schedule) != (uint32_t)size)
-        return refuse(text, "the schedule is of %u ranks, but the communicator has %d", shoal_schedule_ranks(schedule), size);
+        return refuse(text, "the schedule is of %u ranks, but the communicator has %d (a stage cannot run on several ranks)",
+                      shoal_schedule_ranks(schedule), size);
     RUN_TRY(shoal_schedule_check(schedule, 0, text, RUN_TEXT_MAX));
     snprintf(name, sizeof name, "%s actions", pipeline->name);
     RUN_TRY(shoal_track_create(pipeline->comm, name, &pipeline->track));
