@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ._tensor_parts import Part, Sections, gathered, whole_of
+from . import _divided
+from ._tensor_parts import Sections, gathered, whole_of
 
 
 class Divided(typing.NamedTuple):
@@ -150,15 +151,5 @@ def divide(module, kind, divided):
     if pair not in _classes:
         _classes[pair] = type(f"{kind.__name__}Of{type(module).__name__}", (kind, type(module)), {"__module__": __name__})
     module.__class__ = _classes[pair]
-    module._shoal = divided
+    setattr(module, _divided.KEY, divided)
 
-
-def parts_of(model):
-    """Returns the Part of each parameter of which a rank has a part, by its id, and the team, or None if no module is divided."""
-    found, team = {}, None
-    for module in model.modules():
-        if isinstance(module, _Module):
-            team = module._shoal.team
-            for name, part in module._shoal.parts.items():
-                found[id(module.get_parameter(name))] = part
-    return found, team

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from . import _own_part, _tensor_layers, _tensor_plan, _tensor_rules
+from . import _divided, _own_part, _tensor_layers, _tensor_plan, _tensor_rules
 from ._tensor_layers import Columns, Divided, Heads, Rows, Words
-from ._tensor_parts import Part, Team
+from ._tensor_parts import Part, Team, whole_of
 
 _log = logging.getLogger("shoal.torch")
 
@@ -49,7 +49,7 @@ def tensor_parallel(model, mesh=None, plan=None, *, init=None):
     of values in parts draws the same numbers on each rank of the group."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"shoal: model must be an nn.Module, not {type(model).__name__}")
-    if _tensor_layers.parts_of(model)[1] is not None:
+    if _divided.parts_of(model)[1] is not None:
         raise RuntimeError("shoal: the model is divided already: call tensor_parallel() once")
     mesh = _mesh_of(mesh, _device_of(model))
     choices, whole = _choose(model, plan, mesh.size())
@@ -166,10 +166,12 @@ def _divide(model, choices, team, init):
     for module in modules.values():
         if isinstance(module, nn.TransformerEncoderLayer):
             module.activation_relu_or_gelu = 0  # else it calls a kernel with the parameters, in evaluations
-    own = _tensor_layers.parts_of(model)[0]
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+    own = _divided.parts_of(model)[0]
     for parameter in model.parameters():
         if id(parameter) not in own and parameter.requires_grad:
-            parameter.register_hook(_tensor_layers.whole_of)  # operations with DTensors may give it a DTensor
+            parameter.register_hook(whole_of)  # operations with DTensors may give it a DTensor
 
 
 def _refuse_tied(modules, by_owner):
@@ -217,9 +219,10 @@ class _Held:
 
 
 def _take_own(modules, by_owner, team, init):
-    """Gives all parameters and buffers the values of the first rank, and keeps this rank's parts, module by module. A tied one is
-    divided when the last module that has it has set its values."""
+    """Gives all parameters and buffers the values of the first rank, and keeps this rank's parts, module by module: those inside
+    of a module before it, as they are made. A tied one is divided when the last module that has it has set its values."""
     held, of_module = {}, {}
+    modules = _inner_first(modules)
     for module in modules.values():
         for store in (module._parameters, module._buffers):
             for key, tensor in store.items():
@@ -240,12 +243,26 @@ def _take_own(modules, by_owner, team, init):
                         each.divide()
 
 
+def _inner_first(modules):
+    """Returns modules by names in another order: those inside of a module before it."""
+    found, (whole, *_) = {}, modules.values()
+    names = {id(module): name for name, module in modules.items()}
+
+    def visit(module):
+        if id(module) in names and names[id(module)] not in found:
+            for child in module.children():
+                visit(child)
+            found[names[id(module)]] = module
+    visit(whole)
+    return found
+
+
 # ---- States ----------------------------------------------------------------------------------------------------------------
 
 
 def _named_parts(model):
     """Returns the Part of each entry of the model's state_dict of which a rank has a part."""
-    parts, team = _tensor_layers.parts_of(model)
+    parts, team = _divided.parts_of(model)
     if team is None:
         raise RuntimeError("shoal: the model is not divided: call tensor_parallel() first")
     return {name: parts[id(each)] for name, each in model.state_dict(keep_vars=True).items() if id(each) in parts}
@@ -256,7 +273,7 @@ def full_state_dict(model, to=0):
     """Collects the state of the whole model on the rank `to` of the group, as copies under the model's own names; other ranks get an
     empty dict, and with to=None all ranks get it. All ranks of the group call it."""
     parts, found = _named_parts(model), {}
-    rank = _tensor_layers.parts_of(model)[1].rank
+    rank = _divided.parts_of(model)[1].rank
     for name, value in model.state_dict().items():
         whole = parts[name].whole(value) if name in parts else value
         if to in (None, rank):
@@ -279,7 +296,7 @@ def load_full_state_dict(model, state, strict=True):
 @torch.no_grad()
 def full_optimizer_state_dict(model, optimizer, to=0):
     """Like full_state_dict(), for the optimizer of the model's parameters: its state_dict() as one process has it."""
-    parts, team = _tensor_layers.parts_of(model)
+    parts, team = _divided.parts_of(model)
     state, order = optimizer.state_dict(), [each for group in optimizer.param_groups for each in group["params"]]
     values = {number: {key: _whole_value(each, parts.get(id(order[number])), order[number]) for key, each in found.items()}
               for number, found in state["state"].items()}
@@ -294,7 +311,7 @@ def _whole_value(value, part, parameter):
 @torch.no_grad()
 def load_full_optimizer_state_dict(model, optimizer, state):
     """Loads what full_optimizer_state_dict() or one process has saved. All ranks of the group call it, with equal states."""
-    parts, _ = _tensor_layers.parts_of(model)
+    parts, _ = _divided.parts_of(model)
     order = [each for group in optimizer.param_groups for each in group["params"]]
     values = {number: {key: _own_value(each, parts.get(id(order[number])), order[number]) for key, each in found.items()}
               for number, found in state["state"].items()}
@@ -313,28 +330,9 @@ def _own_value(value, part, parameter):
 def clip_grad_norm_(model, max_norm, norm_type=2.0):
     """Like torch.nn.utils.clip_grad_norm_ of the whole model: returns the norm of its gradients. All ranks of the group call it."""
     parameters = [each for each in model.parameters() if each.grad is not None]
-    total = total_power(model, parameters, norm_type)
+    total = _divided.power(parameters, norm_type, *_divided.parts_of(model))
     norm = (total if norm_type == math.inf else total ** (1 / norm_type)).float()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for each in parameters:
         each.grad.mul_(factor.to(each.grad.dtype))
     return norm
-
-
-def total_power(model, parameters, norm_type):
-    """Returns the sum of the powers of all elements' gradients, or their largest with an infinite norm_type, as a float64 scalar.
-    Those of parts are summed over the group, others counted once."""
-    parts, team = _tensor_layers.parts_of(model)
-    own = _power([each.grad for each in parameters if id(each) in parts], norm_type)
-    same = _power([each.grad for each in parameters if id(each) not in parts], norm_type)
-    if team is not None:
-        dist.all_reduce(own, dist.ReduceOp.MAX if norm_type == math.inf else dist.ReduceOp.SUM, group=team.group)
-    return torch.maximum(own, same) if norm_type == math.inf else own + same
-
-
-def _power(gradients, norm_type):
-    device = gradients[0].device if gradients else "cpu"
-    norms = [torch.linalg.vector_norm(each.abs() if each.is_complex() else each, norm_type,
-                                      dtype=torch.promote_types(each.abs().dtype, torch.float32)).double() for each in gradients]
-    norm = torch.linalg.vector_norm(torch.stack([torch.zeros((), dtype=torch.float64, device=device), *norms]), norm_type)
-    return norm if norm_type == math.inf else norm ** norm_type
