@@ -163,9 +163,9 @@ class Automatic:
         return any(len(self._users[id(each)]) > 1 for each in self._modules[name].parameters())
 
     def _choose_embeddings(self, linears):
-        """Divides embeddings that have more rows than columns, and linear layers that return a score for each of these rows."""
+        """Divides embeddings that have no fewer rows than columns, and linear layers that return a score for each of these rows."""
         for name, module in self._modules.items():
-            if type(module) is not nn.Embedding or module.num_embeddings <= module.embedding_dim or not self._within(name):
+            if type(module) is not nn.Embedding or module.num_embeddings < module.embedding_dim or not self._within(name):
                 continue
             reason = _why_whole(module, self._size)
             heads = [each for each in linears if each.name not in self.choices and
@@ -217,7 +217,7 @@ def own_plan_of(model):
     return dict(getattr(model, "_tp_plan", None) or {})
 
 
-def named(model, plan, size, is_strict=True):
+def named(model, plan, is_strict=True):
     """Returns (choices, reasons for what stays whole) of a plan: styles by names of modules, in which * is any one part of a name.
     Raises an error for what cannot be done, or, if not is_strict, leaves it whole."""
     modules, choices, whole = dict(model.named_modules()), {}, {}

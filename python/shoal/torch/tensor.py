@@ -29,7 +29,7 @@ from ._tensor_parts import Part, Team, whole_of
 _log = logging.getLogger("shoal.torch")
 
 
-def tensor_parallel(model, mesh=None, plan=None, *, init=None):
+def tensor_parallel(model, mesh=None, plan=None, *, within=None, init=None):
     """Divides the model's layers among the ranks of a group, in place, and returns the model. All ranks of the group call it.
 
     `mesh`: a DeviceMesh of one dimension, a process group, or a degree: that many neighboring ranks; by default all ranks. All ranks
@@ -39,7 +39,8 @@ def tensor_parallel(model, mesh=None, plan=None, *, init=None):
     and Conv1D of transformers), attention with separate or joined queries, keys and values, nn.MultiheadAttention, and embeddings with
     the linear layers that score their rows. "hf": the model's own plan only. A dict: a style for each name of a module, in which * is
     one part of a name: "colwise", "colwise_gather_output", "rowwise", "packed_colwise" (two sections of columns), "qkv" (three),
-    "heads", "replicate", or torch's ColwiseParallel() and RowwiseParallel(). What stays whole is said in a line of the log.
+    "heads", "replicate", or torch's ColwiseParallel() and RowwiseParallel(). `within`: a function that returns true for the names of
+    modules that a plan other than a dict may divide. What stays whole is said in a line of the log.
 
     Parameters get the values of the group's first rank. If they are on the device meta, they get memory and values module by
     module: by init(module), which sets what a module owns itself, or by its reset_parameters(). With the same seed they are those of
@@ -52,7 +53,7 @@ def tensor_parallel(model, mesh=None, plan=None, *, init=None):
     if _divided.parts_of(model)[1] is not None:
         raise RuntimeError("shoal: the model is divided already: call tensor_parallel() once")
     mesh = _mesh_of(mesh, _device_of(model))
-    choices, whole = _choose(model, plan, mesh.size())
+    choices, whole = _choose(model, plan, mesh.size(), within)
     _tensor_plan.check(model, choices, mesh.size())
     team = Team(mesh)
     _compare(team, choices)
@@ -65,6 +66,18 @@ def tensor_parallel(model, mesh=None, plan=None, *, init=None):
 def plan_of(model, degree):
     """Returns the plan that tensor_parallel() makes by itself for so many ranks: a dict to change, and to pass as plan=."""
     return _tensor_plan.words_of(_choose(model, None, degree)[0])
+
+
+def memory_of(model, degree, plan=None):
+    """Returns the bytes of parameters that each of so many ranks will have: a dict of bytes, of those that are the same on all of
+    them (same_bytes), and of the whole model (whole_bytes). With AdamW, parameters, gradients and states take four times as much."""
+    choices, _ = _choose(model, plan, degree)
+    _tensor_plan.check(model, choices, degree)
+    modules = dict(model.named_modules())
+    divided = {id(modules[name].get_parameter(key)) for name, choice in choices.items() for key in _parts_of(choice, modules[name], None)}
+    sizes = {id(each): each.numel() * each.element_size() for each in model.parameters()}
+    whole, same = sum(sizes.values()), sum(size for key, size in sizes.items() if key not in divided)
+    return {"bytes": same + (whole - same) // degree, "same_bytes": same, "whole_bytes": whole}
 
 
 def _device_of(model):
@@ -92,22 +105,20 @@ def _mesh_of(given, device):
 # ---- Choosing --------------------------------------------------------------------------------------------------------------
 
 
-def _choose(model, plan, size):
+def _choose(model, plan, size, within=None):
     """Returns (choices by names of modules, why other modules stay whole)."""
     if isinstance(plan, dict):
-        return _tensor_plan.named(model, plan, size)
-    if callable(plan):  # for smdistributed.modelparallel: which modules may be divided
-        found = _tensor_plan.Automatic(model, size, plan)
-        return found.choices, found.whole
+        return _tensor_plan.named(model, plan)
     if plan not in (None, "hf"):
         raise TypeError(f"shoal: plan must be None, \"hf\", or a dict of styles by names of modules, not {plan!r}")
     own = _tensor_plan.own_plan_of(model)
+    found = _tensor_plan.Automatic(model, size, within)
     if plan == "hf":
         if not own:
             raise ValueError(f"shoal: {type(model).__name__} brings no plan (_tp_plan) for plan=\"hf\": leave plan out")
-        return _tensor_plan.named(model, own, size, is_strict=False)
-    found = _tensor_plan.Automatic(model, size)
-    chosen, whole = _tensor_plan.named(model, own, size, is_strict=False)
+        found.choices, found.whole = {}, {}
+    chosen, whole = _tensor_plan.named(model, own, is_strict=False)
+    chosen = {name: choice for name, choice in chosen.items() if within is None or within(name)}
     return _tensor_plan.merged(chosen, found.choices), {**found.whole, **whole}
 
 
@@ -214,8 +225,8 @@ class _Held:
         return was_meta
 
     def divide(self):
-        whole = self.tensor
-        self.replace(nn.Parameter(self.part.own(whole.detach()), requires_grad=whole.requires_grad))
+        """Keeps this rank's part, in the same parameter, which an optimizer may have already."""
+        self.tensor.data, self.tensor.grad = self.part.own(self.tensor.detach()), None
 
 
 def _take_own(modules, by_owner, team, init):
