@@ -112,13 +112,13 @@ def _choose(model, plan, size, within=None):
     if plan not in (None, "hf"):
         raise TypeError(f"shoal: plan must be None, \"hf\", or a dict of styles by names of modules, not {plan!r}")
     own = _tensor_plan.own_plan_of(model)
-    found = _tensor_plan.Automatic(model, size, within)
-    if plan == "hf":
-        if not own:
-            raise ValueError(f"shoal: {type(model).__name__} brings no plan (_tp_plan) for plan=\"hf\": leave plan out")
-        found.choices, found.whole = {}, {}
+    if plan == "hf" and not own:
+        raise ValueError(f"shoal: {type(model).__name__} brings no plan (_tp_plan) for plan=\"hf\": leave plan out")
     chosen, whole = _tensor_plan.named(model, own, is_strict=False)
     chosen = {name: choice for name, choice in chosen.items() if within is None or within(name)}
+    if plan == "hf":
+        return chosen, whole
+    found = _tensor_plan.Automatic(model, size, within)
     return _tensor_plan.merged(chosen, found.choices), {**found.whole, **whole}
 
 
