@@ -170,9 +170,10 @@ class Automatic:
             reason = _why_whole(module, self._size)
             heads = [each for each in linears if each.name not in self.choices and
                      (each.inputs, each.outputs) == (module.embedding_dim, module.num_embeddings) and not is_conv1d(each.module)]
-            tied = set(self._users[id(module.weight)]) - {(name, "weight")}
-            if tied - {(each.name, "weight") for each in heads}:
-                reason = "its weight is that of other modules, too"
+            owners = {name, *(each.name for each in heads)}
+            parameters = [parameter for owner in owners for parameter in self._modules[owner].parameters()]
+            if {owner for parameter in parameters for owner, _ in self._users[id(parameter)]} - owners:
+                reason = "its parameters are those of other modules, too"
             if reason:
                 self.whole.update({each: reason for each in (name, *(each.name for each in heads))})
             else:

@@ -1,11 +1,10 @@
-"""How torch's DTensor divides the operations of attention that its version does not know on the CPU: by batch, or by heads."""
+"""How torch's DTensor divides the operations of attention that it does not know on the CPU: by batch, or by heads."""
 from __future__ import annotations
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
-from torch.distributed.tensor.experimental import register_sharding
 
+_OPERATIONS = {"_scaled_dot_product_flash_attention_for_cpu": 3, "_scaled_dot_product_flash_attention_for_cpu_backward": 6}
 _is_registered = False
 
 
@@ -16,34 +15,34 @@ def register():
     if _is_registered:
         return
     _is_registered = True
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    for name, rule in (("_scaled_dot_product_flash_attention_for_cpu", _forward), ("_scaled_dot_product_flash_attention_for_cpu_backward", _backward)):
+    dispatcher = DTensor._op_dispatcher
+    for name, count in _OPERATIONS.items():
         operation = getattr(getattr(torch.ops.aten, name, None), "default", None)
-        if operation is not None and operation not in propagator.op_strategy_funcs:
-            register_sharding(operation)(rule)
-            # torch keeps what a rule has returned; the mask, which has a name in calls, must count there.
-            propagator.register_op_strategy(operation, propagator.op_strategy_funcs[operation],
-                                            RuntimeSchemaInfo(100, ["attn_mask"], needs_pytree=True))
-    DTensor._op_dispatcher._allow_implicit_replication = True
+        if operation is not None and operation not in dispatcher.sharding_propagator.op_strategy_funcs:
+            dispatcher._custom_op_handlers[operation] = _rule_of(count)
+    dispatcher._allow_implicit_replication = True
 
 
-_PLACES = (Replicate(), Shard(0), Shard(1))  # of tensors batch x heads x length x size
+def _rule_of(count):
+    """Returns the function that runs an operation whose first `count` arguments are of batch x heads x length (x size). The query
+    decides where all of them are. A mask may have one batch or head for all."""
+    query_number = 0 if count == 3 else 1
+
+    def run(operation, args, kwargs):
+        query = args[query_number]
+        mesh = query.device_mesh
+        places = [each if each in (Shard(0), Shard(1)) else Replicate() for each in query.placements]
+        mask = kwargs.get("attn_mask")
+        if mask is not None:
+            own = [Replicate() if mask.dim() < 4 or (isinstance(each, Shard) and mask.shape[each.dim] == 1) else each for each in places]
+            kwargs = {**kwargs, "attn_mask": _at(mask, mesh, own)}
+        found = operation(*(_at(each, mesh, places) for each in args[:count]), *args[count:], **kwargs)
+        return tuple(DTensor.from_local(each, mesh, places, run_check=False) for each in found)
+    return run
 
 
-def _places(mask):
-    """Returns the places that fit a mask, which stays where it is: it may have one of its first dimensions for all."""
-    if mask is None:
-        return _PLACES
-    return [place for place in _PLACES if mask.placements == (place,) or (
-        mask.placements == (Replicate(),) and (place == Replicate() or mask.ndim < 4 or mask.shape[place.dim] == 1))]
-
-
-def _forward(query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None):
-    """Results: the values of each query, and the logarithms of sums."""
-    more = [] if attn_mask is None else [attn_mask.placements[0]]
-    return [([place] * 2, [place] * 3 + [None, None, *more]) for place in _places(attn_mask)]
-
-
-def _backward(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None):
-    more = [] if attn_mask is None else [attn_mask.placements[0]]
-    return [([place] * 3, [place] * 6 + [None, None, *more]) for place in _places(attn_mask)]
+def _at(value, mesh, places):
+    """Returns this rank's part of a DTensor, or of a plain tensor that is whole."""
+    if not isinstance(value, DTensor):
+        value = DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return value.redistribute(placements=places).to_local()
