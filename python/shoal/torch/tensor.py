@@ -1,8 +1,8 @@
 """Tensor parallelism: each rank of a group has a part of the model's layers, over torch's DeviceMesh and DTensor.
 
-    model = shoal.torch.tensor_parallel(model)                      all ranks, or a mesh, or a group
-    optimizer = torch.optim.AdamW(model.parameters())               this rank's parts
-    loss(model(inputs), targets).backward()                         the same batch on all ranks of the group
+    model = shoal.torch.tensor_parallel(model)          all ranks, or a mesh, or a group
+    optimizer = torch.optim.AdamW(model.parameters())   this rank's parts
+    loss(model(inputs), targets).backward()             the same batch on all ranks of the group
     shoal.torch.tensor.clip_grad_norm_(model, 1.0)
     optimizer.step()
 
@@ -302,6 +302,29 @@ def load_full_state_dict(model, state, strict=True):
         if name in state and state[name].shape != expected:
             raise ValueError(f"shoal: the state has {name} of the shape {list(state[name].shape)}, and the whole model has {list(expected)}")
     return model.load_state_dict({name: parts[name].own(value) if name in parts else value for name, value in state.items()}, strict)
+
+
+@torch.no_grad()
+def whole(model, state):
+    """Returns a state in which the parts of parameters are replaced by whole tensors: entries by names of parameters, or, as in
+    flattened states of optimizers, state.NAME.KEY. So torch.distributed.checkpoint saves what one process would. All ranks of the
+    group call it."""
+    return _mapped(model, state, lambda part, value, shape: part.whole(value) if value.shape == shape else value)
+
+
+def own(model, state):
+    """Returns a state in which whole tensors are replaced by this rank's parts, as whole() has made it."""
+    return _mapped(model, state, lambda part, value, shape: part.own(value) if value.shape == part.whole_shape(shape) else value)
+
+
+def _mapped(model, state, change):
+    parts, shapes = _named_parts(model), {name: each.shape for name, each in model.state_dict().items() if isinstance(each, torch.Tensor)}
+    found = {}
+    for key, value in state.items():
+        name = key if key in parts else key.removeprefix("state.").rpartition(".")[0]
+        is_part = name in parts and isinstance(value, torch.Tensor)
+        found[key] = change(parts[name], value, shapes[name]) if is_part else value
+    return found
 
 
 @torch.no_grad()
