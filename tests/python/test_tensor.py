@@ -4,7 +4,6 @@ layers, alone and with data parallelism, shards and pipelines; and each misuse h
 import copy
 import logging
 import math
-import types
 import warnings
 
 import ranks
@@ -466,6 +465,95 @@ def chains_of_layers(world):
     expect(tools().plan_of(model, 2) == {}, "tied layers are not divided by sizes")
 
 
+def checkpoints_of_activations_and_bfloat16(world):
+    """What is computed again in the backward pass is the same, with both forms of torch's checkpoints; and autocast holds."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Again(Gpt):
+        def __init__(self, reentrant):
+            super().__init__(Grouped, Gated)
+            self.reentrant = reentrant
+
+        def forward(self, tokens):
+            x = self.tokens(tokens)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+            return self.head(self.norm(x))
+    for reentrant in (False, True):
+        one = seeded(lambda: Again(reentrant))
+        model = divided(copy.deepcopy(one))
+        trains_like_one(one, model, runner(model), steps=2)
+    inputs, following = batch_of(7)
+    losses = []
+    for each in (one, model):
+        with torch.autocast("cpu", torch.bfloat16):
+            losses.append(loss_of(each(inputs), following).float())
+    close(losses[:1], losses[1:], tolerance=0.03)
+    losses[1].backward()
+    expect(all(each.grad.dtype is torch.float32 for each in model.parameters() if each.grad is not None))
+
+
+def dropout_is_the_same_in_whole_values(world):
+    """Whole values stay equal on all ranks, and values in parts drop some elements."""
+    class Drops(Block):
+        def forward(self, x):
+            x = x + functional.dropout(self.attention(self.norm_attention(x)), 0.2, self.training)
+            return x + self.feed(self.norm_feed(x))
+    model = nn.ModuleList(Drops(lambda: Torch(dropout=0.2), Feed) for _ in range(2))
+    model[0].feed[2].p = 0.3
+    divided(model)
+    x = torch.randn(3, 5, WIDTH)
+    dist.broadcast(x, 0)
+    torch.manual_seed(4)
+    found = model[1](model[0](x))
+    every = [torch.empty_like(found) for _ in range(world.size)]
+    dist.all_gather(every, found.detach())
+    close(every[:1], every[1:], "whole values", 0)
+    expect((found - model[1](model[0](x))).abs().max() > 0, "nothing was dropped")
+    plain = model.eval()[0](x)
+    close([plain], [model[0](x)], "an evaluation drops", 0)
+
+
+# ---- What torch itself needs -----------------------------------------------------------------------------------------------
+
+
+def dtensors_change_places(world):
+    """The collectives by which DTensor changes where a tensor is, of even and uneven sizes, for several types."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    mesh = mesh_of(world.size, names=("tensor",))
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for rows, columns in ((4 * world.size, 2 * world.size), (world.size + 1, 3), (1, 5)):
+            whole = torch.arange(rows * columns).view(rows, columns).to(dtype)
+            places = {"rows": Shard(0), "columns": Shard(1), "whole": Replicate()}
+            for begin in places.values():
+                tensor = distribute_tensor(whole, mesh, [begin])
+                for end in places.values():
+                    close([tensor.redistribute(placements=[end]).full_tensor()], [whole], (dtype, begin, end), 0)
+            for end in places.values():
+                part = DTensor.from_local(whole, mesh, [Partial()], run_check=False)
+                close([part.redistribute(placements=[end]).full_tensor()], [whole * world.size], (dtype, "sum", end), 0)
+
+
+def torchs_own_parallelism_runs(world):
+    """parallelize_module() with DTensor parameters over the back-end: columns, rows and sequences."""
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+    one = seeded(lambda: nn.ModuleDict({"norm": nn.LayerNorm(WIDTH), "up": nn.Linear(WIDTH, 32), "down": nn.Linear(32, WIDTH)}))
+    model = parallelize_module(copy.deepcopy(one), mesh_of(world.size, names=("tensor",)), {
+        "norm": SequenceParallel(sequence_dim=1), "up": ColwiseParallel(input_layouts=Shard(1)), "down": RowwiseParallel(output_layouts=Shard(1))})
+    x = torch.randn(2, 4 * world.size, WIDTH)
+    dist.broadcast(x, 0)
+
+    def run(each, x):
+        return each["down"](functional.gelu(each["up"](each["norm"](x))))
+    wanted, found = run(one, x), run(model, x.chunk(world.size, 1)[world.rank])
+    close([found], [wanted.chunk(world.size, 1)[world.rank]])
+    wanted.square().sum().backward()
+    found.square().sum().backward()
+    for own, whole in zip(model.parameters(), one.parameters()):
+        close([own.grad.full_tensor() if isinstance(own.grad, DTensor) else own.grad], [whole.grad], tolerance=1e-3)
+
+
 # ---- With data parallelism, shards and pipelines ---------------------------------------------------------------------------
 
 
@@ -520,6 +608,29 @@ def shards_and_tensor(world):
         total = loss.detach().clone()
         dist.all_reduce(total, group=mesh.get_group("data"))
         close([total / 2], [expected], step)
+
+
+def fsdp_and_tensor(world):
+    """torch's FSDP2 shards parts among the ranks that have the same part."""
+    from torch.distributed.fsdp import fully_shard
+    mesh = mesh_of(2, world.size // 2, names=("data", "tensor"))
+    one = seeded(lambda: Gpt(Viewed, Gated))
+    model = divided(copy.deepcopy(one), mesh["tensor"])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["data"])
+    fully_shard(model, mesh=mesh["data"])
+    optimizers = [sgd(each) for each in (one, model)]
+    for step in range(3):
+        losses = []
+        for each, optimizer, batch in zip((one, model), optimizers, (batch_of(step), [
+                half.chunk(2)[mesh.get_local_rank("data")] for half in batch_of(step)])):
+            optimizer.zero_grad()
+            losses.append(loss_of(each(batch[0]), batch[1]))
+            losses[-1].backward()
+            optimizer.step()
+        total = losses[1].detach().clone()
+        dist.all_reduce(total, group=mesh.get_group("data"))
+        close([total / 2], losses[:1], step)
 
 
 def pipeline_and_tensor(world):
@@ -638,7 +749,12 @@ CASES = [
     Case("shared inputs are summed once", shared_inputs_are_summed_once, (2,)),
     Case("plans may be given", plans_may_be_given, (2,)),
     Case("chains of layers", chains_of_layers, (1,)),
+    Case("checkpoints of activations, and bfloat16", checkpoints_of_activations_and_bfloat16, (2,)),
+    Case("dropout is the same in whole values", dropout_is_the_same_in_whole_values, (2,)),
+    Case("DTensors change places", dtensors_change_places, (1, 2, 3)),
+    Case("torch's own parallelism runs", torchs_own_parallelism_runs, (2,)),
     Case("data and tensor", data_and_tensor, (4,)),
+    Case("FSDP2 and tensor", fsdp_and_tensor, (4,)),
     Case("shards and tensor", shards_and_tensor, (4,)),
     Case("pipeline and tensor", pipeline_and_tensor, (4, 8)),
     Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),

@@ -1,6 +1,8 @@
 """How torch's DTensor divides the operations of attention that it does not know on the CPU: by batch, or by heads."""
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -21,6 +23,7 @@ def register():
         if operation is not None and operation not in dispatcher.sharding_propagator.op_strategy_funcs:
             dispatcher._custom_op_handlers[operation] = _rule_of(count)
     dispatcher._allow_implicit_replication = True
+    warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")  # tensor_parallel() tells what holds
 
 
 def _rule_of(count):
