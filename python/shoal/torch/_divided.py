@@ -7,7 +7,7 @@ import math
 import torch
 import torch.distributed as dist
 
-KEY = "_shoal"  # of a divided module: a Divided of _tensor_layers.py
+KEY = "_shoal"  # the attribute by which a divided module has its Divided (_tensor_layers.py)
 
 
 def parts_of(model):

@@ -23,7 +23,7 @@ def register():
         if operation is not None and operation not in dispatcher.sharding_propagator.op_strategy_funcs:
             dispatcher._custom_op_handlers[operation] = _rule_of(count)
     dispatcher._allow_implicit_replication = True
-    warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")  # tensor_parallel() tells what holds
+    warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")  # see tensor_parallel()
 
 
 def _rule_of(count):

@@ -182,7 +182,7 @@ def _divide(model, choices, team, init):
     own = _divided.parts_of(model)[0]
     for parameter in model.parameters():
         if id(parameter) not in own and parameter.requires_grad:
-            parameter.register_hook(whole_of)  # operations with DTensors may give it a DTensor
+            parameter.register_hook(whole_of)  # its gradient is a DTensor after operations with DTensors
 
 
 def _refuse_tied(modules, by_owner):

@@ -9,7 +9,7 @@ FusedLayerNorm = LayerNorm  # torch's own kernel is fused on the CPU
 
 
 def DistributedLinear(in_features, out_features, bias=True, **_):
-    """Makes a linear layer that is divided among the ranks of the TP group where a layer beside it makes a pair with it."""
+    """Makes a linear layer for the TP group. It is divided if another layer of the model makes a pair with it."""
     with _tensor.tensor_parallelism():
         return _nn.Linear(in_features, out_features, bias)
 
