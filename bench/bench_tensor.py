@@ -7,8 +7,9 @@ parameters, over Shoal and over Gloo.
 
 A step is a forward pass, a backward pass and a step of AdamW. Losses and the whole weights of all three are compared after the first
 step. Then they take turns, step by step, so that other work on the machine meets all of them. Rank 0 prints a line of JSON: for each,
-the median of steps per second with the least and the most, the ratio of the median times to Shoal's, and the bytes of parameters,
-gradients and states of AdamW on this rank, beside those that tensor.memory_of() predicts. Needs `make build/torch`."""
+the median of steps per second with the least and the most, the ratio of the median times to Shoal's, the median CPU time of the
+thread that trains, in milliseconds a step, and the bytes of parameters, gradients and states of AdamW on this rank, beside those
+that tensor.memory_of() predicts. Needs `make build/torch`."""
 import argparse
 import copy
 import json
@@ -91,7 +92,7 @@ class Run:
     """One way to train."""
 
     def __init__(self, model):
-        self.model, self.optimizer, self.times = model, torch.optim.AdamW(model.parameters(), lr=1e-3), []
+        self.model, self.optimizer, self.times, self.cpu_times = model, torch.optim.AdamW(model.parameters(), lr=1e-3), [], []
 
     def step(self, inputs, targets):
         self.optimizer.zero_grad()
@@ -100,13 +101,14 @@ class Run:
         self.optimizer.step()
         return loss.detach()
 
-    def timed(self, batch):
-        """Returns the seconds of a step, from the time at which all ranks begin to that at which the last one ends."""
+    def time(self, batch):
+        """Notes the seconds of a step, from the time at which all ranks begin to that at which the last one ends."""
         dist.barrier()
-        begin = time.perf_counter()
+        begin, cpu_begin = time.perf_counter(), time.thread_time()
         self.step(*batch)
+        self.cpu_times.append(time.thread_time() - cpu_begin)
         dist.barrier()
-        return time.perf_counter() - begin
+        self.times.append(time.perf_counter() - begin)
 
     def bytes(self):
         """Returns the bytes that this rank has of parameters, gradients and states."""
@@ -146,14 +148,15 @@ def main():
     compare(runs, batch)
     for number in range(WARMUPS + options.rounds):
         for run in runs.values():
-            took = run.timed(batch)
-            run.times += [took] if number >= WARMUPS else []
+            run.time(batch)
+    for run in runs.values():
+        del run.times[:WARMUPS], run.cpu_times[:WARMUPS]
     if dist.get_rank() == 0:
         own = statistics.median(runs["shoal"].times)
         print(json.dumps({**vars(options), "ranks": dist.get_world_size(), "predicted_bytes": 4 * predicted["bytes"],
                           "whole_bytes": 4 * predicted["whole_bytes"], "ways": {name: {
                               "steps_per_s": [round(1 / each, 2) for each in (statistics.median(run.times), max(run.times), min(run.times))],
-                              "ratio": round(statistics.median(run.times) / own, 3), "bytes": run.bytes()} for name, run in runs.items()}}), flush=True)
+                              "ratio": round(statistics.median(run.times) / own, 3), "cpu_ms": round(statistics.median(run.cpu_times) * 1e3, 1), "bytes": run.bytes()} for name, run in runs.items()}}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -9,13 +9,12 @@ whole value, so the model's code works as in one process, and torch inserts what
 from __future__ import annotations
 
 import dataclasses
-import typing
 import weakref
 
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 class Team:
@@ -211,7 +210,7 @@ class Sections(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if getattr(function, "__name__", "") in _QUESTIONS:
                 return function(*args, **kwargs)
-            if isinstance(args[0], Sections):
+            if args and isinstance(args[0], Sections):
                 found = args[0]._divided(function, args[1:], kwargs)
                 if found is not None:
                     return found

@@ -20,11 +20,16 @@ import re
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from . import _divided, _own_part, _tensor_layers, _tensor_plan, _tensor_rules
-from ._tensor_layers import Columns, Divided, Heads, Rows, Words
-from ._tensor_parts import Part, Team, whole_of
+OLDEST_TORCH = (2, 5)  # whose DTensor is public
+if tuple(int(number) for number in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+    raise NotImplementedError(f"shoal: tensor parallelism needs torch 2.5 or newer, and this is {torch.__version__}")
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
+
+from . import _divided, _own_part, _tensor_layers, _tensor_plan, _tensor_rules  # noqa: E402
+from ._tensor_layers import Columns, Divided, Rows, Words  # noqa: E402
+from ._tensor_parts import Part, Team, whole_of  # noqa: E402
 
 _log = logging.getLogger("shoal.torch")
 
