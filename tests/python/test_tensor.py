@@ -4,6 +4,7 @@ layers, alone and with data parallelism, shards and pipelines; and each misuse h
 import copy
 import logging
 import math
+import os
 import warnings
 
 import ranks
@@ -661,6 +662,9 @@ def pipeline_and_tensor(world):
             dist.all_reduce(loss, group=mesh.get_group("data"))
             close([loss / replicas], [expected], ("loss", step, options))
             close([own_norm], [norm], ("norm", step, options), 1e-4)
+        state = tools().full_state_dict(pipeline.module, to=None)
+        wanted = one.state_dict()
+        close([state[name] for name in state], [wanted[name] for name in state], ("state", options), 2e-4)
         result = pipeline.forward(batch_of(5, 4)[0])
         if result is not None:
             close([result], [one(batch_of(5, 4)[0])], ("result", options, tensor_rank), 2e-4)
@@ -728,6 +732,22 @@ def what_stays_whole_is_said(world):
         expect(not told, told)
 
 
+def a_rank_that_dies_is_named(world):
+    import shoal.torch._communicator as communicator
+    model = divided(seeded(Gpt))
+    inputs, following = batch_of(0)
+    loss_of(model(inputs), following).backward()
+    if world.rank == 1:
+        os._exit(7)
+    try:
+        for _ in range(3):
+            loss_of(model(inputs), following).backward()
+    except communicator.BackendError as error:
+        expect("rank 1" in str(error) and "exited with code 7" in str(error), str(error))
+        return
+    expect(False, "no error")
+
+
 def copies_are_divided_and_pickles_refused(world):
     import pickle
     model = divided(seeded(Gpt))
@@ -761,6 +781,7 @@ CASES = [
     Case("sizes that do not fit are refused", sizes_that_do_not_fit_are_refused, (2,)),
     Case("ranks that differ are refused", ranks_that_differ_are_refused, (2,)),
     Case("what stays whole is said", what_stays_whole_is_said, (2,)),
+    Case("a rank that dies is named", a_rank_that_dies_is_named, (2,), fresh=True, ends=(1,)),
     Case("copies are divided, and pickles refused", copies_are_divided_and_pickles_refused, (2,)),
 ]
 
