@@ -670,6 +670,36 @@ def pipeline_and_tensor(world):
             close([result], [one(batch_of(5, 4)[0])], ("result", options, tensor_rank), 2e-4)
 
 
+def cuts_may_be_anywhere(world):
+    """Between the two layers of a pair, so that a stage sends its part of a value to the rank with the same part."""
+    import shoal.torch
+    mesh = mesh_of(2, 2, names=("pipeline", "tensor"))
+
+    class Open(nn.Module):
+        """Like attention, with all layers as units."""
+
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out, self.feed = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), Feed()
+
+        def forward(self, x):
+            q, k, v = (each.unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+            return self.feed(self.out(attend(q, k, v).transpose(1, 2).flatten(2)))
+    for cut in ("out", "feed.1", "feed.3"):
+        one = seeded(Open)
+        model = divided(copy.deepcopy(one), mesh["tensor"])
+        pipeline = shoal.torch.Pipeline(model, torch.zeros(2, 5, WIDTH), microbatches=2, loss=functional.mse_loss, cuts=[cut],
+                                        process_group=mesh.get_group("pipeline"))
+        torch.manual_seed(3)
+        x, y = torch.randn(2, 4, 5, WIDTH).unbind()
+        expected = functional.mse_loss(one(x), y)
+        expected.backward()
+        close([pipeline.step(x, y)], [expected], cut)
+        parts, wanted = tools()._named_parts(pipeline.module), dict(one.named_parameters())
+        for name, own in pipeline.named_parameters():
+            close([parts[name].whole(own.grad) if name in parts else own.grad], [wanted[name].grad], (cut, name))
+
+
 # ---- Bad input -------------------------------------------------------------------------------------------------------------
 
 
@@ -777,6 +807,7 @@ CASES = [
     Case("FSDP2 and tensor", fsdp_and_tensor, (4,)),
     Case("shards and tensor", shards_and_tensor, (4,)),
     Case("pipeline and tensor", pipeline_and_tensor, (4, 8)),
+    Case("cuts may be anywhere", cuts_may_be_anywhere, (4,)),
     Case("wrong arguments are refused", wrong_arguments_are_refused, (2,)),
     Case("sizes that do not fit are refused", sizes_that_do_not_fit_are_refused, (2,)),
     Case("ranks that differ are refused", ranks_that_differ_are_refused, (2,)),

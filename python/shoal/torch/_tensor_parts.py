@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.utils import _pytree as pytree
 
 
 class Team:
@@ -99,6 +100,34 @@ class Team:
             value = DTensor.from_local(value, self.mesh, [Replicate()], run_check=False)
         own = [Shard(value.dim() - 1)]
         return value.redistribute(placements=own).to_local(grad_placements=own)
+
+    # ---- Values between stages of a pipeline, of which each rank sends its part ----
+
+    def packed(self, value):
+        """Returns a value in which this rank's parts are plain tensors in dicts."""
+        return pytree.tree_map(_packed, value)
+
+    def unpacked(self, value):
+        return pytree.tree_map(self._unpacked, value, is_leaf=lambda each: isinstance(each, dict) and PART in each)
+
+    def _unpacked(self, value):
+        if not (isinstance(value, dict) and PART in value):
+            return value
+        return Sections(value[PART], self, value["sections"]) if value["sections"] > 1 else self.shown(value[PART], value["dim"])
+
+    def whole(self, value):
+        return pytree.tree_map(whole_of, value)
+
+
+PART = "shoal.part"  # in a message between stages
+
+
+def _packed(value):
+    if isinstance(value, Sections):
+        return {PART: value._local, "dim": value.dim() - 1, "sections": value._sections}
+    if isinstance(value, DTensor) and isinstance(value.placements[0], Shard):
+        return {PART: value.to_local(grad_placements=value.placements), "dim": value.placements[0].dim, "sections": 1}
+    return whole_of(value)
 
 
 def whole_of(value):
@@ -214,7 +243,7 @@ class Sections(torch.Tensor):
                 found = args[0]._divided(function, args[1:], kwargs)
                 if found is not None:
                     return found
-        args, kwargs = torch.utils._pytree.tree_map(lambda each: each.whole() if isinstance(each, Sections) else each, (args, kwargs))
+        args, kwargs = pytree.tree_map(lambda each: each.whole() if isinstance(each, Sections) else each, (args, kwargs))
         return function(*args, **kwargs)
 
     @classmethod

@@ -169,7 +169,7 @@ class Pipeline:
         modules = {mode: (split.module(number, model), split.sources(number), split.targets(number))
                    for mode, split in self._splits.items()}
         sources, targets = [begin for begin, end in edges if end == number], [end for begin, end in edges if begin == number]
-        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1)
+        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1, self._tensor)
 
     def explain(self):
         """Returns a line for the schedule, one for each stage (its units, its time, and why it begins where it does), one for the
