@@ -47,7 +47,7 @@ class Viewed(nn.Module):
 
 
 class Chunked(nn.Module):
-    """The same by split(), scores with a mask that is a buffer, and dropout; as in many small GPTs."""
+    """Like Viewed by split(), scores with a mask that is a buffer, and dropout; as in many small GPTs."""
 
     def __init__(self):
         super().__init__()
@@ -222,7 +222,7 @@ def fails(call, kind, *words):
 
 
 def sgd(model):
-    """Adam would make steps of rounding errors where a gradient is 0, as that of a bias of keys is."""
+    """Adam would make steps of rounding errors if a gradient is 0, as that of a bias of keys is."""
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -281,7 +281,7 @@ def model_case(name):
 
 
 def ranks_have_parts(world):
-    """Each rank has its share of the layers, and nothing is gathered where the plan fits."""
+    """Each rank has its share of the layers, and nothing is gathered if the plan fits."""
     one = seeded(lambda: Gpt(layers=1))
     whole = sum(each.numel() for each in one.parameters())
     model = divided(copy.deepcopy(one))
@@ -519,7 +519,7 @@ def dropout_is_the_same_in_whole_values(world):
 
 
 def dtensors_change_places(world):
-    """The collectives by which DTensor changes where a tensor is, of even and uneven sizes, for several types."""
+    """The collectives by which DTensor changes the place of a tensor, of even and uneven sizes, for several types."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
     mesh = mesh_of(world.size, names=("tensor",))
     for dtype in (torch.float32, torch.bfloat16, torch.int64):

@@ -83,7 +83,7 @@ class Team:
             self._entered = (None, 0, None)
 
     def summed(self, value):
-        """Returns the sum of the ranks' values, of which the caller needs no own one."""
+        """Returns the sum of the ranks' values. It may be in the memory of this rank's value."""
         return _Sum.apply(value if value.is_contiguous() else value.contiguous(), self)
 
     def shown(self, value, dim=-1):

@@ -30,7 +30,7 @@ class Choice(typing.NamedTuple):
 
 
 COLUMNS, ROWS, WORDS, HEADS, GATHERED = Choice(Columns), Choice(Rows), Choice(Words), Choice(Heads), Choice(Columns, "whole")
-# What a plan may say of a module: words of transformers' plans, and "qkv" for queries, keys and values one after the other.
+# The styles of a plan: words of transformers' plans, and "qkv" for queries, keys and values one after the other.
 STYLES = {"colwise": COLUMNS, "colwise_rep": GATHERED, "colwise_gather_output": GATHERED, "rowwise": ROWS, "rowwise_split_input": ROWS,
           "packed_colwise": Choice(Columns, "sections", 2), "qkv": Choice(Columns, "sections", 3), "embedding_rowwise": WORDS, "heads": HEADS,
           "replicate": None, "replicated_with_grad_allreduce": None}

@@ -69,7 +69,7 @@ def tensor_parallel(model, mesh=None, plan=None, *, within=None, init=None):
 
 
 def plan_of(model, degree):
-    """Returns the plan that tensor_parallel() makes by itself for so many ranks: a dict to change, and to pass as plan=."""
+    """Returns the plan that tensor_parallel() makes by itself for a number of ranks: a dict to change, and to pass as plan=."""
     return _tensor_plan.words_of(_choose(model, None, degree)[0])
 
 

@@ -86,7 +86,7 @@ def is_on():
 
 
 def shares_batch():
-    """Returns true if the program gives all ranks of a model the same batch, because of tensor parallelism."""
+    """Returns true if all ranks of a model have the same batch because of tensor parallelism."""
     return is_on() and state.cfg.prescaled_batch
 
 
