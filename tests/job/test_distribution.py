@@ -69,8 +69,8 @@ def what_cannot_be_run_is_refused():
     def modelparallel(**parameters):
         return {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {"enabled": True}}
     where = "distribution.smdistributed.modelparallel.parameters"
-    is_refused(f"{where}.tensor_parallel_degree: 2 is not served: leave it out, or write 1; pipeline_parallel_degree divides a model, "
-               "and so do PyTorch's own sharding and DTensor with torch_distributed", modelparallel(partitions=2, tensor_parallel_degree=2))
+    is_refused(f"{where}.expert_parallel_degree: 2 is not served: leave it out, or write 1; pipeline_parallel_degree divides a model, "
+               "and so do PyTorch's own sharding and DTensor with torch_distributed", modelparallel(partitions=2, expert_parallel_degree=2))
     is_refused(f"{where}.horovod: true is not served: leave it out, or write false; pipeline_parallel_degree divides a model, and so do "
                "PyTorch's own sharding and DTensor with torch_distributed", modelparallel(partitions=2, horovod=True))
     is_refused(f'{where}.microbatchs: unknown parameter; did you mean "microbatches"?', modelparallel(partitions=2, microbatchs=4))

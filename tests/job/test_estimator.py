@@ -188,9 +188,9 @@ def nothing_starts_with_a_mistake():
                           "output_path"], said)
         expect(not jobs.jobs.exists(), list(jobs.root.iterdir()))
         estimator = PyTorch("train.py", source_dir="source", **SETTINGS, distribution={
-            "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"tensor_parallel_degree": 2}}}, "mpi": {"enabled": True}})
-        expect(json.loads(estimator.hyperparameters()["mp_parameters"]) == {"tensor_parallel_degree": 2})
-        expect("distribution.smdistributed.modelparallel.parameters.tensor_parallel_degree: 2 is not served: leave it out, or write 1"
+            "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"expert_parallel_degree": 2}}}, "mpi": {"enabled": True}})
+        expect(json.loads(estimator.hyperparameters()["mp_parameters"]) == {"expert_parallel_degree": 2})
+        expect("distribution.smdistributed.modelparallel.parameters.expert_parallel_degree: 2 is not served: leave it out, or write 1"
                in failure(JobError, estimator.fit))
         expect(not jobs.jobs.exists())
 

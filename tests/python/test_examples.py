@@ -161,6 +161,20 @@ def gpt_learns_the_same_as_a_pipeline():
         expect(max(losses) - min(losses) < 0.01, losses)
 
 
+def gpt_learns_the_same_with_divided_layers():
+    """On two workers and on four, which are two replicas; a sharded run goes on from their checkpoint, and the other way round."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = [*gpt_short(), "--steps", "40"]
+        whole, divided = train(GPT, *words), train(GPT, *words, "--tensor", "2", "--checkpoint", folder)
+        os.remove(f"{folder}/step-40/.metadata")
+        sharded = train(GPT, *words, "--checkpoint", folder)
+        expect(f"going on from {folder}/step-20" in sharded, sharded)
+        os.remove(f"{folder}/step-40/.metadata")
+        replicas = train(GPT, *words, "--tensor", "2", "--checkpoint", folder, workers=4)
+        losses = [last_number("loss", text) for text in (whole, divided, sharded, replicas)]
+        expect(max(losses) - min(losses) < 0.01, losses)
+
+
 def gpt_says_what_it_lacks():
     refused(GPT, "--data", "/nowhere", about="run `apt install bible-kjv-text` or pass --data FILE")
     with tempfile.NamedTemporaryFile() as text:
@@ -172,6 +186,7 @@ def gpt_says_what_it_lacks():
         text.flush()
         refused(GPT, "--data", text.name, about="cannot read")
     refused(GPT, *gpt_short(), "--batch", "7", about="pass a --batch that is a multiple of 2", workers=2)
+    refused(GPT, *gpt_short(), "--tensor", "3", about="--tensor 3 has to divide the number of workers, 2", workers=2)
 
 
 def gpt_refuses_a_torch_that_cannot():
@@ -217,6 +232,7 @@ run_cases([
     gpt_learns_the_same_with_one_and_two_workers,
     gpt_goes_on_from_a_checkpoint,
     gpt_learns_the_same_as_a_pipeline,
+    gpt_learns_the_same_with_divided_layers,
     gpt_says_what_it_lacks,
     gpt_refuses_a_torch_that_cannot,
     torchrun_starts_both,

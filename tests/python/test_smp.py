@@ -1007,7 +1007,7 @@ REFUSED = [
     ({"partitions": 2, "default_partition": 2}, ValueError, "less than the number of partitions (2)"),
     ({"partitions": 2, "ddp": "yes"}, ValueError, "ddp must be true or false, not \"yes\""),
     ({"partitions": 2, "shard_optimizer_state": True}, ValueError, "needs \"ddp\": true"),
-    ({"partitions": 2, "tensor_parallel_degree": 2}, NotImplementedError, "tensor parallelism is not served"),
+    ({"partitions": 2, "tensor_parallel_degree": 2}, ValueError, "needs \"ddp\": true"),
     ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "one partition"),
     ({"partitions": 1, "sharded_data_parallel_degree": 2}, ValueError, "needs \"ddp\": true"),
     ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 3}, NotImplementedError, "set it to 2"),

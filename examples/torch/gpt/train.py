@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Trains a small GPT on the bytes of a text, its weights sharded over as many workers as were started (FSDP2), or its layers
-divided among them (--pipeline).
+divided among them (--pipeline), or each layer divided among neighbors (--tensor).
 
 Run: shoal run -n 2 python3 train.py, or torchrun --nproc-per-node 2 train.py, or python3 train.py for one worker (--help
 lists the options). A step's training data depend only on its number. So any number of workers trains the same, up to
@@ -51,6 +51,8 @@ def parse_options():
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="bytes of text to write at the end")
     parser.add_argument("--pipeline", metavar="NAME", help="divide the layers among the workers, with this schedule of Shoal: auto, "
                         "1f1b, zb-h1, v-half, ...")
+    parser.add_argument("--tensor", type=int, default=1, metavar="N", help="divide each layer among N neighboring workers, which train on "
+                        "the same sequences")
     parser.add_argument("--backend", default="shoal", metavar="NAME", help="back-end of torch.distributed, to compare")
     return parser.parse_args()
 
@@ -79,10 +81,10 @@ def read_text(path):
 
 def draw_batch(text, options, step):
     """Returns this worker's share of the sequences of a step, and for each of their bytes the next one. In a pipeline all workers
-    have all of them."""
+    have all of them, and workers that divide layers have the same ones."""
     draw = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
     begins = torch.randint(len(text) - options.context, (options.batch,), generator=draw)
-    own = begins if options.pipeline else begins.chunk(dist.get_world_size())[dist.get_rank()]
+    own = begins if options.pipeline else begins.chunk(dist.get_world_size() // options.tensor)[dist.get_rank() // options.tensor]
     rows = (own[:, None] + torch.arange(options.context + 1)).long()
     sequences = text[rows].long()
     return sequences[:, :-1], sequences[:, 1:]
@@ -138,6 +140,13 @@ def shard(network):
     return fully_shard(network, mesh=mesh)
 
 
+def divide_layers(network, options):
+    """Divides each layer among neighbors. Workers with the same part of the layers average their gradients."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // options.tensor, options.tensor), mesh_dim_names=("data", "tensor"))
+    shoal.torch.tensor_parallel(network, mesh["tensor"])
+    return shoal.torch.DistributedDataParallel(network, process_group=mesh.get_group("data"))
+
+
 def divide(network, options):
     """Divides the network's units among the workers, so that a step is short. Each keeps its own ones."""
     microbatches = min(options.batch, 2 * dist.get_world_size())
@@ -159,14 +168,20 @@ def find_checkpoint(folder):
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)  # each worker has the states of other weights
 
 
-def save(folder, step, network, optimizer):
+def save(folder, step, network, optimizer, options):
     weights, moments = get_state_dict(network, optimizer, options=BY_NAME)
+    if options.tensor > 1:
+        weights, moments = (shoal.torch.tensor.whole(network, each) for each in (weights, moments))
     checkpoint.save({"network": weights, "optimizer": moments}, checkpoint_id=folder / f"step-{step}")
 
 
-def load(folder, step, network, optimizer):
+def load(folder, step, network, optimizer, options):
     weights, moments = get_state_dict(network, optimizer, options=BY_NAME)
+    if options.tensor > 1:
+        weights, moments = (shoal.torch.tensor.whole(network, each) for each in (weights, moments))
     checkpoint.load({"network": weights, "optimizer": moments}, checkpoint_id=folder / f"step-{step}")
+    if options.tensor > 1:
+        weights, moments = (shoal.torch.tensor.own(network, each) for each in (weights, moments))
     set_state_dict(network, optimizer, model_state_dict=weights, optim_state_dict=moments, options=BY_NAME)
 
 
@@ -197,6 +212,9 @@ def descend(network, sequences, following):
         return loss
     loss = loss_of(network(sequences), following)
     loss.backward()
+    if isinstance(network, shoal.torch.DistributedDataParallel):
+        shoal.torch.tensor.clip_grad_norm_(network.module, 1.0)
+        return loss
     nn.utils.clip_grad_norm_(network.parameters(), 1.0)
     return loss
 
@@ -214,7 +232,7 @@ def odds_of_next(network, sequence):
 @torch.no_grad()
 def write_sample(network, options, prompt):
     """Continues a prompt. Every worker computes the same text, because each has only a part of the weights."""
-    if not options.pipeline:
+    if not options.pipeline and options.tensor == 1:
         network.set_reshard_after_forward(False)  # the weights stay whole from the first byte on
     draw = torch.Generator().manual_seed(options.seed)
     text = list(prompt)
@@ -238,13 +256,13 @@ def train(network, optimizer, text, options, done):
             tokens = (step - done) * options.batch * options.context / (time.monotonic() - begun_s)
             tell(f"step {step:4}/{options.steps}  loss {mean:.4f}  {tokens:6.0f} tokens/s")
         if options.checkpoint and (step % options.save_every == 0 or step == options.steps):
-            save(options.checkpoint, step, weights_of(network), optimizer)
+            save(options.checkpoint, step, weights_of(network), optimizer, options)
             tell(f"wrote {options.checkpoint}/step-{step}")
 
 
 def weights_of(network):
     """Returns the module with this worker's weights."""
-    return network.module if isinstance(network, shoal.torch.Pipeline) else network
+    return network.module if isinstance(network, (shoal.torch.Pipeline, shoal.torch.DistributedDataParallel)) else network
 
 
 def tell(line):
@@ -257,9 +275,12 @@ def main():
     text = read_text(options.data)
     dist.init_process_group(options.backend, init_method="shoal://")  # with any launcher; without one: one worker
     workers = dist.get_world_size()
-    if not options.pipeline and (options.batch % workers or options.batch < workers):
-        sys.exit(f"train.py: {workers} workers cannot share batches of {options.batch} sequences; "
-                 f"pass a --batch that is a multiple of {workers}")
+    if options.tensor < 1 or workers % options.tensor or (options.pipeline and options.tensor > 1):
+        sys.exit(f"train.py: --tensor {options.tensor} has to divide the number of workers, {workers}, and goes without --pipeline")
+    shares = workers // options.tensor
+    if not options.pipeline and (options.batch % shares or options.batch < shares):
+        sys.exit(f"train.py: {shares} workers cannot share batches of {options.batch} sequences; "
+                 f"pass a --batch that is a multiple of {shares}")
     if len(text) <= options.context or options.width % 64:
         sys.exit(f"train.py: {options.data} has {len(text)} bytes, --context is {options.context} and --width {options.width}; "
                  "a text has to be longer than the context, and the width a multiple of 64")
@@ -267,13 +288,13 @@ def main():
     torch.manual_seed(options.seed)  # every worker makes the same whole network and keeps its part
     network = Gpt(options)
     count = sum(parameter.numel() for parameter in network.parameters())
-    network = divide(network, options) if options.pipeline else shard(network)
+    network = divide(network, options) if options.pipeline else divide_layers(network, options) if options.tensor > 1 else shard(network)
     optimizer = torch.optim.AdamW(network.parameters(), betas=(0.9, 0.95), weight_decay=0.1)
     tell(f"{len(text)} bytes of text, {count} parameters, "
          f"workers: {workers}, batch {options.batch} x {options.context}")
     done = find_checkpoint(options.checkpoint) if options.checkpoint else 0
     if done:
-        load(options.checkpoint, done, weights_of(network), optimizer)
+        load(options.checkpoint, done, weights_of(network), optimizer, options)
         tell(f"going on from {options.checkpoint}/step-{done}")
     train(network, optimizer, text, options, done)
     tell(write_sample(network, options, b"And God said"))

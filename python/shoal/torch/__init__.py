@@ -141,7 +141,8 @@ def join(store, rank, size, timeout, name, ranks):
 
 _LATER = {"DistributedDataParallel": "ddp", "ShardedDataParallel": "sharded", "Pipeline": "pipeline", "LocalSGD": "outer",
           "DiLoCo": "outer", "DistributedSampler": "sampler", "SyncBatchNorm": "norm", "convert_sync_batchnorm": "norm",
-          "divide_batch": "sampler", "hooks": "hooks", "ScaledLR": "scheduler", "Noise": "scheduler", "scale_moments": "scheduler", "profile": "profiles", "Profile": "profiles"}
+          "divide_batch": "sampler", "hooks": "hooks", "profile": "profiles", "Profile": "profiles", "ScaledLR": "scheduler",
+          "Noise": "scheduler", "scale_moments": "scheduler", "tensor_parallel": "tensor", "tensor": "tensor"}
 
 
 def __getattr__(name):

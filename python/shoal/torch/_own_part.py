@@ -31,7 +31,8 @@ def _on(tensor, device):
 
 
 def _initialize(name, owner, init):
-    if init is None and not hasattr(owner, "reset_parameters"):
+    reset = init and (lambda: init(owner)) or getattr(owner, "reset_parameters", None) or getattr(owner, "_reset_parameters", None)
+    if reset is None:
         raise ValueError(f"shoal: module {name or 'itself'} ({type(owner).__name__}) is on the device meta and has no "
                          "reset_parameters(): pass init=, a function that sets the parameters and buffers that a module owns itself")
-    init(owner) if init else owner.reset_parameters()
+    reset()

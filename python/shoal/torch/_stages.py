@@ -22,10 +22,10 @@ class Kept(typing.NamedTuple):
 
 class Stage:
     """A stage. modules: by mode, True for training: the stage as Split.module() returns it, and the sources and targets that it
-    has in this mode. sources and targets: those of all modes, to which a message always goes."""
+    has in this mode. sources and targets: those of all modes, to which a message always goes. team: of tensor parallelism, or None."""
 
-    def __init__(self, number, modules, sources, targets, is_last):
-        self.number, self.is_last = number, is_last
+    def __init__(self, number, modules, sources, targets, is_last, team=None):
+        self.number, self.is_last, self._team = number, is_last, team
         self._modules, self.sources, self.targets = modules, sources, targets
         self._without_gradient = []  # parameters that had none when the pass began
         self.parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
@@ -37,8 +37,12 @@ class Stage:
     def forward(self, is_training, inputs, received):
         """Returns a value for each target, and the model's result. inputs: the tensors of the batch, on the first stage."""
         module, sources, targets = self._modules[is_training]
-        arrived = dict(zip(self.sources, received))
-        sent, result = module(*inputs, *(arrived[source].value for source in sources))
+        arrived = dict(zip(self.sources, (each.value for each in received)))
+        if self._team is not None:
+            arrived = {source: self._team.unpacked(value) for source, value in arrived.items()}
+        sent, result = module(*inputs, *(arrived[source] for source in sources))
+        if self._team is not None:
+            sent, result = [self._team.packed(value) for value in sent], self._team.whole(result)
         sent = dict(zip(targets, sent))
         return [sent.get(target, []) for target in self.targets], result
 

@@ -21,7 +21,7 @@ from torch import nn
 
 from .. import _native
 from .._native import OK
-from . import _communicator, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stage_sums, _stages, _ties, ddp
+from . import _communicator, _divided, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stage_sums, _stages, _ties, ddp
 
 
 RECOMPUTES = {False: _native.RECOMPUTES_AS_SCHEDULED, True: _native.RECOMPUTES_ALL, "auto": _native.RECOMPUTES_IF_SHORT}
@@ -62,6 +62,7 @@ class Pipeline:
         recompute = _recompute_of(recompute, cuts)
         self.process_group = ddp._group_of(process_group, None, "cpu")
         self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
+        self._tensor, self._replicas = _divided.parts_of(model)[1], replicas  # the team of tensor parallelism, or None
         recorded = _record_modes(model, example, _graph.unit_chooser(model, units))
         self.units, self._whole, self._partition = recorded[True].units, recorded[True].whole, None
         if cuts is not None:
@@ -76,7 +77,7 @@ class Pipeline:
         self._check_stages(stages)
         self._compare(borders)
         self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
-        self._make(model, init, replicas)
+        self._make(model, init)
 
     # ---- Making ----
 
@@ -150,7 +151,10 @@ class Pipeline:
         return text
 
     def _text_of_first(self, text):
-        """Copies rank 0's text to all ranks."""
+        """Copies rank 0's text to all ranks. Of pipelines whose ranks divide layers, and of replicas, the first one's counts."""
+        if self.process_group.rank() == 0:
+            text = self._tensor.share_text(text) if self._tensor is not None else text
+            text = _first_replicas(text, self._replicas) if self._replicas is not None else text
         library, address = _native.load(), self._communicator.address
         size = torch.tensor([len(text.encode())])
         self._check(library.broadcast(address, size.data_ptr(), size.data_ptr(), 8, _native.UINT8, 0, None))
@@ -160,7 +164,7 @@ class Pipeline:
         self._check(library.broadcast(address, given.data_ptr(), given.data_ptr(), given.numel(), _native.UINT8, 0, None))
         return bytes(given.tolist()).decode()
 
-    def _make(self, model, init, replicas):
+    def _make(self, model, init):
         group, self._model = self.process_group, model
         self._own = [stage for stage in range(self.schedule.stages) if self.schedule.rank_of(stage) == group.rank()]
         splits = list(self._splits.values())
@@ -175,14 +179,14 @@ class Pipeline:
         named = dict(self.module.named_parameters(remove_duplicate=False))
         self._ties = _ties.Ties(ties, named, self._store, group.rank(), self._timeout)
         self._stages = [self._stage(stage, model, edges) for stage in self._own]
-        self._sums = _stage_sums.NoSums() if replicas is None else _stage_sums.StageSums(replicas, self.module, self._stages)
+        self._sums = _stage_sums.NoSums() if self._replicas is None else _stage_sums.StageSums(self._replicas, self.module, self._stages)
         self._ties.share_first()
 
     def _stage(self, number, model, edges):
         modules = {mode: (split.module(number, model), split.sources(number), split.targets(number))
                    for mode, split in self._splits.items()}
         sources, targets = [begin for begin, end in edges if end == number], [end for begin, end in edges if begin == number]
-        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1)
+        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1, self._tensor)
 
     def explain(self):
         """Returns a line for the schedule, one for each stage (its units, its time, and why it begins where it does), one for the
@@ -281,14 +285,12 @@ class Pipeline:
         """Like torch.nn.utils.clip_grad_norm_ of the whole model: returns the norm of the gradients of all stages, in which tied
         parameters count once. All ranks call it."""
         own = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-        counted = [each.grad for each in self._ties.counted_once(self.module.parameters()) if each.grad is not None]
-        norms = [torch.linalg.vector_norm(each.abs() if each.is_complex() else each, norm_type,
-                                          dtype=torch.promote_types(each.abs().dtype, torch.float32)).double() for each in counted]
-        norm = torch.linalg.vector_norm(torch.stack([torch.zeros((), dtype=torch.float64), *norms]), norm_type).reshape(1)
+        counted = [each for each in self._ties.counted_once(self.module.parameters()) if each.grad is not None]
+        power = _divided.power(counted, norm_type, _divided.parts_of(self.module)[0], self._tensor).reshape(1)
         if norm_type == math.inf:
-            total = self._reduced(norm, _native.MAX)[0].float()
+            total = self._reduced(power, _native.MAX)[0].float()
         else:
-            total = (self._reduced(norm ** norm_type, _native.SUM) ** (1 / norm_type))[0].float()
+            total = (self._reduced(power, _native.SUM) ** (1 / norm_type))[0].float()
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
         for gradient in own:
             gradient.mul_(factor.to(gradient.dtype))
@@ -321,6 +323,13 @@ class Pipeline:
     def eval(self):
         """Sets the mode of evaluation."""
         return self.train(False)
+
+
+def _first_replicas(text, group):
+    """Returns the text of the first replica."""
+    found = [text]
+    torch.distributed.broadcast_object_list(found, torch.distributed.get_global_rank(group, 0), group=group)
+    return found[0]
 
 
 # ---- The model -------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,9 @@ SERVED = {
 }
 # Keys that have no meaning here, and why.
 POINTLESS = {
-    "optimize": "it chooses between two forms of tensor parallelism, and tensor_parallel_degree is 1",
+    "optimize": "there is one form of tensor parallelism",
     "prescaled_batch": "it is for tensor parallelism, and tensor_parallel_degree is 1",
-    "fp16_params": "it is for modules of tensor parallelism, and tensor_parallel_degree is 1",
+    "fp16_params": "parameters are of float32, and operations in bfloat16",
     "offload_activations": "activations are in the memory of the host already",
     "activation_loading_horizon": "activations are in the memory of the host already",
     "skip_tracing": "the model is measured on the CPU, unit by unit",
@@ -46,7 +46,6 @@ POINTLESS = {
 SILENT = {"optimize": "memory", "sdp_gradient_clipping": 1.0}
 # Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
 REFUSED = {
-    "tensor_parallel_degree": (1, "tensor parallelism is not served: use pipeline_parallel_degree, or DTensor over \"shoal\""),
     "horovod": (False, "it is for TensorFlow; with PyTorch write \"ddp\": true"),
     "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
     "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
@@ -73,10 +72,10 @@ class Parameters:
     delayed_parameter_initialization: bool = False
     fp16: bool = False
     bf16: bool = False
-    # What scripts read, and is always the same here.
     tensor_parallel_degree: int = 1
+    prescaled_batch: bool = False  # the ranks of a TP group are given the same batch
+    # What scripts read, and is always the same here.
     optimize: str = "memory"
-    prescaled_batch: bool = False
     offload_activations: bool = False
 
     @property
@@ -122,7 +121,8 @@ def read(found):
         if name in SERVED:
             values[name] = _checked(key, value, SERVED[name])
         is_of_shards = name == "sdp_gradient_clipping" and found.get("sharded_data_parallel_degree", 1) != 1
-        if name in POINTLESS and not is_of_shards and value not in (None, False, SILENT.get(name)):
+        is_of_tensors = name == "prescaled_batch" and found.get("tensor_parallel_degree", 1) != 1
+        if name in POINTLESS and not (is_of_shards or is_of_tensors) and value not in (None, False, SILENT.get(name)):
             notes.append(f"{key} has no effect: {POINTLESS[name]}")
     _check(values)
     if values.get("fp16"):
@@ -157,7 +157,7 @@ def _checked(key, value, kind):
 
 def _check(values):
     """Raises an error for values that are out of range or contradict each other."""
-    for name in ("pipeline_parallel_degree", "microbatches", "active_microbatches", "sharded_data_parallel_degree"):
+    for name in ("pipeline_parallel_degree", "microbatches", "active_microbatches", "sharded_data_parallel_degree", "tensor_parallel_degree"):
         if values.get(name) is not None and values[name] < 1:
             raise SMPConfigError(f"smp.init: The number of {name} must be a positive integer, not {values[name]}")
     if values.get("pipeline_parallel_degree") is None:
@@ -182,6 +182,10 @@ def _check(values):
 
 def _check_shards(values):
     is_sharded = values.get("sharded_data_parallel_degree", 1) > 1
+    if values.get("tensor_parallel_degree", 1) > 1 and not values.get("ddp"):
+        raise SMPConfigError("smp.init: tensor_parallel_degree needs \"ddp\": true: modules are divided among data-parallel ranks")
+    if is_sharded and values.get("tensor_parallel_degree", 1) > 1:
+        raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is served without tensor parallelism: set tensor_parallel_degree to 1")
     if is_sharded and values["pipeline_parallel_degree"] > 1:
         raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is served with one partition: set pipeline_parallel_degree to 1")
     if is_sharded and values.get("shard_optimizer_state"):

@@ -149,7 +149,7 @@ _MP_KNOWN = (
     "hybrid_shard_degree", "random_seed", "sm_activation_offloading")
 # Those that are not served, with the values for which they mean nothing.
 _MP_REFUSED: Dict[str, Tuple[Any, ...]] = {
-    **dict.fromkeys(("tensor_parallel_degree", "expert_parallel_degree", "context_parallel_degree", "hybrid_shard_degree"), (1,)),
+    **dict.fromkeys(("expert_parallel_degree", "context_parallel_degree", "hybrid_shard_degree"), (1,)),
     **dict.fromkeys(("horovod", "sm_activation_offloading"), (False,)),
 }
 

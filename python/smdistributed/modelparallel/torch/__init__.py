@@ -4,8 +4,7 @@ from smdistributed.modelparallel import __version__  # noqa: F401
 from smdistributed.modelparallel.torch import amp, model, nn, optimizer  # noqa: F401
 from smdistributed.modelparallel.torch._activation import checkpoint, checkpoint_sequential, set_activation_checkpointing  # noqa: F401
 from smdistributed.modelparallel.torch._checkpoints import load, resume_from_checkpoint, save, save_checkpoint  # noqa: F401
-from smdistributed.modelparallel.torch._creation import (delay_param_initialization, model_creation, set_tensor_parallelism,  # noqa: F401
-                                                         tensor_parallelism)
+from smdistributed.modelparallel.torch._creation import delay_param_initialization, model_creation  # noqa: F401
 from smdistributed.modelparallel.torch._messages import CommGroup, RankType, allgather, barrier, broadcast, recv_from, send  # noqa: F401
 from smdistributed.modelparallel.torch._partition import partition, set_partition  # noqa: F401
 from smdistributed.modelparallel.torch._state import (dp_rank, dp_size, get_dp_group, get_dp_process_group, get_mp_group,  # noqa: F401
@@ -15,6 +14,8 @@ from smdistributed.modelparallel.torch._state import (dp_rank, dp_size, get_dp_g
                                                       mp_rank, mp_size, pp_rank, pp_size, rank, rdp_rank, rdp_size, size, state,
                                                       tp_rank, tp_size)
 from smdistributed.modelparallel.torch._step import StepOutput, step  # noqa: F401
+from smdistributed.modelparallel.torch._tensor import (set_tensor_parallelism, tensor_parallelism, tp_register,  # noqa: F401
+                                                       tp_register_with_module)
 from smdistributed.modelparallel.torch.model import DistributedModel  # noqa: F401
 from smdistributed.modelparallel.torch.optimizer import DistributedOptimizer  # noqa: F401
 

@@ -21,7 +21,7 @@ import torch
 
 from smdistributed.modelparallel.exceptions import SMPError
 from smdistributed.modelparallel.torch import _messages
-from smdistributed.modelparallel.torch._state import dp_rank, mp_rank, mp_size, pp_rank, rdp_rank, state, tp_rank
+from smdistributed.modelparallel.torch._state import mp_rank, mp_size, pp_rank, pp_size, rdp_rank, state, tp_rank, tp_size
 
 
 def _write(path, write):
@@ -33,7 +33,7 @@ def _write(path, write):
 
 def save(obj, f, partial=True, pickle_module=None, pickle_protocol=2, v3=False):
     """Saves an object. partial: each partition's rank saves its own, and the number of the partition is added to the name;
-    otherwise only the rank of partition 0 saves. Call it where smp.dp_rank() is 0. v3: each rank saves its own, and pp_rank, tp_rank
+    otherwise only the rank of partition 0 saves. Call it where smp.rdp_rank() is 0. v3: each rank saves its own, and pp_rank, tp_rank
     and rdp_rank are added to the name."""
     state.require()
     if not isinstance(f, (str, os.PathLike)):
@@ -87,11 +87,11 @@ def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_co
         _save_shards(folder, tag, wrapper, user_content)
     elif wrapper is not None:
         _save_whole_of_shards(folder, tag, model, optimizer, user_content)
-    elif dp_rank() == 0 and partial:
+    elif rdp_rank() == 0 and partial:
         _save_parts(folder, tag, model, optimizer, user_content)
-    elif dp_rank() == 0:
+    elif rdp_rank() == 0:
         _save_whole(folder, tag, model.state_dict() if model else None, optimizer.state_dict() if optimizer else None, user_content)
-    if dp_rank() > 0:
+    if rdp_rank() > 0:
         return
     if mp_rank() == 0:
         _note_newest(folder, "partial" if partial else "full", tag)
@@ -119,23 +119,28 @@ def _folder_of_parts(folder, tag, group, is_first, user_content, **about):
 
 def _save_parts(folder, tag, model, optimizer, user_content):
     with _folder_of_parts(folder, tag, _messages.CommGroup.MP_GROUP, mp_rank() == 0, user_content,
-                          pipeline_parallel_degree=mp_size()) as writing:
+                          pipeline_parallel_degree=pp_size(), tensor_parallel_degree=tp_size()) as writing:
         for name, thing in (("model", model), ("optimizer", optimizer)):
             if thing is not None:
                 torch.save(thing.local_state_dict(), writing / f"{name}_{mp_rank()}.pt")
 
 
 def _save_shards(folder, tag, wrapper, user_content):
-    with _folder_of_parts(folder, tag, _messages.CommGroup.DP_GROUP, dp_rank() == 0, user_content, shards=True) as writing:
-        wrapper.save_checkpoint(str(writing / "shards"), 0)
+    with _folder_of_parts(folder, tag, _messages.CommGroup.DP_GROUP, state.group("DP_GROUP").rank() == 0, user_content, shards=True) as writing:
+        wrapper.save_checkpoint(str(writing / _shards_name()), 0)
     _messages.barrier(_messages.CommGroup.DP_GROUP)
+
+
+def _shards_name():
+    """Returns the name of the folder of shards. Each rank of tensor parallelism has its own."""
+    return "shards" if tp_size() == 1 else f"shards_{tp_rank()}"
 
 
 def _save_whole_of_shards(folder, tag, model, optimizer, user_content):
     whole = model.state_dict()
     if optimizer is not None:
         optimizer.consolidate_state_dict(0)
-    if dp_rank() == 0:
+    if rdp_rank() == 0:
         _save_whole(folder, tag, whole, optimizer.state_dict() if optimizer else None, user_content)
 
 
@@ -196,7 +201,10 @@ def _load_shards(folder, tag, wrapper):
     if "shards" not in _about(folder, tag):
         raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} has whole states, and this job divides them: leave "
                        "shard_optimizer_state and sharded_data_parallel_degree out, or use a full checkpoint (partial=False)")
-    wrapper.load_checkpoint(str(folder / "shards"))
+    if not (folder / _shards_name()).exists() or (folder / f"shards_{tp_size()}").exists():
+        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} is of another tensor_parallel_degree: use a full checkpoint "
+                       "(partial=False)")
+    wrapper.load_checkpoint(str(folder / _shards_name()))
     return torch.load(folder / "user_content.pt")
 
 
@@ -216,11 +224,16 @@ def _read(path, tag):
 
 def _parts_of(folder, tag):
     """Returns the files of this rank's partition, and of the program's content."""
-    saved = _about(folder, tag).get("pipeline_parallel_degree")
+    about = _about(folder, tag)
+    saved = about.get("pipeline_parallel_degree")
     if saved is None:
         raise SMPError(f"smp.resume_from_checkpoint: ranks have divided the states of the partial checkpoint {tag}: set "
                        "shard_optimizer_state or sharded_data_parallel_degree, or use a full checkpoint (partial=False)")
-    if saved != mp_size():
-        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} has {saved} partitions, and this job {mp_size()}: use "
+    if saved != pp_size():
+        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} has {saved} partitions, and this job {pp_size()}: use "
                        f"pipeline_parallel_degree {saved}, or a full checkpoint (partial=False)")
+    degree = about.get("tensor_parallel_degree", 1)
+    if degree != tp_size():
+        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} is of tensor_parallel_degree {degree}, and this job of "
+                       f"{tp_size()}: use that degree, or a full checkpoint (partial=False)")
     return [folder / f"model_{mp_rank()}.pt", folder / f"optimizer_{mp_rank()}.pt", folder / "user_content.pt"]

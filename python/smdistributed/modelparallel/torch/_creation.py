@@ -5,7 +5,8 @@ import contextlib
 
 import torch
 
-from smdistributed.modelparallel.torch._state import log, state
+from smdistributed.modelparallel.torch import _tensor
+from smdistributed.modelparallel.torch._state import state
 
 
 @contextlib.contextmanager
@@ -18,31 +19,15 @@ def delay_param_initialization(enabled=True):
 
 @contextlib.contextmanager
 def model_creation(tensor_parallelism=False, dtype=None, **tensor_parallel_config):
-    """Makes a model, with parameters of a type; with delayed_parameter_initialization they have no memory yet. The settings of tensor
-    parallelism have no effect, as it is not served."""
+    """Makes a model, with parameters of a type; with delayed_parameter_initialization they have no memory yet. tensor_parallelism: its
+    modules are divided among the ranks of the TP group, as in smp.tensor_parallelism()."""
     state.require()
     former = torch.get_default_dtype()
     torch.set_default_dtype(dtype or former)
     try:
-        with delay_param_initialization(state.cfg.delayed_parameter_initialization), _tensor_parallelism(tensor_parallelism):
+        with delay_param_initialization(state.cfg.delayed_parameter_initialization), \
+                _tensor.tensor_parallelism(tensor_parallelism, **tensor_parallel_config):
             yield
     finally:
         torch.set_default_dtype(former)
 
-
-@contextlib.contextmanager
-def _tensor_parallelism(enabled):
-    if enabled:
-        log("tensor_parallelism has no effect, because tensor_parallel_degree is 1")
-    yield
-
-
-def tensor_parallelism(enabled=True, **tensor_parallel_config):
-    """Has no effect, as the degree of tensor parallelism is 1."""
-    return _tensor_parallelism(enabled)
-
-
-def set_tensor_parallelism(module, enabled=True, **tensor_parallel_config):
-    """Has no effect, as the degree of tensor parallelism is 1."""
-    with _tensor_parallelism(enabled):
-        pass

@@ -11,7 +11,7 @@ from shoal import _native
 from shoal.torch import _own_part, ddp, pipeline, sharded
 from shoal.torch._step_function import FunctionPass, Reached
 from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
-from smdistributed.modelparallel.torch import _messages, _partition
+from smdistributed.modelparallel.torch import _messages, _partition, _tensor
 from smdistributed.modelparallel.torch._state import log, state
 
 
@@ -53,7 +53,7 @@ class Whole:
     def _replicate(self, optimizer):
         options = self._options
         self._replicated = ddp.DistributedDataParallel(
-            self.module, process_group=state.group("DP_GROUP"), bucket_cap_mb=options["bucket_cap_mb"],
+            self.module, process_group=state.group("RDP_GROUP"), bucket_cap_mb=options["bucket_cap_mb"],
             broadcast_buffers=options["broadcast_buffers"], find_unused_parameters=True, optimizer=optimizer)
 
     def prepare(self, optimizer):
@@ -92,6 +92,8 @@ class Whole:
         if state.divides():
             raise SMPUnsupportedError("smp: model.clip_grad_norm_() with shard_optimizer_state, which has stepped the parameters already: "
                                       "leave one of them out")
+        if _tensor.is_on():
+            return _tensor.clip(self.module, max_norm, norm_type)
         return torch.nn.utils.clip_grad_norm_(self.module.parameters(), max_norm, norm_type)
 
     def join(self, *args, **kwargs):
@@ -103,7 +105,7 @@ class Whole:
 
 
     def state_dict(self, *args, **kwargs):
-        return self.module.state_dict(*args, **kwargs)
+        return _tensor.whole_state(self.module, *args, **kwargs)
 
     def load_state_dict(self, values, strict):
         return self.module.load_state_dict(values, strict)
@@ -230,7 +232,7 @@ class Staged:
         self._pipeline = _Pipeline(
             self._module, kwargs or tuple(args), microbatches=cfg.microbatches, cuts=cuts, units=units, partition=options,
             schedule=_partition.schedule_text(cfg.pipeline, ranks, cfg.microbatches, active), init=initializer(self._module),
-            process_group=state.group("PP_GROUP"), replicas=state.group("DP_GROUP") if is_replicated else None)
+            process_group=state.group("PP_GROUP"), replicas=state.group("RDP_GROUP") if is_replicated else None)
         for line in self._pipeline.explain().splitlines():
             log(line)
 

@@ -43,7 +43,7 @@ class State:
                                "`shoal run -n 2 python3 ...`, torchrun or mpirun")
             dist.init_process_group(BACKEND)
         rank, size = dist.get_rank(), dist.get_world_size()
-        placement = _ranks.Placement(size, cfg.pipeline_parallel_degree, strategy=cfg.placement_strategy)
+        placement = _ranks.Placement(size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy)
         if placement.sizes["D"] > 1 and not cfg.ddp:
             raise _parameters.SMPConfigError(f"smp.init: {size} processes are {placement.sizes['D']} replicas of "
                                              f"{cfg.pipeline_parallel_degree} partitions, which \"ddp\": true trains together: set it, or "

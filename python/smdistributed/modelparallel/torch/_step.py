@@ -10,8 +10,8 @@ import inspect
 import torch
 
 from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError
-from smdistributed.modelparallel.torch import _messages
-from smdistributed.modelparallel.torch._state import log, pp_rank, state
+from smdistributed.modelparallel.torch import _messages, _tensor
+from smdistributed.modelparallel.torch._state import log, state
 
 
 class StepOutput:
@@ -151,7 +151,7 @@ class StepFunction:
             raise SMPError(f"smp.step: {self.__name__}() is called inside of another step: call it as a plain function there")
         bound = self._signature.bind(*args, **kwargs)
         model = self._model_in(bound)
-        if model.pp_size > 1:
+        if model.pp_size > 1 or _tensor.shares_batch():
             self._share_batch(bound)
         calls = self._divide(bound, state.cfg.microbatches)
         returned = model.run(lambda number: self._function(*calls[number].args, **calls[number].kwargs), len(calls))
@@ -187,18 +187,22 @@ class StepFunction:
 
     def _share_batch(self, bound):
         """The batch of pp_rank 0 counts. The ranks of a pipeline usually read the same batch, because they use the same seed and
-        dp_rank: the first call compares. If it differs, pp_rank 0 sends its batch from then on."""
+        dp_rank: the first call compares. If it differs, pp_rank 0 sends its batch from then on. With prescaled_batch the same holds for
+        all ranks of a model, and mp_rank 0."""
+        kind = "MP_GROUP" if _tensor.shares_batch() else "PP_GROUP"
         if not self._is_compared:
             self._is_compared = True
-            hashes = _messages.allgather(_hash_of(bound.arguments), _messages.CommGroup.PP_GROUP)
+            hashes = _messages.allgather(_hash_of(bound.arguments), _messages.CommGroup(kind))
             self._is_shared = len(set(hashes)) > 1
             if self._is_shared:
-                log(f"the ranks of a pipeline have different batches in {self.__name__}(); pp_rank 0 sends its own to the others in "
-                    "each step. Read the same batch on all of them, by smp.dp_rank() and a common seed, to save this")
+                first, reader = ("mp_rank", "rdp_rank") if kind == "MP_GROUP" else ("pp_rank", "dp_rank")
+                log(f"the ranks of a {'model' if kind == 'MP_GROUP' else 'pipeline'} have different batches in {self.__name__}(); {first} 0 sends "
+                    f"its own to the others in each step. Read the same batch on all of them, by smp.{reader}() and a common seed, to save this")
         if not self._is_shared:
             return
-        given = {name: value for name, value in bound.arguments.items() if _has_tensors(value)} if pp_rank() == 0 else None
-        bound.arguments.update(_messages.share(given, 0, state.group("PP_GROUP")))
+        given = {name: value for name, value in bound.arguments.items() if _has_tensors(value)} if state.group(kind).rank() == 0 \
+            else None
+        bound.arguments.update(_messages.share(given, 0, state.group(kind)))
 
 
 def _has_tensors(value):

@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
-from smdistributed.modelparallel.torch import _engines, _messages
+from smdistributed.modelparallel.torch import _engines, _messages, _tensor
 from smdistributed.modelparallel.torch._state import log, pp_rank, state
 
 PARTIAL = "_smp_is_partial"  # in the state of one partition
@@ -36,6 +36,7 @@ class DistributedModel(nn.Module):
         self._is_half = state.cfg.fp16 or state.cfg.bf16
         if self._is_half:
             module.float()  # the optimizer's values; operations are in 16 bits
+        _tensor.divide(module, _engines.initializer(module))
         self.module, self.pp_size, self.training = module, state.cfg.pipeline_parallel_degree, module.training
         self._note_names()
         self._left = {}  # what no partition uses, on pp_rank 0
@@ -60,6 +61,10 @@ class DistributedModel(nn.Module):
     # ---- A step ----
 
     def forward(self, *args, **kwargs):
+        samples = _tensor.Samples(args, kwargs)
+        return samples.own(self._compute(*samples.joined()))
+
+    def _compute(self, args, kwargs):
         if not self._is_half:
             return self._engine.forward(args, kwargs)
         with torch.autocast("cpu", torch.bfloat16):
@@ -172,17 +177,18 @@ class DistributedModel(nn.Module):
         yield from self._parts().named_modules()
 
     def is_distributed_parameter(self, parameter):
-        """Always false: no parameter is divided by tensor parallelism."""
-        return False
+        """Returns true if tensor parallelism has divided a parameter."""
+        return _tensor.part_of(parameter) is not None
 
     is_scaled_batch_parameter = is_distributed_parameter
 
     def default_reducer_named_parameters(self):
-        """Yields the parameters whose gradients are averaged over DP_GROUP: all."""
-        yield from self.local_named_parameters()
+        """Yields the parameters that are the same on all ranks of DP_GROUP."""
+        yield from ((name, each) for name, each in self.local_named_parameters() if not self.is_distributed_parameter(each))
 
     def scaled_batch_reducer_named_parameters(self):
-        return iter(())
+        """Yields the parameters of which each rank of TP_GROUP has a part: gradients are averaged over RDP_GROUP."""
+        yield from ((name, each) for name, each in self.local_named_parameters() if self.is_distributed_parameter(each))
 
     # ---- States ----
 
@@ -202,9 +208,9 @@ class DistributedModel(nn.Module):
         if self.pp_size == 1:
             return self._engine.state_dict(*args, **kwargs)
         if not self.partitioned:
-            return self.module.state_dict(*args, **kwargs)
-        found = {name: value for part in _messages.allgather(_on_cpu(self.local_state_dict()), _messages.CommGroup.PP_GROUP)
-                 for name, value in part.items()}
+            return _tensor.whole_state(self.module, *args, **kwargs)
+        own = {**self.local_state_dict(), **_tensor.whole_state(self._parts())}
+        found = {name: value for part in _messages.allgather(_on_cpu(own), _messages.CommGroup.PP_GROUP) for name, value in part.items()}
         if gather_to_rank0 and pp_rank() > 0:
             return collections.OrderedDict()
         return collections.OrderedDict((name, found[name]) for name in self._keys if name in found)
@@ -213,7 +219,10 @@ class DistributedModel(nn.Module):
         """Loads the state of the whole model, or of partitions: then all ranks of a pipeline call it, each with one partition's.
         same_partition_load: each rank has the state of its own partition."""
         given = dict(state_dict)
-        if given.pop(PARTIAL, False) and not same_partition_load and self.pp_size > 1:
+        is_partial = given.pop(PARTIAL, False) or same_partition_load
+        if not is_partial and _tensor.is_on():
+            given = _tensor.own_state(self._engine.parts(), given)
+        if is_partial and not same_partition_load and self.pp_size > 1:
             parts = _messages.allgather(_on_cpu(given), _messages.CommGroup.PP_GROUP)
             given = {name: value for part in parts for name, value in part.items()}
         if self.pp_size == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 
 from smdistributed.modelparallel.exceptions import SMPError
-from smdistributed.modelparallel.torch import _messages
+from smdistributed.modelparallel.torch import _messages, _tensor
 from smdistributed.modelparallel.torch._state import log, state
 from smdistributed.modelparallel.torch.model import PARTIAL
 
@@ -144,9 +144,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self):
         """Returns the state of the whole model's optimizer, as one process has it. All ranks of a pipeline call it."""
-        if self._order is None:
+        if self._order is None and not _tensor.is_on():
             return self.inner.state_dict()
-        return self._gathered(self.local_state_dict())
+        own = self.local_state_dict()
+        own["state"] = _tensor.whole_values(own["state"], self._by_number())
+        return {key: value for key, value in own.items() if key != PARTIAL} if self._order is None else self._gathered(own)
+
+    def _by_number(self):
+        """Returns this rank's parameters by their numbers in the whole model's optimizer."""
+        own = [each for group in self.inner.param_groups for each in group["params"]]
+        return dict(zip(range(len(own)) if self._order is None else self._numbers(), own))
 
     def _gathered(self, own):
         parts = _messages.allgather(own, _messages.CommGroup.PP_GROUP)
@@ -159,8 +166,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Loads the state of the whole model's optimizer, or of partitions: then all ranks of a pipeline call it, each with one
         partition's."""
         given = dict(state_dict)
-        if given.pop(PARTIAL, False) and state.cfg.pipeline_parallel_degree > 1:
+        is_partial = given.pop(PARTIAL, False)
+        if is_partial and state.cfg.pipeline_parallel_degree > 1:
             given = self._gathered(given)
+        if _tensor.is_on() and not is_partial:
+            own = self._by_number()
+            given["state"] = _tensor.own_values({key: values for key, values in given["state"].items() if key in own}, own)
         if self._order is None:
             return self.inner.load_state_dict(given)
         numbers = self._numbers()

@@ -1,10 +1,12 @@
 """Functions that scripts import."""
+from smdistributed.modelparallel.torch import _tensor
 from smdistributed.modelparallel.torch._state import pp_rank, rank
 
 
 def get_distribution_axis(parameter):
-    """Returns None: no parameter is divided by tensor parallelism."""
-    return None
+    """Returns the dimension along which tensor parallelism has divided a parameter, or None."""
+    part = _tensor.part_of(parameter)
+    return None if part is None else part.dim
 
 
 def rmsg(text):
