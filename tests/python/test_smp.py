@@ -928,7 +928,7 @@ def ranks_follow_the_strategy(world):
     expect(both.groups("MP_GROUP") == [[0, 1, 2, 3], [4, 5, 6, 7]] and both.groups("DP_GROUP") == [[0, 1, 4, 5], [2, 3, 6, 7]])
     expect(both.groups("RDP_GROUP") == [[0, 4], [1, 5], [2, 6], [3, 7]] and both.groups("TP_GROUP") == [[0, 1], [2, 3], [4, 5], [6, 7]])
     expect(both.groups("PP_GROUP") == [[0, 2], [1, 3], [4, 6], [5, 7]] and both.groups("WORLD") == [list(range(8))])
-    fails(lambda: Placement(6, 2, 2), ValueError, "6 processes cannot be divided into replicas of 4")
+    fails(lambda: Placement(6, 2, 2), ValueError, "6 ranks cannot be divided into replicas of 4")
 
 
 def groups_are_those_of_this_rank(world):

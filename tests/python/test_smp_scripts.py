@@ -229,7 +229,7 @@ def processes_that_do_not_fit_are_refused():
         script.flush()
         environment = {**ENVIRONMENT, "SM_HP_MP_PARAMETERS": json.dumps({"partitions": 2})}
         code, out, err = call(SHOAL, "run", "-n", "3", PYTHON, script.name, env=environment, timeout=SECONDS_MAX)
-        expect(code and "3 processes cannot be divided into replicas of 2" in err, out, err)
+        expect(code and "3 ranks cannot be divided into replicas of 2" in err, out, err)
         code, out, err = call(PYTHON, script.name, env=environment, timeout=SECONDS_MAX)
         expect(code and "this process is not a rank of a job" in err, out, err)
 

@@ -43,7 +43,8 @@ class State:
                                "`shoal run -n 2 python3 ...`, torchrun or mpirun")
             dist.init_process_group(BACKEND)
         rank, size = dist.get_rank(), dist.get_world_size()
-        placement = _ranks.Placement(size, cfg.pipeline_parallel_degree, strategy=cfg.placement_strategy)
+        placement = _ranks.Placement(size, cfg.pipeline_parallel_degree, strategy=cfg.placement_strategy,
+                                     shards=cfg.sharded_data_parallel_degree)
         if placement.sizes["D"] > 1 and not cfg.ddp:
             raise _parameters.SMPConfigError(f"smp.init: {size} processes are {placement.sizes['D']} replicas of "
                                              f"{cfg.pipeline_parallel_degree} partitions, which \"ddp\": true trains together: set it, or "
@@ -135,7 +136,8 @@ def local_size():
 def _of(kind):
     """Returns the functions for one kind of group: rank, size, process group, list of ranks."""
     def rank():
-        return state.ranks(kind).index(dist.get_rank())
+        state.require()
+        return state.placement.rank_in(kind, dist.get_rank())
 
     def size():
         return len(state.ranks(kind))
