@@ -300,17 +300,87 @@ def states_of_optimizers_are_divided(world):
 
 
 def optimizers_that_cannot_be_divided_are_refused(world):
-    train = plain_step(started(world, 1, microbatches=2, shard_optimizer_state=True), nn.functional.nll_loss)
-    import smdistributed.modelparallel.torch as smp
-    model = smp.DistributedModel(seeded(Net))
+    smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
+    train = plain_step(smp, nn.functional.nll_loss)
+    model = smp.DistributedModel(seeded(Net), backward_passes_per_step=2)
     fails(lambda: train(model, *images(0)), RuntimeError, "make optimizer = smp.DistributedOptimizer(optimizer)")
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    fails(lambda: train(model, *images(0)), NotImplementedError, "set microbatches and backward_passes_per_step to 1")
-    smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
+    fails(lambda: train(model, *images(0)), NotImplementedError, "set microbatches instead")
     model = smp.DistributedModel(seeded(Net))
     optimizer = smp.DistributedOptimizer(torch.optim.RMSprop(model.parameters()))
     fails(lambda: train(model, *images(0)), (TypeError, ValueError, NotImplementedError), "RMSprop")
     expect(isinstance(optimizer, torch.optim.Optimizer))
+
+
+def replicas_divide_states(world):
+    """With several partitions, and with several microbatches of the whole model: each replica has its share of the states, and the
+    program clips between the backward pass and the step."""
+    for partitions in {1, max(1, world.size // 2)}:
+        smp = started(world, partitions, shard_optimizer_state=True)
+        one = OneProcess(seeded(Words), words_loss, None)
+        one._optimizer = torch.optim.Adam(one.model.parameters(), lr=0.01)
+        plain = seeded(Words)
+        inner = torch.optim.Adam(plain.parameters(), lr=0.01)
+        model, optimizer = smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
+        with Folder(smp) as folder:
+            for number in range(4):
+                if number == 2:
+                    for partial in (True, False):
+                        smp.save_checkpoint(folder, "a", partial, model, optimizer, {"step": 2})
+                    smp.barrier()
+                shared_step(smp, model, optimizer, one, number)
+            expect_shares(smp, model, inner)
+            wanted = one.model.state_dict()
+            for partial, is_divided in ((True, True), (False, True), (False, False), (True, False)):
+                continues_from(started(world, partitions, shard_optimizer_state=is_divided), folder, partial, wanted)
+
+
+def shared_step(smp, model, optimizer, one, number):
+    """One step of both, with gradients clipped."""
+    batches = [sentences(number, replica) for replica in range(smp.dp_size())]
+    if one:
+        one._optimizer.zero_grad()
+        (sum(words_loss(one.model(inputs), targets) for inputs, targets in batches) / len(batches)).backward()
+        norm = nn.utils.clip_grad_norm_(one.model.parameters(), 0.5)
+        one._optimizer.step()
+    optimizer.zero_grad()
+    expect(all(each.grad is None for each in model.local_parameters()) if model.partitioned else True)
+    plain_step(smp, words_loss)(model, *batches[smp.dp_rank()])
+    found = model.clip_grad_norm_(0.5)
+    optimizer.step()
+    if one:
+        same(found, norm, "norm")
+        wanted = dict(one.model.named_parameters(remove_duplicate=False))
+        for name, parameter in model.local_named_parameters():
+            same(parameter.detach(), wanted[name].detach(), name)
+
+
+def expect_shares(smp, model, inner):
+    """Each trained parameter has its state on one of the data-parallel ranks; elements are divided about equally."""
+    names = {id(each): name for name, each in model.local_named_parameters()}
+    own = {names[id(each)]: each.numel() for each in inner.state}
+    every = smp.allgather(own, smp.DP_GROUP)
+    trained = [name for name, each in model.local_named_parameters() if "unused" not in name]
+    expect(sorted(name for each in every for name in each) == sorted(trained), every)
+    sizes = [sum(each.values()) for each in every]
+    largest = max(size for each in every for size in each.values())
+    expect(max(sizes) - min(sizes) <= largest, sizes)
+    parts = smp.allgather(sorted(inner.param_groups[0]["params"][0].shape), smp.DP_GROUP)
+    expect(len(inner.param_groups[0]["params"]) >= len(trained) and parts.count(parts[0]) == len(parts))
+
+
+def continues_from(smp, folder, partial, wanted):
+    """Two more steps after a checkpoint lead to the values that the first run has reached."""
+    plain = seeded(Words, seed=7)
+    inner = torch.optim.Adam(plain.parameters(), lr=0.7)
+    model, optimizer = smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
+    expect(smp.resume_from_checkpoint(folder, "a", partial=partial) == {"step": 2})
+    for number in (2, 3):
+        shared_step(smp, model, optimizer, None, number)
+    for name, parameter in model.local_named_parameters():
+        same(parameter.detach(), wanted[name], f"{partial} {name}")
+    if smp.state.cfg.shard_optimizer_state:
+        expect_shares(smp, model, inner)
 
 
 def plain_step(smp, loss_of):
@@ -839,8 +909,13 @@ def optimizers_may_be_made_after_the_first_step(world):
 
 
 def losses_are_scaled(world):
-    """A gradient that is not finite on one rank skips the step of all."""
-    smp = started(world, world.size)
+    """A gradient that is not finite on one rank skips the step of all, also if replicas divide the optimizer's states."""
+    scales(started(world, world.size))
+    if world.size == 2:
+        scales(started(world, 1, shard_optimizer_state=True))
+
+
+def scales(smp):
     model = smp.DistributedModel(seeded(Words))
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     scaler = smp.amp.GradScaler(init_scale=8.0, growth_interval=1)
@@ -856,7 +931,7 @@ def losses_are_scaled(world):
         inputs, targets = sentences(number)
         optimizer.zero_grad()
         train_step(model, scaler, inputs, targets)
-        if is_broken and smp.pp_rank() == 0:
+        if is_broken and smp.rank() == 0:
             next(parameter for parameter in model.local_parameters() if parameter.grad is not None).grad.fill_(float("inf"))
         if not is_broken:
             other.zero_grad()
@@ -1008,7 +1083,7 @@ REFUSED = [
     ({"partitions": 2, "ddp": "yes"}, ValueError, "ddp must be true or false, not \"yes\""),
     ({"partitions": 2, "shard_optimizer_state": True}, ValueError, "needs \"ddp\": true"),
     ({"partitions": 2, "tensor_parallel_degree": 2}, NotImplementedError, "tensor parallelism is not served"),
-    ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "one partition"),
+    ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "not compatible with pipeline parallelism"),
     ({"partitions": 1, "sharded_data_parallel_degree": 2}, ValueError, "needs \"ddp\": true"),
     ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 3}, NotImplementedError, "set it to 2"),
     ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2, "shard_optimizer_state": True}, ValueError, "leave shard_optimizer_state out"),
@@ -1226,6 +1301,7 @@ CASES = [
     Case("parameters and states are sharded", parameters_and_states_are_sharded, (2, 3)),
     Case("divided states resume", divided_states_resume, (2,)),
     Case("optimizers that cannot be divided are refused", optimizers_that_cannot_be_divided_are_refused, (2,)),
+    Case("replicas divide states", replicas_divide_states, (2, 3, 4)),
     Case("gradients add up", gradients_add_up, (1, 2, 4)),
     Case("gradients are clipped", gradients_are_clipped, (1, 2, 4)),
     Case("sums of microbatches", sums_of_microbatches, (1, 2)),

@@ -183,7 +183,8 @@ def _check(values):
 def _check_shards(values):
     is_sharded = values.get("sharded_data_parallel_degree", 1) > 1
     if is_sharded and values["pipeline_parallel_degree"] > 1:
-        raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is served with one partition: set pipeline_parallel_degree to 1")
+        raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is not compatible with pipeline parallelism: set "
+                                  "pipeline_parallel_degree to 1, or shard_optimizer_state in place of sharded_data_parallel_degree")
     if is_sharded and values.get("shard_optimizer_state"):
         raise SMPConfigError("smp.init: sharded_data_parallel_degree shards states as well: leave shard_optimizer_state out")
     if is_sharded and not values.get("ddp"):

@@ -76,11 +76,17 @@ class State:
         if not self.is_initialized:
             raise SMPError("call smp.init() first")
 
+    def _has_shares(self):
+        return self.cfg.shard_optimizer_state and self.placement.sizes["D"] > 1
+
     def divides(self):
-        """Returns true if the data-parallel ranks divide the optimizer's states among themselves; an engine then runs the
-        optimizer."""
-        return self.is_sharded() or (self.cfg.shard_optimizer_state and self.cfg.pipeline_parallel_degree == 1
-                                     and self.placement.sizes["D"] > 1)
+        """Returns true if the data-parallel ranks divide the optimizer's states among themselves, and an engine runs the optimizer in
+        the backward pass."""
+        return self.is_sharded() or (self._has_shares() and self.cfg.pipeline_parallel_degree == 1 and self.cfg.microbatches == 1)
+
+    def divides_step(self):
+        """Returns true if they divide the states, and each of them steps its share in optimizer.step()."""
+        return self._has_shares() and not self.divides()
 
     def is_sharded(self):
         """Returns true if they divide parameters as well as states."""
