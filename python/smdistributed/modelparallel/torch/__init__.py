@@ -1,11 +1,11 @@
 """`import smdistributed.modelparallel.torch as smp`: version 1 of SageMaker's model-parallel library over Shoal's pipelines. The
 package's README describes what each name does here."""
 from smdistributed.modelparallel import __version__  # noqa: F401
-from smdistributed.modelparallel.torch import amp, model, nn, optimizer  # noqa: F401
+from smdistributed.modelparallel.torch import amp, model, nn, optimizer, optimizers  # noqa: F401
 from smdistributed.modelparallel.torch._activation import checkpoint, checkpoint_sequential, set_activation_checkpointing  # noqa: F401
 from smdistributed.modelparallel.torch._checkpoints import load, resume_from_checkpoint, save, save_checkpoint  # noqa: F401
 from smdistributed.modelparallel.torch._creation import (delay_param_initialization, model_creation, set_tensor_parallelism,  # noqa: F401
-                                                         tensor_parallelism)
+                                                         tensor_parallelism, tp_register, tp_register_with_module)
 from smdistributed.modelparallel.torch._messages import CommGroup, RankType, allgather, barrier, broadcast, recv_from, send  # noqa: F401
 from smdistributed.modelparallel.torch._partition import partition, set_partition  # noqa: F401
 from smdistributed.modelparallel.torch._state import (dp_rank, dp_size, get_dp_group, get_dp_process_group, get_mp_group,  # noqa: F401

@@ -46,3 +46,12 @@ def set_tensor_parallelism(module, enabled=True, **tensor_parallel_config):
     """Has no effect, as the degree of tensor parallelism is 1."""
     with _tensor_parallelism(enabled):
         pass
+
+
+def tp_register(distributed_class, init_hook=None, forward_hook=None, return_hook=None):
+    """Decorates a class whose tensor-parallel form is another one. Has no effect, as the degree of tensor parallelism is 1."""
+    return lambda original: original
+
+
+def tp_register_with_module(module_class, distributed_class, init_hook=None, forward_hook=None, return_hook=None):
+    """Has no effect, as the degree of tensor parallelism is 1."""
