@@ -1089,7 +1089,7 @@ REFUSED = [
     ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2, "shard_optimizer_state": True}, ValueError, "leave shard_optimizer_state out"),
     ({"partitions": 1, "sharded_data_parallel_degree": 0}, ValueError, "positive integer"),
     ({"partitions": 2, "fp16": True, "bf16": True}, ValueError, "choose one"), ({"partitions": 2, "fp16": 1}, ValueError, "true or false, not 1"),
-    ({"partitions": 2, "horovod": True}, NotImplementedError, "TensorFlow"),
+    ({"partitions": 2, "horovod": True}, NotImplementedError, "start as many processes as partitions"),
     ({"partitions": 2, "partition_file": "x"}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "load_partition": True}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "hybrid_shard_degree": 2}, NotImplementedError, "of version 2"),

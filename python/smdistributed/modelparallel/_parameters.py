@@ -47,7 +47,7 @@ SILENT = {"optimize": "memory", "sdp_gradient_clipping": 1.0}
 # Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
 REFUSED = {
     "tensor_parallel_degree": (1, "tensor parallelism is not served: use pipeline_parallel_degree, or DTensor over \"shoal\""),
-    "horovod": (False, "it is for TensorFlow; with PyTorch write \"ddp\": true"),
+    "horovod": (False, "with PyTorch write \"ddp\": true; with TensorFlow start as many processes as partitions"),
     "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
     "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
 }

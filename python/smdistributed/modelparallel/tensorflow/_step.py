@@ -6,7 +6,7 @@ import inspect
 
 import tensorflow as tf
 
-from smdistributed.modelparallel.exceptions import SMPConfigError
+from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError
 from smdistributed.modelparallel.tensorflow._model import microbatch
 from smdistributed.modelparallel.tensorflow._state import state
 
@@ -49,15 +49,27 @@ class _Step:
         self._whole, self._axes = set(non_split_inputs or ()), dict(input_split_axes or {})
         for name in {*self._whole, *self._axes} - set(self._signature.parameters):
             raise SMPConfigError(f"smp.step: {function.__name__}() has no argument {name}")
-        self._form = None
+        self._error = None  # of this package, raised while the function is traced: autograph raises another one in its place
         self._traced = tf.function(self._run, input_signature=input_signature)
 
     def __call__(self, *args, **kwargs):
         state.require()
-        parts = self._traced(*args, **kwargs)
-        return _joined(parts)
+        self._error = None
+        try:
+            return _joined(self._traced(*args, **kwargs))
+        except Exception:
+            if self._error is None:
+                raise
+        raise self._error
 
     def _run(self, *args, **kwargs):
+        try:
+            return self._by_microbatch(args, kwargs)
+        except SMPError as error:
+            self._error = error
+            raise
+
+    def _by_microbatch(self, args, kwargs):
         """Returns what the function returns, by microbatch."""
         count = state.cfg.microbatches
         bound = self._signature.bind(*args, **kwargs)
