@@ -22,6 +22,8 @@
 extern "C" {
 #endif
 
+/* ---- 1. Placements ------------------------------------------------------------------------------------------------------- */
+
 /* Initialize with SHOAL_PLACEMENT_INIT. All fields must be equal on all ranks. The number of replicas is
  * ranks / (pipeline * tensor). */
 struct shoal_placement {
@@ -36,6 +38,8 @@ struct shoal_placement {
     {                                                    \
         sizeof(struct shoal_placement), 1, 1, 1, 1, NULL \
     }
+
+/* ---- 2. Ranks and groups ------------------------------------------------------------------------------------------------- */
 
 /* Kinds of groups: name, number, which ranks are in one group. */
 #define SHOAL_GROUP_LIST(X)                                                                         \
