@@ -105,7 +105,7 @@ SCRIPTS = [
     Script("tf2", EXAMPLES, "f2f9985b931eba4bcfb9327fc3c8f522b330b5c0", "training/distributed_training/tensorflow/model_parallel/mnist/utils",
            ("tf2.py",), (("reset_states()", "reset_state()"), ('"/opt/ml/checkpoints"', '"checkpoints"')), "tensorflow", "on_keras.py", [
                Run(2, {"partitions": 2, "microbatches": 2}, [], [("Epoch 5, ", 2), ("Finished sync", 1)]),
-               Run(1, {"partitions": 1, "microbatches": 2}, [], [("Epoch 5, ", 1)])], r"^0.* Epoch 1, Loss: ([\d.]+)"),
+               Run(1, {"partitions": 1, "microbatches": 2}, [], [("Epoch 5, ", 1)])]),
 ]
 
 
