@@ -102,6 +102,10 @@ SCRIPTS = [
            ((" = m.module.module.transformer.h", " = m.module.transformer.h"),), "scripts", "on_cpu.py", [
                Run(2, None, gpt(**TWO, checkpoint_freq=8, validation_freq=8), [DONE, SAVED]),
                Run(1, None, gpt(**ONE, validation_freq=8), [DONE])], LOSS),
+    # Of this repository: the published run_glue.py needs a hub of models and data.
+    Script("hf-trainer", None, None, "tests/published", ("hf_trainer.py",), (), "scripts", "on_cpu.py", [
+        Run(2, {"partitions": 2, "microbatches": 4, "ddp": True}, [], [("evaluated: loss", 4)]),
+        Run(1, {"partitions": 1, "microbatches": 4, "ddp": True}, [], [("evaluated: loss", 2)])], r"^0.*evaluated: loss ([\d.]+)"),
     Script("tf2", EXAMPLES, "f2f9985b931eba4bcfb9327fc3c8f522b330b5c0", "training/distributed_training/tensorflow/model_parallel/mnist/utils",
            ("tf2.py",), (("reset_states()", "reset_state()"), ('"/opt/ml/checkpoints"', '"checkpoints"')), "tensorflow", "on_keras.py", [
                Run(2, {"partitions": 2, "microbatches": 2}, [], [("Epoch 5, ", 2), ("Finished sync", 1)]),
@@ -117,7 +121,7 @@ def fetch(script, clones):
     folder = FOLDER / script.name
     for number, name in enumerate(script.files):
         target = folder / name
-        if not target.exists():
+        if not target.exists() or script.repository is None:
             text = content(script, name, clones)
             for before, after in script.edits if number == 0 else ():
                 if before not in text:
@@ -130,6 +134,8 @@ def fetch(script, clones):
 
 def content(script, name, clones):
     path = f"{script.folder}/{name}"
+    if script.repository is None:
+        return (TOP / path).read_text()
     if clones:
         done = subprocess.run(["git", "-C", pathlib.Path(clones, script.repository), "show", f"{script.commit}:{path}"], capture_output=True,
                               text=True)
@@ -147,7 +153,8 @@ def environment_of(run, folder):
     variables = {**os.environ, "PYTHONPATH": f"{TOP / 'python'}:{TOP / 'python/smdistributed'}", "SHOAL_LIBRARY": str(TOP / "build/libshoal.so"),
                  "OMP_NUM_THREADS": "1", "PUBLISHED_SAMPLES": "2048", "TF_CPP_MIN_LOG_LEVEL": "3", "HF_HUB_OFFLINE": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
                  "SM_NUM_GPUS": "1", "SM_OUTPUT_DATA_DIR": "output", "SM_MODEL_DIR": "model", "SM_CHANNEL_TRAIN": "../data/train",
-                 "SM_CHANNEL_TEST": "../data/val", "SM_MODULE_DIR": "s3://bucket/job/source/sourcedir.tar.gz", "SM_CURRENT_HOST": "algo-1"}
+                 "SM_CHANNEL_TEST": "../data/val", "SM_MODULE_DIR": "s3://bucket/job/source/sourcedir.tar.gz", "SM_CURRENT_HOST": "algo-1",
+                 "SM_FRAMEWORK_PARAMS": json.dumps({"sagemaker_mpi_enabled": True})}
     variables.pop("SM_HP_MP_PARAMETERS", None)
     return {**variables, **({"SM_HP_MP_PARAMETERS": json.dumps(run.parameters)} if run.parameters else {})}
 
@@ -200,7 +207,8 @@ def main():
     failed = 0
     for script in SCRIPTS:
         if arguments.list:
-            print(f"{script.name:14} {script.repository}@{script.commit[:8]} {script.folder}/{script.files[0]}")
+            origin = f"{script.repository}@{script.commit[:8]}" if script.repository else "this repository"
+            print(f"{script.name:14} {origin} {script.folder}/{script.files[0]}")
         elif not arguments.names or script.name in arguments.names:
             failed += run_one(script, arguments.clones)
     return int(failed > 0)

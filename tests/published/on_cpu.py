@@ -34,7 +34,8 @@ class DeviceType(type):
 
 
 class Device(metaclass=DeviceType):
-    pass
+    """Takes the place of torch.device, also when a device is pickled."""
+    __module__, __qualname__ = "torch", "device"
 
 
 def without_cuda(function):
@@ -56,6 +57,8 @@ def pretend():
     for name in ("current_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
                  "max_memory_cached"):
         setattr(torch.cuda, name, zero)
+    torch.cuda.get_rng_state = torch.cuda.random.get_rng_state = torch.get_rng_state
+    torch.cuda.set_rng_state = torch.cuda.random.set_rng_state = nothing
     torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 1)
     torch.cuda.amp.autocast = lambda enabled=True, **_: torch.autocast("cpu", torch.bfloat16, enabled=enabled)
     for name in ("Int", "Long", "Float", "Half", "BFloat16"):

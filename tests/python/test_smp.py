@@ -888,6 +888,44 @@ def optimizers_pass_on_what_they_lack(world):
     fails(lambda: smp.DistributedOptimizer(optimizer), RuntimeError, "not wrapped yet")
 
 
+def vendors_optimizers_step(world):
+    """FusedLAMB and FusedNovoGrad against their papers' formulas, in float64; with them a model in partitions trains as one process."""
+    from smdistributed.modelparallel.torch.optimizers import FusedLAMB, FusedNovoGrad
+    torch.manual_seed(1)
+    value, gradients = torch.randn(3, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    for decay in (0.0, 0.1):
+        parameter = nn.Parameter(value.clone())
+        optimizer = FusedLAMB([parameter], lr=0.1, weight_decay=decay, max_grad_norm=1.0)
+        wanted, first, second = value.clone(), torch.zeros_like(value), torch.zeros_like(value)
+        for number, gradient in enumerate(gradients, 1):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+            gradient = gradient / max(1.0, gradient.norm().item())
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient ** 2
+            update = (first / (1 - 0.9 ** number)) / ((second / (1 - 0.999 ** number)).sqrt() + 1e-6) + decay * wanted
+            wanted = wanted - 0.1 * (wanted.norm() / update.norm() if decay else 1.0) * update
+            same(parameter.detach(), wanted, f"LAMB {decay} {number}")
+        expect(optimizer.param_groups[0]["step"] == 2)
+    parameter = nn.Parameter(value.clone())
+    optimizer = FusedNovoGrad([parameter], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1)
+    wanted, first, second = value.clone(), torch.zeros_like(value), None
+    for number, gradient in enumerate(gradients, 1):
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        squared = gradient.norm() ** 2
+        second = squared if second is None else 0.98 * second + 0.02 * squared
+        first = 0.9 * first + 0.1 * gradient / (second.sqrt() / (1 - 0.98 ** number) ** 0.5 + 1e-8)
+        wanted = wanted - 0.1 * (first / (1 - 0.9 ** number) + 0.1 * wanted)
+        same(parameter.detach(), wanted, f"NovoGrad {number}")
+    for bad in ({"lr": -1.0}, {"betas": (1.0, 0.9)}, {"amsgrad": True}):
+        fails(lambda bad=bad: FusedLAMB([parameter], **bad), ValueError, "smp: ")
+        fails(lambda bad=bad: FusedNovoGrad([parameter], **bad), ValueError, "smp: ")
+    fails(lambda: FusedNovoGrad([parameter], norm_type=1), ValueError, "norm_type must be 2 or 0")
+    smp = started(world)
+    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedLAMB(each, lr=0.01, max_grad_norm=0.0))
+    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedNovoGrad(each, lr=0.01))
+
+
 def optimizers_may_be_made_after_the_first_step(world):
     smp = started(world, world.size)
     one, model = seeded(Words), smp.DistributedModel(seeded(Words))
@@ -1121,6 +1159,10 @@ def names_that_scripts_import_exist(world):
     with smp.tensor_parallelism(enabled=True, fused_softmax=True), smp.delay_param_initialization(enabled=False):
         layer = nn.Linear(1, 1)
     smp.set_tensor_parallelism(layer, True)
+    from smdistributed.modelparallel.torch.nn import DistributedTransformerLayer
+    smp.tp_register_with_module(nn.Linear, DistributedTransformerLayer, *gpt2.get_hf_gpt2_transformer_layer_hooks())
+    expect(smp.tp_register(DistributedTransformerLayer)(nn.Linear) is nn.Linear and not smp.state.module_manager.translate_functions)
+    fails(DistributedTransformerLayer, NotImplementedError, "DistributedTransformerLayer is not served")
     expect(not layer.weight.is_meta)
 
 
@@ -1319,6 +1361,7 @@ CASES = [
     Case("files are saved and loaded", files_are_saved_and_loaded, (1, 2, 4)),
     Case("checkpoints resume", checkpoints_resume, (1, 2, 4)),
     Case("optimizers pass on what they lack", optimizers_pass_on_what_they_lack, (1, 2)),
+    Case("vendor's optimizers step", vendors_optimizers_step, (1, 2)),
     Case("optimizers may be made after the first step", optimizers_may_be_made_after_the_first_step, (2,)),
     Case("losses are scaled", losses_are_scaled, (1, 2, 3)),
     Case("activations are computed again", activations_are_computed_again, (1, 2)),

@@ -16,8 +16,15 @@ from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
 BACKEND = "shoal"
 
 
+class ModuleManager:
+    """What transformers reads when it saves a model: pairs of functions that translate states of tensor-parallel modules. There are
+    none."""
+    translate_functions = ()
+
+
 class State:
     """What smp.init() has set up. Programs read `cfg`."""
+    module_manager = ModuleManager()
 
     def __init__(self):
         self.reset()
