@@ -120,7 +120,11 @@ class _Tracer(Tracer):
         return self._is_unit(m) or module_qualified_name in self.whole
 
     def call_module(self, m, forward, args, kwargs):
-        if self._is_running or m not in self._modules:  # one that the code has made is no unit, such as a loss in many models
+        if self._is_running:
+            return forward(*args, **kwargs)
+        if m not in self._modules:  # the code has just made it, as many models make their loss: its operations are recorded
+            if any(True for _ in (*m.parameters(), *m.buffers())):
+                raise _Refused(f"{_place()} makes a module with values of its own, {type(m).__name__}, in each forward pass")
             return forward(*args, **kwargs)
         name = self.path_of_module(m)
         if self.is_leaf_module(m, name):
