@@ -1045,6 +1045,8 @@ def ranks_follow_the_strategy(world):
 
 
 def groups_are_those_of_this_rank(world):
+    import smdistributed.modelparallel.torch as package
+    fails(lambda: package.init({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2}), NotImplementedError, "set it to 4")
     smp = started(world, 2)
     expect((smp.rank(), smp.size(), smp.local_rank(), smp.local_size()) == (world.rank, 4, world.rank, 4))
     expect((smp.pp_rank(), smp.mp_rank(), smp.dp_rank(), smp.rdp_rank(), smp.tp_rank()) ==
@@ -1107,7 +1109,7 @@ REFUSED = [
     ({}, ValueError, "pipeline_parallel_degree (or partitions) is missing"),
     ({"partitions": 1, "pipeline_parallel_degree": 1}, ValueError, "the same parameter: leave pipeline_parallel_degree out"),
     ({"partitions": 0}, ValueError, "positive integer"), ({"partitions": True}, ValueError, "a number without fraction, not true"),
-    ({"partitions": 3}, ValueError, "2 processes cannot be divided into replicas of 3"),
+    ({"partitions": 3}, ValueError, "2 ranks cannot be divided into replicas of 3"),
     ({"partitions": 1}, ValueError, "2 processes are 2 replicas of 1 partitions", "\"ddp\": true"),
     ({"partitions": 2, "microbatches": 0}, ValueError, "microbatches must be a positive integer"),
     ({"partitions": 2, "microbatches": 1.5}, ValueError, "microbatches must be a number without fraction, not 1.5"),
@@ -1123,7 +1125,7 @@ REFUSED = [
     ({"partitions": 2, "tensor_parallel_degree": 2}, NotImplementedError, "tensor parallelism is not served"),
     ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "not compatible with pipeline parallelism"),
     ({"partitions": 1, "sharded_data_parallel_degree": 2}, ValueError, "needs \"ddp\": true"),
-    ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 3}, NotImplementedError, "set it to 2"),
+    ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 3}, ValueError, "cannot be divided into groups of 3 shards"),
     ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2, "shard_optimizer_state": True}, ValueError, "leave shard_optimizer_state out"),
     ({"partitions": 1, "sharded_data_parallel_degree": 0}, ValueError, "positive integer"),
     ({"partitions": 2, "fp16": True, "bf16": True}, ValueError, "choose one"), ({"partitions": 2, "fp16": 1}, ValueError, "true or false, not 1"),
