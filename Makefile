@@ -7,6 +7,7 @@
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make test-gpu   runs seven tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
+#   make test-scripts   runs published scripts of SageMaker's model-parallel library, fetched from GitHub
 #   make bench   benchmarks every collective against Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, against Open MPI and Gloo
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
@@ -28,7 +29,7 @@ NCCL ?= 2.32.3
 # Variables for Python in a checkout.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
-.PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions bench bench-hosts bench-torch wheels docs check deps clean
+.PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions test-scripts bench bench-hosts bench-torch wheels docs check deps clean
 
 all: build
 
@@ -107,6 +108,10 @@ test-versions: build build/torch/made
 	@dev/deps.sh python
 	@dev/versions.py $(ARGS)
 
+test-scripts: build build/torch/made
+	@dev/deps.sh python
+	@dev/scripts.py $(ARGS)
+
 bench: build build/impi
 	@dev/deps.sh bench
 	@bench/bench.py $(ARGS)
@@ -133,6 +138,10 @@ build/torch/deepspeed: build/torch/made
 # Packages of training jobs, and software that tests run with Shoal: a virtual environment for each dev/venv/NAME.txt, with
 # NAME.alone.txt.
 .SECONDEXPANSION:
+# Not in BESIDE: only `make test-scripts` needs it.
+build/scripts/made: dev/venv/scripts.txt | build/torch/made
+	@dev/venv.sh scripts
+
 BESIDE = job inference kubeflow notebooks sdk2 sdk3 tensorflow toolkit trainers
 $(BESIDE:%=build/%/made): build/%/made: dev/venv/%.txt $$(wildcard dev/venv/$$*.alone.txt) | build/torch/made
 	@dev/venv.sh $*

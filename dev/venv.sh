@@ -15,7 +15,7 @@ if [ -e "dev/venv/$name.alone.txt" ]; then
     dev/pip.py "$folder" --no-deps --requirement "dev/venv/$name.alone.txt"
 fi
 case $name in
-job | notebooks | sdk3 | toolkit | trainers) # scripts that train
+job | notebooks | scripts | sdk3 | toolkit | trainers) # scripts that train
     echo "$PWD"/build/torch/lib/python3*/site-packages >"$(echo "$folder"/lib/python3*/site-packages)/torch.pth" ;;
 esac
 case $name in

@@ -1170,6 +1170,45 @@ def a_graph_that_changes_is_refused(world):
               "test_pipeline.py:", "for the example and is", "module of its own")
 
 
+def code_around_units_asks_about_types_and_shapes(world):
+    """As models of transformers before version 5 do: a module that is made in the forward pass, len(x.shape), torch.finfo of a type."""
+    class Asks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(12, 12), nn.Linear(12, 12)
+
+        def forward(self, x):
+            x = nn.LayerNorm(12, elementwise_affine=False)(self.one(x))
+            if len(x.shape) == 2:
+                x = x + torch.full((1, 12), torch.finfo(x.dtype).eps * torch.iinfo(torch.int8).max)
+            return nn.Tanh()(self.two(x.view(x.shape[0], -1)))
+    torch.manual_seed(1)
+    whole = Asks()
+    pipeline = pipelined(world, copy.deepcopy(whole), plain_batch, squares, cuts=["two"])
+    expect(pipeline.units == ["one", "two"], pipeline.units)
+    inputs, targets = plain_batch(0)
+    loss = squares(whole(inputs), targets)
+    loss.backward()
+    torch.testing.assert_close(pipeline.step(inputs, targets), loss.detach())
+    wanted = dict(whole.named_parameters())
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+    class Holds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("value", torch.as_tensor([2.0]))
+
+        def forward(self, x):
+            return x * self.value
+
+    class Makes(Asks):
+        def forward(self, x):
+            return self.two(Holds()(self.one(x)))
+    fails(lambda: pipelined(world, Makes(), plain_batch, squares, cuts=["two"]), RuntimeError, "Makes cannot be recorded",
+          "makes a module with values of its own, Holds")
+
+
 def models_that_cannot_be_recorded_are_refused(world):
     class Values(nn.Module):
         def __init__(self):
@@ -1354,6 +1393,7 @@ CASES = [
     Case("a rank that dies is named", a_rank_that_dies_is_named, (3,), fresh=True, ends=(1,)),
     Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
     Case("a graph that changes is refused", a_graph_that_changes_is_refused, (1, 2)),
+    Case("code around units asks about types and shapes", code_around_units_asks_about_types_and_shapes, (2,)),
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (1,)),
     Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
     Case("values may be changed in place", values_may_be_changed_in_place, (2,)),

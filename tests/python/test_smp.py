@@ -300,17 +300,87 @@ def states_of_optimizers_are_divided(world):
 
 
 def optimizers_that_cannot_be_divided_are_refused(world):
-    train = plain_step(started(world, 1, microbatches=2, shard_optimizer_state=True), nn.functional.nll_loss)
-    import smdistributed.modelparallel.torch as smp
-    model = smp.DistributedModel(seeded(Net))
+    smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
+    train = plain_step(smp, nn.functional.nll_loss)
+    model = smp.DistributedModel(seeded(Net), backward_passes_per_step=2)
     fails(lambda: train(model, *images(0)), RuntimeError, "make optimizer = smp.DistributedOptimizer(optimizer)")
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    fails(lambda: train(model, *images(0)), NotImplementedError, "set microbatches and backward_passes_per_step to 1")
-    smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
+    fails(lambda: train(model, *images(0)), NotImplementedError, "set microbatches instead")
     model = smp.DistributedModel(seeded(Net))
     optimizer = smp.DistributedOptimizer(torch.optim.RMSprop(model.parameters()))
     fails(lambda: train(model, *images(0)), (TypeError, ValueError, NotImplementedError), "RMSprop")
     expect(isinstance(optimizer, torch.optim.Optimizer))
+
+
+def replicas_divide_states(world):
+    """With several partitions, and with several microbatches of the whole model: each replica has its share of the states, and the
+    program clips between the backward pass and the step."""
+    for partitions in {1, max(1, world.size // 2)}:
+        smp = started(world, partitions, shard_optimizer_state=True)
+        one = OneProcess(seeded(Words), words_loss, None)
+        one._optimizer = torch.optim.Adam(one.model.parameters(), lr=0.01)
+        plain = seeded(Words)
+        inner = torch.optim.Adam(plain.parameters(), lr=0.01)
+        model, optimizer = smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
+        with Folder(smp) as folder:
+            for number in range(4):
+                if number == 2:
+                    for partial in (True, False):
+                        smp.save_checkpoint(folder, "a", partial, model, optimizer, {"step": 2})
+                    smp.barrier()
+                shared_step(smp, model, optimizer, one, number)
+            expect_shares(smp, model, inner)
+            wanted = one.model.state_dict()
+            for partial, is_divided in ((True, True), (False, True), (False, False), (True, False)):
+                continues_from(started(world, partitions, shard_optimizer_state=is_divided), folder, partial, wanted)
+
+
+def shared_step(smp, model, optimizer, one, number):
+    """One step of both, with gradients clipped."""
+    batches = [sentences(number, replica) for replica in range(smp.dp_size())]
+    if one:
+        one._optimizer.zero_grad()
+        (sum(words_loss(one.model(inputs), targets) for inputs, targets in batches) / len(batches)).backward()
+        norm = nn.utils.clip_grad_norm_(one.model.parameters(), 0.5)
+        one._optimizer.step()
+    optimizer.zero_grad()
+    expect(all(each.grad is None for each in model.local_parameters()) if model.partitioned else True)
+    plain_step(smp, words_loss)(model, *batches[smp.dp_rank()])
+    found = model.clip_grad_norm_(0.5)
+    optimizer.step()
+    if one:
+        same(found, norm, "norm")
+        wanted = dict(one.model.named_parameters(remove_duplicate=False))
+        for name, parameter in model.local_named_parameters():
+            same(parameter.detach(), wanted[name].detach(), name)
+
+
+def expect_shares(smp, model, inner):
+    """Each trained parameter has its state on one of the data-parallel ranks; elements are divided about equally."""
+    names = {id(each): name for name, each in model.local_named_parameters()}
+    own = {names[id(each)]: each.numel() for each in inner.state}
+    every = smp.allgather(own, smp.DP_GROUP)
+    trained = [name for name, each in model.local_named_parameters() if "unused" not in name]
+    expect(sorted(name for each in every for name in each) == sorted(trained), every)
+    sizes = [sum(each.values()) for each in every]
+    largest = max(size for each in every for size in each.values())
+    expect(max(sizes) - min(sizes) <= largest, sizes)
+    parts = smp.allgather(sorted(inner.param_groups[0]["params"][0].shape), smp.DP_GROUP)
+    expect(len(inner.param_groups[0]["params"]) >= len(trained) and parts.count(parts[0]) == len(parts))
+
+
+def continues_from(smp, folder, partial, wanted):
+    """Two more steps after a checkpoint lead to the values that the first run has reached."""
+    plain = seeded(Words, seed=7)
+    inner = torch.optim.Adam(plain.parameters(), lr=0.7)
+    model, optimizer = smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
+    expect(smp.resume_from_checkpoint(folder, "a", partial=partial) == {"step": 2})
+    for number in (2, 3):
+        shared_step(smp, model, optimizer, None, number)
+    for name, parameter in model.local_named_parameters():
+        same(parameter.detach(), wanted[name], f"{partial} {name}")
+    if smp.state.cfg.shard_optimizer_state:
+        expect_shares(smp, model, inner)
 
 
 def plain_step(smp, loss_of):
@@ -818,6 +888,44 @@ def optimizers_pass_on_what_they_lack(world):
     fails(lambda: smp.DistributedOptimizer(optimizer), RuntimeError, "not wrapped yet")
 
 
+def vendors_optimizers_step(world):
+    """FusedLAMB and FusedNovoGrad against their papers' formulas, in float64; with them a model in partitions trains as one process."""
+    from smdistributed.modelparallel.torch.optimizers import FusedLAMB, FusedNovoGrad
+    torch.manual_seed(1)
+    value, gradients = torch.randn(3, 4, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    for decay in (0.0, 0.1):
+        parameter = nn.Parameter(value.clone())
+        optimizer = FusedLAMB([parameter], lr=0.1, weight_decay=decay, max_grad_norm=1.0)
+        wanted, first, second = value.clone(), torch.zeros_like(value), torch.zeros_like(value)
+        for number, gradient in enumerate(gradients, 1):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+            gradient = gradient / max(1.0, gradient.norm().item())
+            first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient ** 2
+            update = (first / (1 - 0.9 ** number)) / ((second / (1 - 0.999 ** number)).sqrt() + 1e-6) + decay * wanted
+            wanted = wanted - 0.1 * (wanted.norm() / update.norm() if decay else 1.0) * update
+            same(parameter.detach(), wanted, f"LAMB {decay} {number}")
+        expect(optimizer.param_groups[0]["step"] == 2)
+    parameter = nn.Parameter(value.clone())
+    optimizer = FusedNovoGrad([parameter], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1)
+    wanted, first, second = value.clone(), torch.zeros_like(value), None
+    for number, gradient in enumerate(gradients, 1):
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        squared = gradient.norm() ** 2
+        second = squared if second is None else 0.98 * second + 0.02 * squared
+        first = 0.9 * first + 0.1 * gradient / (second.sqrt() / (1 - 0.98 ** number) ** 0.5 + 1e-8)
+        wanted = wanted - 0.1 * (first / (1 - 0.9 ** number) + 0.1 * wanted)
+        same(parameter.detach(), wanted, f"NovoGrad {number}")
+    for bad in ({"lr": -1.0}, {"betas": (1.0, 0.9)}, {"amsgrad": True}):
+        fails(lambda bad=bad: FusedLAMB([parameter], **bad), ValueError, "smp: ")
+        fails(lambda bad=bad: FusedNovoGrad([parameter], **bad), ValueError, "smp: ")
+    fails(lambda: FusedNovoGrad([parameter], norm_type=1), ValueError, "norm_type must be 2 or 0")
+    smp = started(world)
+    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedLAMB(each, lr=0.01, max_grad_norm=0.0))
+    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedNovoGrad(each, lr=0.01))
+
+
 def optimizers_may_be_made_after_the_first_step(world):
     smp = started(world, world.size)
     one, model = seeded(Words), smp.DistributedModel(seeded(Words))
@@ -839,8 +947,13 @@ def optimizers_may_be_made_after_the_first_step(world):
 
 
 def losses_are_scaled(world):
-    """A gradient that is not finite on one rank skips the step of all."""
-    smp = started(world, world.size)
+    """A gradient that is not finite on one rank skips the step of all, also if replicas divide the optimizer's states."""
+    scales(started(world, world.size))
+    if world.size == 2:
+        scales(started(world, 1, shard_optimizer_state=True))
+
+
+def scales(smp):
     model = smp.DistributedModel(seeded(Words))
     optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     scaler = smp.amp.GradScaler(init_scale=8.0, growth_interval=1)
@@ -856,7 +969,7 @@ def losses_are_scaled(world):
         inputs, targets = sentences(number)
         optimizer.zero_grad()
         train_step(model, scaler, inputs, targets)
-        if is_broken and smp.pp_rank() == 0:
+        if is_broken and smp.rank() == 0:
             next(parameter for parameter in model.local_parameters() if parameter.grad is not None).grad.fill_(float("inf"))
         if not is_broken:
             other.zero_grad()
@@ -928,10 +1041,12 @@ def ranks_follow_the_strategy(world):
     expect(both.groups("MP_GROUP") == [[0, 1, 2, 3], [4, 5, 6, 7]] and both.groups("DP_GROUP") == [[0, 1, 4, 5], [2, 3, 6, 7]])
     expect(both.groups("RDP_GROUP") == [[0, 4], [1, 5], [2, 6], [3, 7]] and both.groups("TP_GROUP") == [[0, 1], [2, 3], [4, 5], [6, 7]])
     expect(both.groups("PP_GROUP") == [[0, 2], [1, 3], [4, 6], [5, 7]] and both.groups("WORLD") == [list(range(8))])
-    fails(lambda: Placement(6, 2, 2), ValueError, "6 processes cannot be divided into replicas of 4")
+    fails(lambda: Placement(6, 2, 2), ValueError, "6 ranks cannot be divided into replicas of 4")
 
 
 def groups_are_those_of_this_rank(world):
+    import smdistributed.modelparallel.torch as package
+    fails(lambda: package.init({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2}), NotImplementedError, "set it to 4")
     smp = started(world, 2)
     expect((smp.rank(), smp.size(), smp.local_rank(), smp.local_size()) == (world.rank, 4, world.rank, 4))
     expect((smp.pp_rank(), smp.mp_rank(), smp.dp_rank(), smp.rdp_rank(), smp.tp_rank()) ==
@@ -994,7 +1109,7 @@ REFUSED = [
     ({}, ValueError, "pipeline_parallel_degree (or partitions) is missing"),
     ({"partitions": 1, "pipeline_parallel_degree": 1}, ValueError, "the same parameter: leave pipeline_parallel_degree out"),
     ({"partitions": 0}, ValueError, "positive integer"), ({"partitions": True}, ValueError, "a number without fraction, not true"),
-    ({"partitions": 3}, ValueError, "2 processes cannot be divided into replicas of 3"),
+    ({"partitions": 3}, ValueError, "2 ranks cannot be divided into replicas of 3"),
     ({"partitions": 1}, ValueError, "2 processes are 2 replicas of 1 partitions", "\"ddp\": true"),
     ({"partitions": 2, "microbatches": 0}, ValueError, "microbatches must be a positive integer"),
     ({"partitions": 2, "microbatches": 1.5}, ValueError, "microbatches must be a number without fraction, not 1.5"),
@@ -1008,13 +1123,13 @@ REFUSED = [
     ({"partitions": 2, "ddp": "yes"}, ValueError, "ddp must be true or false, not \"yes\""),
     ({"partitions": 2, "shard_optimizer_state": True}, ValueError, "needs \"ddp\": true"),
     ({"partitions": 2, "tensor_parallel_degree": 2}, ValueError, "needs \"ddp\": true"),
-    ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "one partition"),
+    ({"partitions": 2, "sharded_data_parallel_degree": 2}, NotImplementedError, "not compatible with pipeline parallelism"),
     ({"partitions": 1, "sharded_data_parallel_degree": 2}, ValueError, "needs \"ddp\": true"),
-    ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 3}, NotImplementedError, "set it to 2"),
+    ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 3}, ValueError, "cannot be divided into groups of 3 shards"),
     ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2, "shard_optimizer_state": True}, ValueError, "leave shard_optimizer_state out"),
     ({"partitions": 1, "sharded_data_parallel_degree": 0}, ValueError, "positive integer"),
     ({"partitions": 2, "fp16": True, "bf16": True}, ValueError, "choose one"), ({"partitions": 2, "fp16": 1}, ValueError, "true or false, not 1"),
-    ({"partitions": 2, "horovod": True}, NotImplementedError, "TensorFlow"),
+    ({"partitions": 2, "horovod": True}, NotImplementedError, "start as many processes as partitions"),
     ({"partitions": 2, "partition_file": "x"}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "load_partition": True}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "hybrid_shard_degree": 2}, NotImplementedError, "of version 2"),
@@ -1046,6 +1161,10 @@ def names_that_scripts_import_exist(world):
     with smp.tensor_parallelism(enabled=True, fused_softmax=True), smp.delay_param_initialization(enabled=False):
         layer = nn.Linear(1, 1)
     smp.set_tensor_parallelism(layer, True)
+    from smdistributed.modelparallel.torch.nn import DistributedTransformerLayer
+    smp.tp_register_with_module(nn.Linear, DistributedTransformerLayer, *gpt2.get_hf_gpt2_transformer_layer_hooks())
+    expect(smp.tp_register(DistributedTransformerLayer)(nn.Linear) is nn.Linear and not smp.state.module_manager.translate_functions)
+    fails(DistributedTransformerLayer, NotImplementedError, "DistributedTransformerLayer is not served")
     expect(not layer.weight.is_meta)
 
 
@@ -1226,6 +1345,7 @@ CASES = [
     Case("parameters and states are sharded", parameters_and_states_are_sharded, (2, 3)),
     Case("divided states resume", divided_states_resume, (2,)),
     Case("optimizers that cannot be divided are refused", optimizers_that_cannot_be_divided_are_refused, (2,)),
+    Case("replicas divide states", replicas_divide_states, (2, 3, 4)),
     Case("gradients add up", gradients_add_up, (1, 2, 4)),
     Case("gradients are clipped", gradients_are_clipped, (1, 2, 4)),
     Case("sums of microbatches", sums_of_microbatches, (1, 2)),
@@ -1243,6 +1363,7 @@ CASES = [
     Case("files are saved and loaded", files_are_saved_and_loaded, (1, 2, 4)),
     Case("checkpoints resume", checkpoints_resume, (1, 2, 4)),
     Case("optimizers pass on what they lack", optimizers_pass_on_what_they_lack, (1, 2)),
+    Case("vendor's optimizers step", vendors_optimizers_step, (1, 2)),
     Case("optimizers may be made after the first step", optimizers_may_be_made_after_the_first_step, (2,)),
     Case("losses are scaled", losses_are_scaled, (1, 2, 3)),
     Case("activations are computed again", activations_are_computed_again, (1, 2)),

@@ -149,6 +149,74 @@ main()
 """
 
 
+LARGE = """
+import os, resource, sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+import smdistributed.modelparallel.torch as smp
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.one, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 8, batch_first=True)
+        self.two, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        y = self.one(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.down(F.gelu(self.up(self.two(x))))
+
+class GPT(nn.Module):
+    def __init__(self, width=512, layers=8, words=64):
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(words, width), nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, words)
+
+    def forward(self, x):
+        x = self.words(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+@smp.step
+def train_step(model, inputs, targets):
+    loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+    model.backward(loss)
+    return loss
+
+smp.init({"pipeline_parallel_degree": int(sys.argv[1]), "microbatches": 4})
+torch.set_num_threads(1)
+held = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (held + (400 << 20), -1))  # the model needs 385 MiB, torch another 80
+torch.manual_seed(1)
+model = GPT()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+model, optimizer = smp.DistributedModel(model), smp.DistributedOptimizer(optimizer)
+losses = []
+for _ in range(4):
+    optimizer.zero_grad()
+    losses.append(train_step(model, torch.arange(64).view(4, 16), torch.arange(64).view(4, 16)).reduce_mean().item())
+    optimizer.step()
+print(f"rank {smp.rank()} has {sum(each.numel() for each in model.local_parameters()) * 16 >> 20} MiB, losses {losses[0]} {losses[-1]}")
+"""
+
+
+def a_model_larger_than_a_worker_trains():
+    """With a limit of memory that one process exceeds."""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(LARGE)
+        script.flush()
+        environment = {**ENVIRONMENT, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}  # so that freed memory is returned
+        code, out, err = call(SHOAL, "run", "-n", "1", PYTHON, script.name, "1", env=environment, timeout=SECONDS_MAX)
+        expect(code and "allocate memory" in out + err, out, err)
+        code, out, err = call(SHOAL, "run", "-n", "2", PYTHON, script.name, "2", env=environment, timeout=SECONDS_MAX)
+    expect(code == 0, out, err)
+    found = re.findall(r"rank (\d) has (\d+) MiB, losses ([.\d]+) ([.\d]+)", out)
+    expect(len(found) == 2 and sum(int(each[1]) for each in found) > 380, out)
+    expect(all(float(last) < float(first) for _, _, first, last in found) and found[0][2:] == found[1][2:], out)
+
+
 def trained(count, parameters, *words, launcher=None):
     """Runs the script on a number of processes. Returns the loss of rank 0's replica, and the number of right answers."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
@@ -229,11 +297,12 @@ def processes_that_do_not_fit_are_refused():
         script.flush()
         environment = {**ENVIRONMENT, "SM_HP_MP_PARAMETERS": json.dumps({"partitions": 2})}
         code, out, err = call(SHOAL, "run", "-n", "3", PYTHON, script.name, env=environment, timeout=SECONDS_MAX)
-        expect(code and "3 processes cannot be divided into replicas of 2" in err, out, err)
+        expect(code and "3 ranks cannot be divided into replicas of 2" in err, out, err)
         code, out, err = call(PYTHON, script.name, env=environment, timeout=SECONDS_MAX)
         expect(code and "this process is not a rank of a job" in err, out, err)
 
 
 run_cases([two_partitions_train, partitions_give_what_one_process_gives, replicas_of_partitions_train, replicas_of_the_whole_model_train,
            scaled_losses_train, training_continues_from_files, variables_of_open_mpi_suffice, a_job_trains,
+           a_model_larger_than_a_worker_trains,
            processes_that_do_not_fit_are_refused])

@@ -16,18 +16,20 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "RECOMPUTE", "SCHEDULE_GPIPE", "SCHEDULE_1F1B", "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1",
            "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN", "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "PARTITION_SHORTEST",
            "PARTITION_TREE", "PARTITION_EQUAL", "RECOMPUTES_AS_SCHEDULED", "RECOMPUTES_ALL", "RECOMPUTES_IF_SHORT",
-           "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "NOISE_STEPS_MIN", "PARAMETERS_MAX",
-           "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX",
-           "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn", "ContextOptions", "PartFn", "CommOptions", "StoreSet",
-           "StoreGet", "StoreErase", "Store", "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation",
-           "MemoryUsage", "Traffic", "Training", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated",
-           "Watched", "WatchFn", "NoiseStep", "NoiseAverage", "Noise", "Scaling", "ScalingRate", "Parameter",
-           "GradientLayoutOptions", "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult",
-           "StepStats", "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions",
-           "LoadOptions", "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch",
-           "OuterOptions", "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Unit",
-           "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work",
-           "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes", "FUNCTIONS"]
+           "GROUP_WORLD", "GROUP_PIPELINE", "GROUP_TENSOR", "GROUP_REPLICAS", "GROUP_DATA", "GROUP_MODEL", "GROUP_SHARDS",
+           "GROUP_SHARD_REPLICAS", "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES",
+           "NOISE_STEPS_MIN", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX",
+           "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn",
+           "ContextOptions", "PartFn", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options",
+           "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation", "MemoryUsage", "Traffic", "Training", "FindingFn",
+           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "NoiseStep", "NoiseAverage",
+           "Noise", "Scaling", "ScalingRate", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn",
+           "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange",
+           "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout",
+           "CheckpointParameter", "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals",
+           "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Unit", "PartitionOptions", "Stage", "RankMemory",
+           "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work", "ComputeFn", "ReleasedFn", "PipelineCalls",
+           "ActionTimes", "PipelineTimes", "Placement", "Coordinates", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -592,6 +594,29 @@ class PipelineTimes(Sized):
                 ("action_count", c_uint32)]
 
 
+@begins(ranks=1, pipeline=1, tensor=1, shards=1)
+class Placement(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("ranks", c_int), ("pipeline", c_int), ("tensor", c_int), ("shards", c_int),
+                ("strategy", c_char_p)]
+
+
+# enum shoal_group
+GROUP_WORLD = 0
+GROUP_PIPELINE = 1
+GROUP_TENSOR = 2
+GROUP_REPLICAS = 3
+GROUP_DATA = 4
+GROUP_MODEL = 5
+GROUP_SHARDS = 6
+GROUP_SHARD_REPLICAS = 7
+
+
+@begins()
+class Coordinates(Sized):
+    _fields_ = [("struct_bytes", c_size_t), ("pp", c_int), ("tp", c_int), ("rdp", c_int), ("dp", c_int), ("mp", c_int),
+                ("shard", c_int), ("shard_replica", c_int)]
+
+
 # The return type and the arguments of each function.
 FUNCTIONS = {
     "shoal_version": (c_char_p, []),
@@ -852,4 +877,7 @@ FUNCTIONS = {
     "shoal_pipeline_failure": (c_int, [c_void_p, POINTER(Failure)]),
     "shoal_pipeline_alloc": (c_int, [c_void_p, c_size_t, POINTER(c_void_p)]),
     "shoal_pipeline_step_times": (c_int, [c_void_p, POINTER(PipelineTimes)]),
+    "shoal_placement_locate": (c_int, [POINTER(Placement), c_int, POINTER(Coordinates), c_char_p, c_size_t]),
+    "shoal_placement_group": (c_int, [POINTER(Placement), c_int, c_int, POINTER(c_int), c_size_t, POINTER(c_size_t), c_char_p,
+                                      c_size_t]),
 }

@@ -21,6 +21,7 @@ from torch import nn
 from torch._subclasses import fake_tensor
 from torch.func import functional_call
 from torch.fx import Graph, Node, Proxy, Tracer
+from torch.fx import proxy as proxies
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
@@ -28,6 +29,7 @@ UNKNOWN = object()  # the example of a value that depends on data
 # Functions that make tensors. fx records calls with a recorded argument only, and torch's parser refuses some of these.
 MAKERS = ("arange", "bernoulli", "complex", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn",
           "randperm", "tensor", "tril_indices", "triu_indices", "zeros")
+LIMITS = ("finfo", "iinfo")  # functions of a type of elements
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 DATA = tuple(getattr(fake_tensor, name) for name in
              ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException") if hasattr(fake_tensor, name))
@@ -63,6 +65,13 @@ class _Value(Proxy):
     def __float__(self):
         return float(self.tracer.answer(self, self.tracer.number_of(self, (int, float))))
 
+    def __getattr__(self, name):
+        return _Attribute(self, name)
+
+
+class _Attribute(proxies.Attribute, _Value):
+    """An attribute of a value, such as x.shape. It may also be a method that is called next."""
+
 
 # ---- Recording -------------------------------------------------------------------------------------------------------------
 
@@ -95,6 +104,7 @@ class _Tracer(Tracer):
     def __init__(self, model, is_unit):
         super().__init__()
         self._model, self._is_unit, self.whole = model, is_unit, {}  # whole: why modules run as a whole, by their names
+        self._modules = set(model.modules())
         self._tensors = dict((*model.named_buffers(), *model.named_parameters()))
         self._names = {id(tensor): name for name, tensor in self._tensors.items()}
         self._mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
@@ -111,6 +121,10 @@ class _Tracer(Tracer):
 
     def call_module(self, m, forward, args, kwargs):
         if self._is_running:
+            return forward(*args, **kwargs)
+        if m not in self._modules:  # the code has just made it, as many models make their loss: its operations are recorded
+            if any(True for _ in (*m.parameters(), *m.buffers())):
+                raise _Refused(f"{_place()} makes a module with values of its own, {type(m).__name__}, in each forward pass")
             return forward(*args, **kwargs)
         name = self.path_of_module(m)
         if self.is_leaf_module(m, name):
@@ -182,10 +196,11 @@ class _Tracer(Tracer):
 
     @contextlib.contextmanager
     def _recorded_makers(self):
-        """Replaces torch's functions that make tensors by ones that are recorded."""
-        former = {name: getattr(torch, name) for name in MAKERS}
+        """Replaces torch's functions that make tensors by ones that are recorded, and those that describe a type by ones that take a
+        recorded type."""
+        former = {name: getattr(torch, name) for name in (*MAKERS, *LIMITS)}
         for name, function in former.items():
-            setattr(torch, name, self._recorded(function))
+            setattr(torch, name, self._described(function) if name in LIMITS else self._recorded(function))
         try:
             yield
         finally:
@@ -196,6 +211,13 @@ class _Tracer(Tracer):
         def make(*args, **kwargs):
             return function(*args, **kwargs) if self._is_running else self.create_proxy("call_function", function, args, kwargs)
         return make
+
+    def _described(self, function):
+        def describe(kind):
+            if isinstance(kind, Proxy):
+                kind = self.answer(kind, self.number_of(kind, torch.dtype))
+            return function(kind)
+        return describe
 
     def _fake(self, tensor):
         if id(tensor) not in self._fakes:

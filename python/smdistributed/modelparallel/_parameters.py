@@ -46,7 +46,7 @@ POINTLESS = {
 SILENT = {"optimize": "memory", "sdp_gradient_clipping": 1.0}
 # Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
 REFUSED = {
-    "horovod": (False, "it is for TensorFlow; with PyTorch write \"ddp\": true"),
+    "horovod": (False, "with PyTorch write \"ddp\": true; with TensorFlow start as many processes as partitions"),
     "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
     "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
 }
@@ -187,7 +187,8 @@ def _check_shards(values):
     if is_sharded and values.get("tensor_parallel_degree", 1) > 1:
         raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is served without tensor parallelism: set tensor_parallel_degree to 1")
     if is_sharded and values["pipeline_parallel_degree"] > 1:
-        raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is served with one partition: set pipeline_parallel_degree to 1")
+        raise SMPUnsupportedError("smp.init: sharded_data_parallel_degree is not compatible with pipeline parallelism: set "
+                                  "pipeline_parallel_degree to 1, or shard_optimizer_state in place of sharded_data_parallel_degree")
     if is_sharded and values.get("shard_optimizer_state"):
         raise SMPConfigError("smp.init: sharded_data_parallel_degree shards states as well: leave shard_optimizer_state out")
     if is_sharded and not values.get("ddp"):

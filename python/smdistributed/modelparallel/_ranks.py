@@ -1,44 +1,67 @@
-"""Which rank has which part: rank tables for a placement strategy. This module does not import torch.
+"""Which rank has which part: rank tables for a placement strategy, as the C core computes them (include/shoal/placement.h). This
+module does not import torch.
 
 A strategy is the letters D, P and T in some order: (reduced) data, pipeline and tensor parallelism. The right-most letter varies
-fastest from rank to rank. With 2 of each, "DPT" (cluster) and "PTD":
-
-    rank   0 1 2 3 4 5 6 7        rank   0 1 2 3 4 5 6 7
-    rdp    0 0 0 0 1 1 1 1        rdp    0 1 0 1 0 1 0 1
-    pp     0 0 1 1 0 0 1 1        pp     0 0 0 0 1 1 1 1
-    tp     0 1 0 1 0 1 0 1        tp     0 0 1 1 0 0 1 1
-"""
+fastest from rank to rank."""
 from __future__ import annotations
 
+import ctypes
+
+from shoal import _native
 from smdistributed.modelparallel.exceptions import SMPConfigError
 
-KINDS = ("WORLD", "MP_GROUP", "DP_GROUP", "PP_GROUP", "TP_GROUP", "RDP_GROUP")
+# The number of a kind of group in C, and the name of a rank's number in it.
+_OF_KINDS = {
+    "WORLD": (_native.GROUP_WORLD, None), "MP_GROUP": (_native.GROUP_MODEL, "mp"), "DP_GROUP": (_native.GROUP_DATA, "dp"),
+    "PP_GROUP": (_native.GROUP_PIPELINE, "pp"), "TP_GROUP": (_native.GROUP_TENSOR, "tp"), "RDP_GROUP": (_native.GROUP_REPLICAS, "rdp"),
+}
+KINDS = tuple(_OF_KINDS)
+_ERROR_BYTES = 512
 
 
 class Placement:
-    """The ranks of a job of `size` processes. strategy: the letters."""
+    """The ranks of a job of `size` processes. strategy: "cluster", "spread", or the letters. shards: sharded_data_parallel_degree.
+    Raises SMPConfigError if the degrees do not divide the job."""
 
-    def __init__(self, size, pipeline_degree, tensor_degree=1, strategy="DPT"):
-        whole = pipeline_degree * tensor_degree
-        if size % whole:
-            raise SMPConfigError(f"smp.init: {size} processes cannot be divided into replicas of {whole} (pipeline_parallel_degree "
-                                 f"{pipeline_degree} x tensor_parallel_degree {tensor_degree}): start a multiple of {whole}")
+    def __init__(self, size, pipeline_degree, tensor_degree=1, strategy="cluster", shards=1):
         self.size, self.strategy = size, strategy
-        self.sizes = {"D": size // whole, "P": pipeline_degree, "T": tensor_degree}
+        self._placement = _native.Placement(ranks=size, pipeline=pipeline_degree, tensor=tensor_degree, shards=shards,
+                                            strategy=strategy.encode())
+        self.places(0)  # the first mistake of the parameters
+        self.sizes = {"D": size // (pipeline_degree * tensor_degree), "P": pipeline_degree, "T": tensor_degree}
+
+    def _call(self, function, *arguments):
+        error = ctypes.create_string_buffer(_ERROR_BYTES)
+        if getattr(_native.load(), function)(ctypes.byref(self._placement), *arguments, error, _ERROR_BYTES) != _native.OK:
+            raise SMPConfigError(f"smp.init: {error.value.decode(errors='replace')}")
+
+    def _located(self, rank):
+        found = _native.Coordinates()
+        self._call("placement_locate", rank, ctypes.byref(found))
+        return found
 
     def places(self, rank):
         """Returns the rank among those that differ in one letter only, by letters."""
-        found = {}
-        for letter in reversed(self.strategy):
-            found[letter] = rank % self.sizes[letter]
-            rank //= self.sizes[letter]
-        return found
+        found = self._located(rank)
+        return {"D": found.rdp, "P": found.pp, "T": found.tp}
 
     def group(self, kind, rank):
-        """Returns the ranks of the group of a kind that has this rank."""
-        same = {"WORLD": "", "MP_GROUP": "D", "DP_GROUP": "P", "PP_GROUP": "DT", "TP_GROUP": "DP", "RDP_GROUP": "PT"}[kind]
-        own = self.places(rank)
-        return [other for other in range(self.size) if all(self.places(other)[letter] == own[letter] for letter in same)]
+        """Returns the ranks of the group of a kind that has this rank, in ascending order."""
+        return self._listed(_OF_KINDS[kind][0], rank)
+
+    def shards_of(self, rank):
+        """Returns the ranks that divide parameters and states with this one."""
+        return self._listed(_native.GROUP_SHARDS, rank)
+
+    def _listed(self, kind, rank):
+        ranks, count = (ctypes.c_int * self.size)(), ctypes.c_size_t()
+        self._call("placement_group", kind, rank, ranks, self.size, ctypes.byref(count))
+        return ranks[:count.value]
+
+    def rank_in(self, kind, rank):
+        """Returns a rank's number in its group of a kind."""
+        name = _OF_KINDS[kind][1]
+        return rank if name is None else getattr(self._located(rank), name)
 
     def groups(self, kind):
         """Returns all groups of a kind, in the order of their first ranks."""

@@ -1,7 +1,7 @@
 """`import smdistributed.modelparallel.torch as smp`: version 1 of SageMaker's model-parallel library over Shoal's pipelines. The
 package's README describes what each name does here."""
 from smdistributed.modelparallel import __version__  # noqa: F401
-from smdistributed.modelparallel.torch import amp, model, nn, optimizer  # noqa: F401
+from smdistributed.modelparallel.torch import amp, model, nn, optimizer, optimizers  # noqa: F401
 from smdistributed.modelparallel.torch._activation import checkpoint, checkpoint_sequential, set_activation_checkpointing  # noqa: F401
 from smdistributed.modelparallel.torch._checkpoints import load, resume_from_checkpoint, save, save_checkpoint  # noqa: F401
 from smdistributed.modelparallel.torch._creation import delay_param_initialization, model_creation  # noqa: F401

@@ -87,10 +87,8 @@ def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_co
         _save_shards(folder, tag, wrapper, user_content)
     elif wrapper is not None:
         _save_whole_of_shards(folder, tag, model, optimizer, user_content)
-    elif rdp_rank() == 0 and partial:
-        _save_parts(folder, tag, model, optimizer, user_content)
-    elif rdp_rank() == 0:
-        _save_whole(folder, tag, model.state_dict() if model else None, optimizer.state_dict() if optimizer else None, user_content)
+    else:
+        _save_own(folder, tag, partial, model, optimizer, user_content)
     if rdp_rank() > 0:
         return
     if mp_rank() == 0:
@@ -98,6 +96,19 @@ def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_co
         if partial and num_kept_partial_checkpoints:
             _drop_old(folder, num_kept_partial_checkpoints)
     _messages.barrier(_messages.CommGroup.MP_GROUP)
+
+
+def _save_own(folder, tag, partial, model, optimizer, user_content):
+    """Saves a checkpoint whose parts the first replica has, or collects from the others."""
+    of_optimizer = None
+    if optimizer is not None and (rdp_rank() == 0 or state.divides_step()):
+        of_optimizer = optimizer.local_state_dict() if partial else optimizer.state_dict()
+    if rdp_rank() > 0:
+        return
+    if partial:
+        _save_parts(folder, tag, model.local_state_dict() if model else None, of_optimizer, user_content)
+    else:
+        _save_whole(folder, tag, model.state_dict() if model else None, of_optimizer, user_content)
 
 
 @contextlib.contextmanager
@@ -117,12 +128,12 @@ def _folder_of_parts(folder, tag, group, is_first, user_content, **about):
         os.rename(writing, made)
 
 
-def _save_parts(folder, tag, model, optimizer, user_content):
+def _save_parts(folder, tag, of_model, of_optimizer, user_content):
     with _folder_of_parts(folder, tag, _messages.CommGroup.MP_GROUP, mp_rank() == 0, user_content,
                           pipeline_parallel_degree=pp_size(), tensor_parallel_degree=tp_size()) as writing:
-        for name, thing in (("model", model), ("optimizer", optimizer)):
-            if thing is not None:
-                torch.save(thing.local_state_dict(), writing / f"{name}_{mp_rank()}.pt")
+        for name, values in (("model", of_model), ("optimizer", of_optimizer)):
+            if values is not None:
+                torch.save(values, writing / f"{name}_{mp_rank()}.pt")
 
 
 def _save_shards(folder, tag, wrapper, user_content):

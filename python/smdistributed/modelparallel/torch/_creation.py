@@ -30,4 +30,3 @@ def model_creation(tensor_parallelism=False, dtype=None, **tensor_parallel_confi
             yield
     finally:
         torch.set_default_dtype(former)
-

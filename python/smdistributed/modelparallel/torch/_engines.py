@@ -62,9 +62,9 @@ class Whole:
             if optimizer is None:
                 raise SMPError("smp.step: shard_optimizer_state needs the optimizer: make optimizer = smp.DistributedOptimizer(optimizer) "
                                "before the first step")
-            if state.cfg.microbatches > 1 or self._options["backward_passes_per_step"] > 1:
-                raise SMPUnsupportedError("smp.step: shard_optimizer_state is served with one backward pass for each step: set microbatches "
-                                          "and backward_passes_per_step to 1, or leave shard_optimizer_state out")
+            if self._options["backward_passes_per_step"] > 1:
+                raise SMPUnsupportedError("smp.step: backward_passes_per_step with shard_optimizer_state and one microbatch: set microbatches "
+                                          "instead, or leave shard_optimizer_state out")
             log("shard_optimizer_state: each rank steps its share of the parameters at the end of the backward pass, so gradients "
                 "cannot be changed or clipped after it")
             self._replicate(optimizer)
@@ -102,7 +102,6 @@ class Whole:
     def parts(self):
         """Returns the module that has this rank's parameters, under the model's names."""
         return self.module
-
 
     def state_dict(self, *args, **kwargs):
         return _tensor.whole_state(self.module, *args, **kwargs)

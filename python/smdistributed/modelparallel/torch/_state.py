@@ -16,8 +16,15 @@ from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
 BACKEND = "shoal"
 
 
+class ModuleManager:
+    """What transformers reads when it saves a model: pairs of functions that translate states of tensor-parallel modules. There are
+    none."""
+    translate_functions = ()
+
+
 class State:
     """What smp.init() has set up. Programs read `cfg`."""
+    module_manager = ModuleManager()
 
     def __init__(self):
         self.reset()
@@ -43,7 +50,8 @@ class State:
                                "`shoal run -n 2 python3 ...`, torchrun or mpirun")
             dist.init_process_group(BACKEND)
         rank, size = dist.get_rank(), dist.get_world_size()
-        placement = _ranks.Placement(size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy)
+        placement = _ranks.Placement(size, cfg.pipeline_parallel_degree, cfg.tensor_parallel_degree, cfg.placement_strategy,
+                                     shards=cfg.sharded_data_parallel_degree)
         if placement.sizes["D"] > 1 and not cfg.ddp:
             raise _parameters.SMPConfigError(f"smp.init: {size} processes are {placement.sizes['D']} replicas of "
                                              f"{cfg.pipeline_parallel_degree} partitions, which \"ddp\": true trains together: set it, or "
@@ -75,11 +83,17 @@ class State:
         if not self.is_initialized:
             raise SMPError("call smp.init() first")
 
+    def _has_shares(self):
+        return self.cfg.shard_optimizer_state and self.placement.sizes["D"] > 1
+
     def divides(self):
-        """Returns true if the data-parallel ranks divide the optimizer's states among themselves; an engine then runs the
-        optimizer."""
-        return self.is_sharded() or (self.cfg.shard_optimizer_state and self.cfg.pipeline_parallel_degree == 1
-                                     and self.placement.sizes["D"] > 1)
+        """Returns true if the data-parallel ranks divide the optimizer's states among themselves, and an engine runs the optimizer in
+        the backward pass."""
+        return self.is_sharded() or (self._has_shares() and self.cfg.pipeline_parallel_degree == 1 and self.cfg.microbatches == 1)
+
+    def divides_step(self):
+        """Returns true if they divide the states, and each of them steps its share in optimizer.step()."""
+        return self._has_shares() and not self.divides()
 
     def is_sharded(self):
         """Returns true if they divide parameters as well as states."""
@@ -135,7 +149,8 @@ def local_size():
 def _of(kind):
     """Returns the functions for one kind of group: rank, size, process group, list of ranks."""
     def rank():
-        return state.ranks(kind).index(dist.get_rank())
+        state.require()
+        return state.placement.rank_in(kind, dist.get_rank())
 
     def size():
         return len(state.ranks(kind))

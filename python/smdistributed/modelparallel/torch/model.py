@@ -48,8 +48,8 @@ class DistributedModel(nn.Module):
         object.__setattr__(self, "_engine", engine(module, factor, options))
         self.partitioned = self.pp_size == 1
         self._is_prepared = False
-        if state.cfg.shard_optimizer_state and self.pp_size > 1:
-            log("shard_optimizer_state has no effect with several partitions: each rank has the states of its own partition")
+        if state.divides_step():
+            log("shard_optimizer_state: each data-parallel rank keeps the states of its share, which it steps in optimizer.step()")
         state.model = weakref.ref(self)
 
     def _note_names(self):

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 
 from smdistributed.modelparallel.exceptions import SMPError
-from smdistributed.modelparallel.torch import _messages, _tensor
+from smdistributed.modelparallel.torch import _messages, _shares, _tensor
 from smdistributed.modelparallel.torch._state import log, state
 from smdistributed.modelparallel.torch.model import PARTIAL
 
@@ -27,6 +27,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if isinstance(optimizer, DistributedOptimizer) or not hasattr(optimizer, "step"):
             raise SMPError(f"smp.DistributedOptimizer: pass an optimizer that is not wrapped yet, not {type(optimizer).__name__}")
         self.inner = optimizer
+        self._shares = None  # see _divide
         self._order = None  # for each group: the names of the whole model's parameters
         model = state.model and state.model()
         if model is not None and model.partitioned and model.pp_size > 1:
@@ -80,7 +81,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.inner.defaults
 
     def step(self, *args, **kwargs):
-        return self.inner.step(*args, **kwargs)
+        shares = self._divide()
+        return shares.step(self.inner.step, *args, **kwargs) if shares else self.inner.step(*args, **kwargs)
+
+    def _divide(self):
+        """Returns the shares of the replicas, or None if each of them steps all parameters. They are made when the model has
+        been partitioned."""
+        if self._shares is None and state.divides_step() and self._is_complete():
+            if not hasattr(self.inner, "param_groups"):
+                raise SMPError(f"smp.DistributedOptimizer: {type(self.inner).__name__} has no param_groups, which shard_optimizer_state "
+                               "divides: leave shard_optimizer_state out")
+            self._shares = _shares.Shares(self.inner, state.group("RDP_GROUP"))
+            self._shares.drop_others()
+        return self._shares
+
+    def _is_complete(self):
+        """Returns true if the optimizer has the parameters of this rank's partition only."""
+        return state.cfg.pipeline_parallel_degree == 1 or self._order is not None
 
     def zero_grad(self, *args, **kwargs):
         return self.inner.zero_grad(*args, **kwargs)
@@ -110,6 +127,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 if id(each) in moved or id(each) not in names}
         self.inner.state.clear()
         self.inner.state.update(kept)
+        self._divide()
 
     def _numbers_of_whole(self):
         """Returns for each group the numbers of its parameters in the whole model's optimizer."""
@@ -125,14 +143,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return found
 
     def local_state_dict(self, gather_if_shard=True):
-        """Returns the state of this rank's parameters. Numbers of parameters are those of the whole model's optimizer. gather_if_shard
-        has no effect."""
-        found = self.inner.state_dict()
+        """Returns the state of this rank's parameters. Numbers of parameters are those of the whole model's optimizer. With
+        shard_optimizer_state all replicas call it, and their states are joined; gather_if_shard=False: only this rank's
+        share, without a call of the others."""
+        found = self._joined(self.inner.state_dict()) if gather_if_shard else self.inner.state_dict()
         if self._order is not None:
             numbers = self._numbers()
             found = {**found, "state": {numbers[key]: values for key, values in found["state"].items()},
                      "param_groups": [{**group, "params": [numbers[key] for key in group["params"]]} for group in found["param_groups"]]}
         return {**found, PARTIAL: True}
+
+    def _joined(self, own):
+        """Returns the state with those of the other replicas' shares."""
+        if self._divide() is None:
+            return own
+        parts = _messages.allgather(own["state"], _messages.CommGroup.RDP_GROUP)
+        return {**own, "state": {number: values for part in parts for number, values in part.items()}}
 
     def save_optimizer_backcompat(self, gather_if_shard=True):
         """Another name for local_state_dict(), which scripts use since version 1.10."""
@@ -143,9 +169,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return self.load_state_dict(state_dict)
 
     def state_dict(self):
-        """Returns the state of the whole model's optimizer, as one process has it. All ranks of a pipeline call it."""
+        """Returns the state of the whole model's optimizer, as one process has it. All ranks of a pipeline call it, and with
+        shard_optimizer_state all ranks."""
         if self._order is None and not _tensor.is_on():
-            return self.inner.state_dict()
+            return self._joined(self.inner.state_dict())
         own = self.local_state_dict()
         own["state"] = _tensor.whole_values(own["state"], self._by_number())
         return {key: value for key, value in own.items() if key != PARTIAL} if self._order is None else self._gathered(own)
@@ -173,7 +200,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             own = self._by_number()
             given["state"] = _tensor.own_values({key: values for key, values in given["state"].items() if key in own}, own)
         if self._order is None:
-            return self.inner.load_state_dict(given)
+            self.inner.load_state_dict(given)
+        else:
+            self._load_own(given)
+        if self._divide():
+            self._shares.drop_others()
+
+    def _load_own(self, given):
         numbers = self._numbers()
         for place, (group, own) in enumerate(zip(given["param_groups"], self._numbers_of_whole())):
             if list(group["params"]) != own:
@@ -183,4 +216,4 @@ class DistributedOptimizer(torch.optim.Optimizer):
         values = {places[number]: each for number, each in given["state"].items() if number in places}
         groups = [{**group, "params": [places[number] for number in group["params"] if number in places]}
                   for group in given["param_groups"]]
-        return self.inner.load_state_dict({**given, "state": values, "param_groups": groups})
+        self.inner.load_state_dict({**given, "state": values, "param_groups": groups})

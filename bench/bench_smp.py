@@ -1,0 +1,296 @@
+#!/usr/bin/env python3
+"""Trains a GPT on two ranks by smdistributed.modelparallel and by others: in a pipeline, and in shards.
+
+  bench/bench_smp.py                                      all of them, three rounds
+  bench/bench_smp.py --rounds 1 --steps 4 --layers 2 --width 64     a try
+
+Needs `make build/torch/made build/torch/deepspeed`. Each round starts all of them in turns; a rank has one thread and one core. Every
+one trains the same model from the same values on the same batches, so losses must equal those of one process.
+
+Prints a table: the median step in milliseconds, the ratio of steps per second to smdistributed's in the same round (median, least and
+most of the rounds; below 1: slower), the largest relative difference of a loss from one process's, and the memory that
+the model, its gradients, states and activations have on the larger rank (growth of anonymous memory since the model was made, in MiB)
+with what the partitioner has predicted. --json FILE also writes the rounds.
+
+Examples:
+  bench/bench_smp.py --rounds 5 --json smp.json
+  bench/bench_smp.py --only pipeline
+
+Exit codes:
+  0  all have run
+  1  one failed, or its losses differ"""
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHOAL, PYTHON = ROOT / "build/shoal", ROOT / "build/torch/bin/python3"
+RUN_S, WARMUPS, MICROBATCHES, NEAR = 900, 2, 4, 1e-4
+OURS = {"pipeline": "smp pipeline", "shards": "smp shards"}
+MODES = {"one": ["one process"],
+         "pipeline": ["smp pipeline", "torch pipelining over shoal", "torch pipelining over gloo", "DeepSpeed PipelineModule over shoal"],
+         "shards": ["smp shards", "FSDP2 over shoal", "FSDP2 over gloo"]}
+
+
+# ---- A rank ----------------------------------------------------------------------------------------------------------------
+
+
+def layers_of(options):
+    """Returns the model as a list of layers, each of which takes one tensor."""
+    import torch
+    from torch import nn
+    from torch.nn.functional import gelu, scaled_dot_product_attention
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.places = nn.Embedding(options.words, options.width), nn.Embedding(options.context, options.width)
+
+        def forward(self, x):
+            return self.words(x) + self.places.weight
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            width = options.width
+            self.one, self.all, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.two, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x):
+            rows, length, width = x.shape
+            parts = self.all(self.one(x)).view(rows, length, 3, width // 64, 64).permute(2, 0, 3, 1, 4)
+            mixed = scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
+            x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+            return x + self.down(gelu(self.up(self.two(x))))
+    torch.manual_seed(1)
+    return [Words(), *(Block() for _ in range(options.layers)), nn.LayerNorm(options.width), nn.Linear(options.width, options.words)]
+
+
+def batch_of(options, step):
+    import torch
+    made = torch.Generator().manual_seed(step)
+    words = torch.randint(options.words, (options.batch, options.context + 1), generator=made)
+    return words[:, :-1].contiguous(), words[:, 1:].contiguous()
+
+
+def loss_of(logits, targets):
+    from torch.nn.functional import cross_entropy
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def adam(parameters):
+    import torch
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def one_process(options):
+    from torch import nn
+    model = nn.Sequential(*layers_of(options))
+    optimizer = adam(model.parameters())
+
+    def step(inputs, targets):
+        optimizer.zero_grad()
+        loss = loss_of(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+    return step
+
+
+def smp_of(options, parameters, share):
+    import smdistributed.modelparallel.torch as smp
+    from torch import nn
+    smp.init(parameters)
+    model = nn.Sequential(*layers_of(options))
+    inner = adam(model.parameters())
+    model, optimizer = smp.DistributedModel(model), smp.DistributedOptimizer(inner)
+
+    @smp.step
+    def train(model, inputs, targets):
+        loss = loss_of(model(inputs), targets)
+        model.backward(loss)
+        return loss
+
+    def step(inputs, targets):
+        optimizer.zero_grad()
+        loss = train(model, share(inputs), share(targets)).reduce_mean()
+        optimizer.step()
+        return loss.item()
+    return step
+
+
+def own_half(tensor):
+    import torch.distributed as dist
+    return tensor.chunk(2)[dist.get_rank()]
+
+
+def smp_pipeline(options):
+    return smp_of(options, {"pipeline_parallel_degree": 2, "microbatches": MICROBATCHES}, lambda tensor: tensor)
+
+
+def smp_shards(options):
+    return smp_of(options, {"pipeline_parallel_degree": 1, "microbatches": 1, "ddp": True, "sharded_data_parallel_degree": 2,
+                            "sdp_gradient_clipping": 1e9}, own_half)
+
+
+def torch_pipelining(options, backend):
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    begin(backend)
+    layers, rank = layers_of(options), dist.get_rank()
+    cut = 1 + options.layers // 2
+    stage = nn.Sequential(*(layers[:cut] if rank == 0 else layers[cut:]))
+    optimizer = adam(stage.parameters())
+    schedule = Schedule1F1B(PipelineStage(stage, rank, 2, torch.device("cpu")), MICROBATCHES, loss_fn=loss_of)
+
+    def step(inputs, targets):
+        optimizer.zero_grad()
+        losses = []
+        if rank == 0:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=targets, losses=losses)
+        optimizer.step()
+        return sum(each.item() for each in losses) / MICROBATCHES if rank else None
+    return step
+
+
+def fsdp(options, backend):
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    begin(backend)
+    model = nn.Sequential(*layers_of(options))
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    optimizer = adam(model.parameters())
+
+    def step(inputs, targets):
+        optimizer.zero_grad()
+        loss = loss_of(model(own_half(inputs)), own_half(targets))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+    return step
+
+
+def deepspeeds(options):
+    begin("shoal")
+    import deepspeed
+    from deepspeed.pipe import PipelineModule
+    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # only inference uses it
+    deepspeed.init_distributed()
+    module = PipelineModule(layers=layers_of(options), num_stages=2, loss_fn=loss_of, partition_method="parameters")
+    rows = options.batch // MICROBATCHES
+    engine, *_ = deepspeed.initialize(model=module, optimizer=adam(module.parameters()), config={
+        "train_micro_batch_size_per_gpu": rows, "gradient_accumulation_steps": MICROBATCHES, "train_batch_size": options.batch,
+        "steps_per_print": 10**9})
+
+    def step(inputs, targets):
+        return engine.train_batch(data_iter=iter(list(zip(inputs.split(rows), targets.split(rows))))).item()
+    return step
+
+
+def begin(backend):
+    import torch.distributed as dist
+    import shoal.torch  # noqa: F401
+    dist.init_process_group(backend)
+
+
+STEPS_OF = {"one process": one_process, "smp pipeline": smp_pipeline, "smp shards": smp_shards,
+            "torch pipelining over shoal": lambda options: torch_pipelining(options, "shoal"),
+            "torch pipelining over gloo": lambda options: torch_pipelining(options, "gloo"),
+            "FSDP2 over shoal": lambda options: fsdp(options, "shoal"), "FSDP2 over gloo": lambda options: fsdp(options, "gloo"),
+            "DeepSpeed PipelineModule over shoal": deepspeeds}
+
+
+def anonymous_bytes():
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+)", text)[1]) << 10
+
+
+def rank(options):
+    """Trains, and prints a line of JSON."""
+    import warnings
+
+    import torch
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    torch.nn.Linear(64, 64)(torch.ones(1, 64)).sum().backward()
+    held = anonymous_bytes()
+    step = STEPS_OF[options.rank_of](options)
+    losses, times = [], []
+    for number in range(WARMUPS + options.steps):
+        batch = batch_of(options, number)
+        began = time.perf_counter()
+        losses.append(step(*batch))
+        times.append(1e3 * (time.perf_counter() - began))
+    print("RESULT " + json.dumps({"losses": losses, "times": times[WARMUPS:], "bytes": anonymous_bytes() - held}), flush=True)
+
+
+# ---- Rounds ----------------------------------------------------------------------------------------------------------------
+
+
+def run(mode, options):
+    """Starts the ranks of a mode. Returns losses of each step, the median step in milliseconds, bytes and the prediction."""
+    count = 1 if mode == "one process" else 2
+    words = [SHOAL, "run", "-n", count, "--timeout", RUN_S, PYTHON, Path(__file__).resolve(), "--rank-of", mode]
+    for name in ("steps", "layers", "width", "words", "context", "batch"):
+        words += [f"--{name}", getattr(options, name)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "SHOAL_LIBRARY": str(ROOT / "build/libshoal.so"),
+                   "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'python/smdistributed'}", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=environment)
+    found = [json.loads(each) for each in re.findall(r"RESULT (\{.*\})", done.stdout)]
+    if done.returncode or len(found) != count:
+        sys.exit(f"bench_smp.py: {mode} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
+    losses = [statistics.mean(each for each in values if each is not None) for values in zip(*(each["losses"] for each in found))]
+    predicted = [float(each) for each in re.findall(r"rank \d: ([\d.]+) MiB", done.stderr)]
+    return {"losses": losses, "ms": max(statistics.median(each["times"]) for each in found), "mib": max(each["bytes"] for each in found) / 2**20,
+            "predicted_mib": max(predicted, default=None)}
+
+
+def table(kind, rounds):
+    """Prints the rows of the modes of a kind."""
+    reference, ours = [each["one process"]["losses"] for each in rounds], OURS[kind]
+    print(f"\n| {kind} | step, ms | steps per second | loss differs | memory, MiB | predicted |")
+    print("|---|---|---|---|---|---|")
+    for mode in MODES[kind]:
+        ratios = [each[ours]["ms"] / each[mode]["ms"] for each in rounds]
+        far = max(abs(a - b) / abs(b) for each, wanted in zip(rounds, reference) for a, b in zip(each[mode]["losses"], wanted))
+        last = rounds[-1][mode]
+        print(f"| {mode} | {statistics.median(each[mode]['ms'] for each in rounds):.0f} | {statistics.median(ratios):.2f} "
+              f"({min(ratios):.2f} to {max(ratios):.2f}) | {far:.0e} | {last['mib']:.0f} | "
+              f"{'' if last['predicted_mib'] is None else format(last['predicted_mib'], '.0f')} |")
+        if far > NEAR:
+            sys.exit(f"bench_smp.py: the losses of {mode} differ from one process's by {far:.1e}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in (("rounds", 3), ("steps", 10), ("layers", 8), ("width", 256), ("words", 512), ("context", 64), ("batch", 16)):
+        parser.add_argument(f"--{name}", type=int, default=value, metavar="N")
+    parser.add_argument("--only", choices=sorted(OURS))
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank_of:
+        return rank(options)
+    kinds = [options.only] if options.only else list(OURS)
+    modes = [mode for kind in ("one", *kinds) for mode in MODES[kind]]
+    rounds = [{mode: run(mode, options) for mode in modes} for _ in range(options.rounds)]
+    if options.json:
+        options.json.write_text(json.dumps(rounds))
+    for kind in kinds:
+        table(kind, rounds)
+
+
+if __name__ == "__main__":
+    main()

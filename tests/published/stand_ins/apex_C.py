@@ -1,0 +1,1 @@
+"""The scripts import it and do not use it."""

@@ -1,0 +1,2 @@
+"""In place of botocore."""
+from . import exceptions  # noqa: F401

@@ -1,0 +1,5 @@
+"""Its error."""
+
+
+class ClientError(Exception):
+    pass

@@ -1,0 +1,1 @@
+"""In place of torchnet, which needs a server for plots."""

@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""smdistributed.modelparallel.tensorflow: losses, variables and checkpoints of a model in one, two and three partitions equal those of
+one process; each misuse has its error."""
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import forked
+from tap import run_cases
+
+# The vendor's package is smdistributed/, which a checkout has in python/.
+sys.path[:0] = [str(forked.TOP / "python/smdistributed"), str(forked.TOP / "python")]
+import smdistributed.modelparallel.tensorflow as smp  # noqa: E402
+from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError, SMPUnsupportedError  # noqa: E402
+
+tf.get_logger().setLevel("ERROR")
+STEPS, SAMPLES, MICROBATCHES = 3, 16, 4
+
+
+def begin(**parameters):
+    size = int(os.environ["WORLD_SIZE"])
+    smp.init({"partitions": size, "microbatches": MICROBATCHES, **parameters})
+
+
+def fails(function, kind, *words):
+    try:
+        function()
+    except kind as error:
+        assert all(word in str(error) for word in words), str(error)
+        return
+    raise AssertionError(f"no error with {words}")
+
+
+def close(got, wanted):
+    np.testing.assert_allclose(np.asarray(got, np.float64), np.asarray(wanted, np.float64), rtol=1e-4, atol=1e-5)
+
+
+# ---- Models ----------------------------------------------------------------------------------------------------------------
+
+
+def seeded(kind, *args, seed, **options):
+    return kind(*args, kernel_initializer=keras.initializers.GlorotUniform(seed), **options)
+
+
+def chain():
+    return [seeded(keras.layers.Conv2D, 4, 3, seed=1, activation="relu"), keras.layers.Flatten(), seeded(keras.layers.Dense, 8, seed=2),
+            keras.layers.Dropout(0.0), seeded(keras.layers.Dense, 5, seed=3)]
+
+
+def forks():
+    """The first layer's result is used by the second one and by the sum."""
+    return [seeded(keras.layers.Dense, 6, seed=1), seeded(keras.layers.Dense, 6, seed=2, activation="tanh"), keras.layers.Add(),
+            keras.layers.Flatten(), seeded(keras.layers.Dense, 5, seed=3)]
+
+
+def run_chain(layers, x):
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def run_forks(layers, x):
+    first, second, add, flatten, last = layers
+    x = first(x)
+    return last(flatten(add([x, second(x)])))
+
+
+def model_of(make, run, base=None):
+    class Model(base or smp.DistributedModel):
+        def __init__(self):
+            super().__init__()
+            for number, layer in enumerate(make()):
+                setattr(self, f"layer{number}", layer)
+
+        def call(self, x, training=None):
+            return run([getattr(self, f"layer{number}") for number in range(5)], x)
+    return Model()
+
+
+def data(step):
+    random = np.random.default_rng(step)
+    return random.random((SAMPLES, 6, 6, 1)), random.integers(0, 5, SAMPLES).astype(np.uint8)
+
+
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def reference(make, run, steps=STEPS):
+    """One process that trains on the whole batch. Returns losses, the model, and its variables by the numbers of layers."""
+    model, optimizer, losses = model_of(make, run, keras.Model), keras.optimizers.Adam(0.05), []
+    for step in range(steps):
+        x, y = data(step)
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        losses.append(float(loss))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+    return losses, model
+
+
+class Trainer:
+    """A script for the library."""
+
+    def __init__(self, make, run, uses_tape=False):
+        self.model, self.optimizer = model_of(make, run), keras.optimizers.Adam(0.05)
+        model, optimizer = self.model, self.optimizer
+
+        @smp.step
+        def get_grads(x, y):
+            with tf.GradientTape() as tape:
+                result = model(x, training=True)
+                loss = LOSS(y, result)
+            gradients = tape.gradient(loss, model.trainable_variables) if uses_tape else optimizer.get_gradients(loss, model.trainable_variables)
+            return gradients, loss, result
+
+        @tf.function
+        def train(x, y):
+            gradients, loss, result = get_grads(x, y)
+            optimizer.apply_gradients(zip([each.accumulate() for each in gradients], model.trainable_variables))
+            return loss.reduce_mean(), result.merge()
+        self.train = lambda step: train(*map(tf.constant, data(step)))
+
+        @smp.step(input_signature=[tf.TensorSpec([None, 6, 6, 1], tf.float64)])
+        def test(x):
+            return model(x, training=False)
+        self.test = test
+
+    def expect_variables_of(self, wanted):
+        for number in range(5):
+            own, whole = getattr(self.model, f"layer{number}"), getattr(wanted, f"layer{number}")
+            if own.variables:
+                for one, other in zip(own.variables, whole.variables):
+                    close(one, other)
+        held = sum(variable.shape.num_elements() for variable in self.model.local_variables())
+        counts = tf.constant([held])
+        import shoal.tensorflow as shoal
+        total = int(shoal.allreduce(counts, shoal.ReduceOp.SUM)[0])
+        assert total == wanted.count_params(), (total, wanted.count_params())
+
+
+# ---- Training --------------------------------------------------------------------------------------------------------------
+
+
+def models_train_as_one_process(rank):
+    begin()
+    for make, run, uses_tape in ((chain, run_chain, False), (forks, run_forks, False), (chain, run_chain, True)):
+        losses, wanted = reference(make, run)
+        trainer = Trainer(make, run, uses_tape)
+        for step in range(STEPS):
+            loss, result = trainer.train(step)
+            close(loss, losses[step])
+            assert result.shape == (SAMPLES, 5)
+        trainer.expect_variables_of(wanted)
+        close(trainer.test(tf.constant(data(9)[0])).concat(), wanted(data(9)[0], training=False))
+
+
+def partitions_follow_marks(rank):
+    begin(auto_partition=False, default_partition=0)
+
+    def make():
+        layers = chain()
+        return layers
+
+    class Model(smp.DistributedModel):
+        def __init__(self):
+            super().__init__()
+            for number, layer in enumerate(make()):
+                with smp.partition(1 if number in (1, 4) else 0):
+                    setattr(self, f"layer{number}", layer)
+
+        def call(self, x):
+            return run_chain([getattr(self, f"layer{number}") for number in range(5)], x)
+    model = Model()
+    result = smp.step(lambda x: model(x))(tf.constant(data(0)[0]))
+    close(result.merge(), model_of(chain, run_chain, keras.Model)(data(0)[0]))
+    assert [bool(getattr(model, f"layer{number}").variables) for number in (0, 2, 4)] == [rank == 0, rank == 0, rank == 1]
+
+
+def checkpoints_resume(rank):
+    begin()
+    wanted, _ = reference(chain, run_chain, 4)
+    folder = pathlib.Path(tempfile.gettempdir(), "shoal-smp-keras-" + os.environ["SHOAL_JOB_ID"])
+    trainer = Trainer(chain, run_chain)
+    for step in range(2):
+        trainer.train(step)
+    manager = smp.CheckpointManager(tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer), str(folder), max_to_keep=2)
+    manager.save()
+    smp.barrier()
+    assert sorted(os.listdir(folder)) == [f"mp_rank_{each}" for each in range(smp.mp_size())]
+    other = Trainer(chain, run_chain)
+    other.train(7)  # makes the variables
+    again = smp.CheckpointManager(tf.train.Checkpoint(model=other.model, optimizer=other.optimizer), str(folder))
+    assert again.latest_checkpoint and again.checkpoints == manager.checkpoints
+    again.restore().assert_consumed()
+    for step in (2, 3):
+        close(other.train(step)[0], wanted[step])
+    smp.barrier()
+    if rank == 0:
+        (folder / "mp_rank_9").mkdir()
+    smp.barrier()
+    fails(again.restore, SMPError, "and this job 2")
+    smp.barrier()
+    if rank == 0:
+        shutil.rmtree(folder)
+
+
+def outputs_have_the_form_of_one_call(rank):
+    begin()
+    model = model_of(chain, run_chain)
+
+    @smp.step(non_split_inputs=["whole"], input_split_axes={"turned": 1})
+    def forms(x, whole, turned, flag):
+        assert flag == "a"
+        return {"mean": tf.reduce_mean(model(x)), "rows": (tf.shape(whole)[0], tf.shape(turned))}, None
+    found, nothing = forms(tf.constant(data(0)[0]), tf.zeros([7, 2]), tf.zeros([3, 8]), "a")
+    assert nothing is None or nothing == [None] * MICROBATCHES
+    assert found["mean"].stack().shape == (MICROBATCHES,) and found["mean"].concat().shape == (MICROBATCHES,)
+    close(found["mean"].reduce_sum(), 4 * found["mean"].reduce_mean())
+    assert [int(each) for each in found["rows"][0].outputs] == [7] * MICROBATCHES
+    assert [list(map(int, each)) for each in found["rows"][1].outputs] == [[3, 2]] * MICROBATCHES
+
+
+# ---- Misuse ----------------------------------------------------------------------------------------------------------------
+
+
+def misuse_is_refused(rank):
+    fails(smp.rank, SMPError, "call smp.init() first")
+    fails(lambda: smp.init({"partitions": 3}), SMPConfigError, "there are 2 processes and 3 partitions")
+    fails(lambda: smp.init({"partitions": 2, "horovod": True}), SMPUnsupportedError, "horovod")
+    begin()
+    model = model_of(chain, run_chain)
+    x = tf.constant(data(0)[0])
+    fails(lambda: model(x), SMPError, "@smp.step only")
+    fails(lambda: model.fit(x), SMPUnsupportedError, "model.fit() is not served")
+    fails(lambda: smp.step(lambda x: model(x))(x[:15]), SMPConfigError, "the argument x has 15 samples, which 4 microbatches do not divide")
+    fails(lambda: smp.step(non_split_inputs=["y"])(lambda x: model(x)), SMPConfigError, "has no argument y")
+    fails(lambda: smp.partition(2).__enter__(), SMPConfigError, "must be a number less than the number of partitions, 2")
+    between = model_of(chain, lambda layers, x: run_chain(layers[1:], layers[0](x) * 2.0))
+    fails(lambda: smp.step(lambda x: between(x))(x), SMPUnsupportedError, "put operations between layers into a layer")
+    behind = model_of(chain, lambda layers, x: run_chain(layers, x) * 2.0)
+    fails(lambda: smp.step(lambda x: behind(x))(x), SMPUnsupportedError, "the model returns a tensor that is no layer's result")
+    one = model_of(chain, lambda layers, x: layers[1](x))
+    fails(lambda: smp.step(lambda x: one(x))(x), SMPError, "the model calls 1 layers (flatten", "2 partitions")
+    assert (smp.rank(), smp.size(), smp.dp_rank(), smp.dp_size(), smp.local_size()) == (rank, 2, 0, 1, 2)
+
+
+def nothing(*_):
+    pass
+
+
+def cases(size, *functions):
+    return forked.Cases(size, functions, nothing, nothing).report()
+
+
+run_cases([*cases(1, models_train_as_one_process), *cases(2, models_train_as_one_process), *cases(3, models_train_as_one_process),
+           *cases(2, partitions_follow_marks), *cases(2, checkpoints_resume), *cases(2, outputs_have_the_form_of_one_call),
+           *cases(2, misuse_is_refused)])
