@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from smdistributed.modelparallel.exceptions import SMPConfigError, SMPUnsupportedError
+from torch.sagemaker.utils.module_utils import clean_name
 
 COLUMN, ROW, GATHERED = "column", "row", "gathered"
 # The styles of transformers' plans. None: the module stays whole on each rank.
@@ -206,13 +207,7 @@ def gather_parameters(model, state_dict, prefix=""):
         if not isinstance(module, Divided):
             continue
         for name, _ in module.named_parameters():
-            key, axis = prefix + _clean(f"{path}.{name}"), module.axis(name)
+            key, axis = prefix + clean_name(f"{path}.{name}"), module.axis(name)
             if axis is not None and key in state_dict:
                 state_dict[key] = gathered(state_dict[key], module.group, axis)
 
-
-def _clean(path):
-    """Returns a parameter's name without the wrappers around modules."""
-    for wrapper in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_flat_param."):
-        path = path.replace(wrapper, "")
-    return path

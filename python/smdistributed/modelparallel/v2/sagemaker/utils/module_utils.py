@@ -26,3 +26,10 @@ def move_buffers_to_device(module, device, recurse=False):
             if buffer is not None and not buffer.is_meta:
                 owner._buffers[name] = buffer.to(device)
     return module
+
+
+def clean_name(name):
+    """Returns the name of a parameter in the program's model, without the modules that FSDP and activation checkpoints put around it."""
+    for wrapper in ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module."):
+        name = name.replace(wrapper, "")
+    return name
