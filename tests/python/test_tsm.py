@@ -547,6 +547,10 @@ def folders_are_limited(world):
         expect(limit_num_subdirs(f"{root}/llama-100steps", 2, log=True, **words) == ["llama-3steps", "llama-9steps"])
         expect(sorted(os.listdir(root)) == ["llama-100steps", "llama-1steps", "llama-20steps", "other"], os.listdir(root))
         expect(limit_num_subdirs(f"{root}/llama-100steps", 0, log=True, **words) == [])
+        expect(limit_num_subdirs(f"{root}/llama-100steps/tp2-1", 1, log=True, **words) == ["llama-20steps"])
+        expect(limit_num_subdirs(f"{root}/none/llama-1steps", 1, log=True, **words) == [])
+        os.utime(f"{root}/llama-100steps", (1, 1))
+        expect(limit_num_subdirs(f"{root}/other", 1) == ["llama-100steps"], os.listdir(root))
     expect(SORT_BY_LAST_INT("a/tp2/none") == -1 and SORT_BY_LAST_INT("a12/b7steps") == 7)
 
 
