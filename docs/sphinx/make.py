@@ -36,7 +36,7 @@ SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 # Pages of docs/ in reading order. Each page is in one of these lists.
 START = ["docs/quick-start", "docs/coming-from", "docs/launching", "docs/glance", "docs/how-fast", "docs/support",
          "docs/not-planned"]
-GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/jobs", "docs/gradients", "docs/shards", "docs/checkpoints", "docs/pipelines", "docs/advice", "docs/outer", "docs/gpu",
+GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/torch-sagemaker", "docs/jobs", "docs/gradients", "docs/shards", "docs/checkpoints", "docs/pipelines", "docs/advice", "docs/outer", "docs/gpu",
           "docs/errors", "docs/trace", "docs/performance"]
 CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/glossary", "docs/style", "docs/testing", "docs/releasing"]
 FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",

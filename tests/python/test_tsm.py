@@ -203,7 +203,7 @@ def tensor_parallel_models_train(world):
 
 
 def context_parallel_models_train(world):
-    """Also with activation checkpoints, which exchange keys again, and with degrees beside it."""
+    """Also with activation checkpoints, which exchange keys again, and with other degrees."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
     from torch.sagemaker.tensor_parallel.transformer import TransformerLayer
     others = [dict(context_parallel_degree=world.size)] + [dict(context_parallel_degree=2, hybrid_shard_degree=2),
@@ -447,7 +447,7 @@ def load_sharded(tsm, model, optimizer, folder, method):
 
 
 def checkpoints_load_with_other_degrees(world):
-    """Training goes on as one process does: parameters and the optimizer's states are loaded."""
+    """Training continues as in one process: parameters and the optimizer's states are loaded."""
     from torch.sagemaker.distributed.checkpoint.async_utils import AsyncCallsQueue
     tensor = 2 if world.size == 4 else 1
     for method, saved, loaded in (("sharded", world.size // tensor, 2), ("save", 2, world.size // tensor), ("async", 2, 0)):

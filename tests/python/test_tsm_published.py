@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
 """The vendor's published script for version 2 (Llama and GPT-NeoX), as it is, on processes without a GPU. Its losses are those of one
-process for each degree; it saves checkpoints of each kind and goes on from them.
+process for each degree; it saves checkpoints of each kind and continues from them.
 
 `dev/published.py` fetches it. What the script needs of a GPU, of FlashAttention, of Transformer Engine and of Megatron answers without
 doing anything (SHIM); no line of the script changes."""
-import importlib.util
 import json
 import os
 import pathlib
@@ -14,12 +13,28 @@ import shutil
 import sys
 import tempfile
 
+import ranks  # first: finds a Python with torch, and sets the path to shoal for children  # noqa: F401
+import torch
+import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
+import torch.distributed.checkpoint  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401
+import warm
 from tap import Skip, call, expect, run_cases
+
+try:
+    import accelerate  # noqa: F401
+    import transformers
+    import transformers.models.gpt_neox.modeling_gpt_neox  # noqa: F401
+    import transformers.models.llama.modeling_llama  # noqa: F401
+except ImportError:
+    print("1..0 # SKIP no transformers and accelerate: run it with build/trainers/bin/python3")
+    sys.exit(0)
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = TOP / "build/published/tsm/train.py"
 SHOAL = os.path.abspath(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))
-SECONDS_MAX = 300  # importing transformers takes long when other tests run
+PYTHON = warm.start()  # importing transformers takes six seconds of CPU time
+SECONDS_MAX = 300
 STEPS, WORDS, LENGTH, LINES = 4, 96, 16, 64
 
 SHIM = """
@@ -78,7 +93,7 @@ class Run:
                  "test_dir": self.folder / "test", "checkpoint_dir": self.folder / "checkpoints", "checkpoint_freq": 2 * STEPS, **more}
         listed = [word for name, value in words.items() for word in (f"--{name}", value)]
         environment = {**os.environ, "SM_HP_MP_PARAMETERS": json.dumps(parameters), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        found, out, err = call(SHOAL, "run", "-n", count, sys.executable, "-c", SHIM, SCRIPT, *listed, env=environment,
+        found, out, err = call(SHOAL, "run", "-n", count, PYTHON, "-c", SHIM, SCRIPT, *listed, env=environment,
                                timeout=SECONDS_MAX)
         text = out + err
         expect(found == code, text[-6000:])
@@ -135,8 +150,6 @@ def training_continues_from_checkpoints():
 
 def final_model_is_whole(folder):
     """As transformers reads it: with tensor parallelism as well."""
-    import torch
-    import transformers
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
     values = torch.load(folder / "pytorch_model.bin")
     model.load_state_dict(values)
@@ -167,8 +180,5 @@ def skipped():
     raise Skip("there is no build/published/tsm: dev/published.py fetches it")
 
 
-if not importlib.util.find_spec("transformers") or not importlib.util.find_spec("accelerate"):
-    print("1..0 # SKIP no transformers and accelerate: run it with build/trainers/bin/python3")
-    sys.exit(0)
 run_cases([losses_are_those_of_one_process, degrees_go_together, training_continues_from_checkpoints, local_checkpoints_are_saved,
            what_is_not_served_ends_with_a_remedy] if SCRIPT.exists() else [skipped])

@@ -42,7 +42,7 @@ def _attention(method):
 
 
 def _prepare(model, args, kwargs):
-    """Before the model is called: gives tokens their positions, and labels their successors."""
+    """Runs before the model is called: adds the positions of tokens and the successors of labels."""
     ids = args[0] if args else kwargs.get("input_ids", kwargs.get("inputs_embeds"))
     length, size = ids.shape[1], state.cp_size
     if length % 2:
@@ -61,7 +61,7 @@ def _prepare(model, args, kwargs):
 
 
 def _successors(labels, group):
-    """Returns the label that follows each token in the whole sequence, and by what the sum of losses is divided."""
+    """Returns the label that follows each token in the whole sequence, and the divisor of the sum of losses."""
     rank, size, half = dist.get_rank(group), dist.get_world_size(group), labels.shape[1] // 2
     firsts = [torch.empty_like(labels[:, :2]) for _ in range(size)]
     dist.all_gather(firsts, labels[:, [0, half]].contiguous(), group=group)

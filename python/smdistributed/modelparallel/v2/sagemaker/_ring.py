@@ -21,7 +21,7 @@ from torch.sagemaker._tensor import gathered
 
 
 def positions(rank, size, length, device):
-    """Returns the positions of a rank's tokens within the whole sequence. length: of the rank's part."""
+    """Returns the positions of a rank's tokens within the whole sequence. length: the number of its tokens."""
     half = torch.arange(length // 2, device=device)
     return torch.cat([half + rank * (length // 2), half + (2 * size - 1 - rank) * (length // 2)])
 
@@ -157,7 +157,7 @@ def forward_by_formula(query, key, value, scale, is_causal):
 
 
 def _backward(gradient, query, key, value, out, seen, scale, is_causal):
-    """Returns the gradients of query, key and value by some keys. seen: of all keys."""
+    """Returns the gradients of query, key and value by some keys. seen: the logarithms for all keys."""
     if query.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient.contiguous(), query, key, value, out, seen, 0.0, is_causal, scale=scale)

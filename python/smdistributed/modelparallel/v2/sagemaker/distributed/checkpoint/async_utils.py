@@ -1,4 +1,4 @@
-"""Saves that run while training goes on."""
+"""Saves that run during training."""
 from __future__ import annotations
 
 from torch.sagemaker.distributed.checkpoint.filesystem import failures_named

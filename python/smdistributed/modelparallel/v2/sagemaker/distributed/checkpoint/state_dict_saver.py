@@ -9,7 +9,7 @@ from torch.sagemaker.distributed.checkpoint.async_utils import AsyncCallsQueue
 from torch.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemWriter, failures_named
 
 DEFAULT_ASYNC_REQUEST_QUEUE = AsyncCallsQueue()
-_groups = {}  # of the threads that save, by the script's groups
+_groups = {}  # groups in which threads save, by their ranks
 
 
 class PyTorchDistSaveShardedStrategy:
@@ -25,7 +25,7 @@ def save(state_dict, *, checkpoint_id=None, storage_writer=None, planner=None, p
 
 def async_save(state_dict, *, checkpoint_id=None, storage_writer=None, planner=None, process_group=None, coordinator_rank=0, queue=None,
                **options):
-    """Copies a state dict, and saves the copy on a thread while training goes on. See save for the arguments. queue: an
+    """Copies a state dict, and saves the copy on a thread during training. See save for the arguments. queue: an
     AsyncCallsQueue, by default that of maybe_finalize_async_calls."""
     future = checkpoint.async_save(state_dict, storage_writer=_writer(checkpoint_id, storage_writer), planner=planner,
                                    process_group=_group_of_thread(process_group))

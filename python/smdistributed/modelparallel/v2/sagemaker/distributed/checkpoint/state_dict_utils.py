@@ -1,4 +1,4 @@
-"""State dicts of what this rank has."""
+"""State dicts with the values that this rank has."""
 from __future__ import annotations
 
 import contextlib
