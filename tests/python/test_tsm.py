@@ -219,6 +219,18 @@ def context_parallel_models_train(world):
                 has_values_of(model, one)
 
 
+def models_train_in_16_bits(world):
+    """As FSDP's MixedPrecision has it: losses are near those of float32, and go down as these do."""
+    kind = torch.bfloat16
+    policy = torch.distributed.fsdp.MixedPrecision(param_dtype=kind, reduce_dtype=kind, buffer_dtype=torch.float32)
+    for degrees in ({"hybrid_shard_degree": 2}, {"tensor_parallel_degree": 2}, {"context_parallel_degree": 2}):
+        for comm in ("p2p", "all_gather")[:2 if "context_parallel_degree" in degrees else 1]:
+            tsm = started(**degrees)
+            one, model = OneProcess(made(llama())), wrapped(tsm.transform(made(llama()), cp_comm_type=comm), mixed_precision=policy)
+            trains_like_one(tsm, model, one, tolerance=0.05)
+            expect(all(parameter.dtype == torch.float32 for parameter in model.parameters()))
+
+
 # ---- Attention -------------------------------------------------------------------------------------------------------------
 
 
@@ -572,9 +584,10 @@ def ranks_follow_the_degrees(world):
     expect(larger.get_rep_groups()[:2] == [[0, 8], [1, 9]] and larger.get_tp_groups()[:2] == [[0, 1], [2, 3]])
     expect(larger.get_shard_groups()[:2] == [[0, 2, 4, 6], [1, 3, 5, 7]] and larger.get_cp_groups()[:3] == [[0, 2], [1, 3], [4, 6]])
     expect([larger.get_rep_rank(rank) for rank in (0, 7, 8, 15)] == [0, 0, 1, 1])
-    expect(sorted(sum(larger.get_dp_groups(), [])) == list(range(16)) and larger.get_dp_groups()[1] == list(range(1, 16, 2)))
+    expect(larger.get_rep_rank_groups() == [list(range(8)), list(range(8, 16))])
     tsm = started()
-    expect(tsm.state.tp_process_group is None and tsm.state.cp_process_group is None and tsm.state.hybrid_shard_degree == 0)
+    expect(tsm.state.tp_process_group is tsm.state.cp_process_group is tsm.state.rep_rank_process_group is None)
+    expect(tsm.state.hybrid_shard_degree == 0)
     expect(tsm.is_initialized())
     tsm.state.reset()
     expect(not tsm.is_initialized())
@@ -655,6 +668,9 @@ def what_is_not_served_is_refused(world):
           "num_attention_heads, which is 3")
     fails(lambda: tsm.transform(made(llama(num_key_value_heads=1))), ValueError, "num_key_value_heads, which is 1")
     fails(lambda: tsm.transform(made(llama(intermediate_size=45))), ValueError, "the outputs of model.layers.0.mlp.gate_proj", "45")
+    with torch.device("meta") if world.rank else contextlib.nullcontext():
+        half = made(llama())
+    fails(lambda: tsm.transform(half), ValueError, "on 1 of 2 tensor-parallel ranks", "load_state_dict_from_rank0=True")
     plain._tp_plan = {"0": "moe_experts"}
     fails(lambda: tsm.transform(plain), NotImplementedError, "the plan of 0 is moe_experts")
     tsm = started(context_parallel_degree=2)
@@ -729,6 +745,7 @@ CASES = [
     Case("strategies keep their meaning", strategies_keep_their_meaning, (4,)),
     Case("tensor parallel models train", tensor_parallel_models_train, (2, 4)),
     Case("context parallel models train", context_parallel_models_train, (2, 4)),
+    Case("models train in 16 bits", models_train_in_16_bits, (2,)),
     Case("rings attend like one", rings_attend_like_one, (1, 2, 3, 4)),
     Case("attention modules attend", attention_modules_attend, (1, 2)),
     Case("values come when the model is wrapped", values_come_when_the_model_is_wrapped, (2,)),

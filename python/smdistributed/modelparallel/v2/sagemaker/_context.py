@@ -18,7 +18,7 @@ def parallelize(model, group, comm):
     """Prepares a model, in place. comm: a key of METHODS."""
     if not getattr(model, "_can_set_attn_implementation", lambda: False)():
         raise SMPUnsupportedError(f"tsm.transform: context_parallel_degree is {dist.get_world_size(group)}, and {type(model).__name__} is not "
-                                  "a model of transformers whose attention can be set, such as Llama or GPT-NeoX")
+                                  "a model of transformers 5 whose attention can be set, such as Llama or GPT-NeoX")
     from transformers import AttentionInterface
 
     name = f"context_parallel_{comm}"

@@ -60,11 +60,15 @@ def _changed(state, given, post_param_init_fn):
         if given.get("param_init_fn") is None:
             raise SMPConfigError("FSDP: post_param_init_fn is called after param_init_fn: pass both, of one DelayedParamIniter")
         given["param_init_fn"] = _one_after_the_other(given["param_init_fn"], post_param_init_fn)
-    if not torch.cuda.is_available():
+    if not _has_accelerator():
         given["device_id"] = torch.device("cpu")
     if state.tensor_parallel_degree > 1:
         given["use_orig_params"] = True  # gradients of divided and of whole parameters count differently in a norm
     return given
+
+
+def _has_accelerator():
+    return torch.cuda.is_available() or (hasattr(torch, "accelerator") and torch.accelerator.is_available())
 
 
 def _groups(state, strategy):
@@ -102,7 +106,7 @@ def _values_on_cpu():
     """Inside, PyTorch does not check that the values for sync_module_states are on a GPU."""
     check = "_check_module_states_for_sync_module_states"
     former = getattr(_init_utils, check, None)
-    if former is None or torch.cuda.is_available():
+    if former is None or _has_accelerator():
         yield
         return
     setattr(_init_utils, check, lambda states: None)

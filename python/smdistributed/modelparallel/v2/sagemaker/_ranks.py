@@ -62,10 +62,6 @@ class Ranker:
         """Returns the ranks of each replica."""
         return self._groups(self.get_rep_rank)
 
-    def get_dp_groups(self):
-        """Returns the groups of ranks that have the same tensor rank."""
-        return self._groups(self.get_tp_rank)
-
     def _groups(self, place):
         found = {}
         for rank in range(self.size):

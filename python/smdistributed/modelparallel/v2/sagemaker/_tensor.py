@@ -42,9 +42,9 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, tensor, group):
-        tensor = tensor.contiguous()
-        dist.all_reduce(tensor, group=group)
-        return tensor
+        total = tensor.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
 
     @staticmethod
     def backward(ctx, gradient):
@@ -192,7 +192,18 @@ def send_values(model, group):
                 if value.is_meta:
                     made = torch.empty_like(value, device="cpu")
                     table[name] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
-                dist.broadcast(table[name].detach(), first, group=group)
+                sent = _movable(table[name].detach(), group)
+                dist.broadcast(sent, first, group=group)
+                table[name].copy_(sent)
+
+
+def check_values(is_meta, group):
+    """Raises an error if only some ranks of a group have a model's values."""
+    known = [None] * dist.get_world_size(group)
+    dist.all_gather_object(known, is_meta, group=group)
+    if 0 < sum(known) < len(known):
+        raise SMPConfigError(f"tsm.transform: on {sum(known)} of {len(known)} tensor-parallel ranks the model is on the "
+                             "device meta, and on the others it has values: pass load_state_dict_from_rank0=True, or make it alike on all")
 
 
 def divided_parameters(model):
@@ -209,5 +220,11 @@ def gather_parameters(model, state_dict, prefix=""):
         for name, _ in module.named_parameters():
             key, axis = prefix + clean_name(f"{path}.{name}"), module.axis(name)
             if axis is not None and key in state_dict:
-                state_dict[key] = gathered(state_dict[key], module.group, axis)
+                value = state_dict[key]
+                state_dict[key] = gathered(_movable(value, module.group), module.group, axis).to(value.device)
+
+
+def _movable(value, group):
+    """Returns a value on a device whose memory the group's back-end sends: NCCL sends that of GPUs only."""
+    return value.cuda() if value.device.type == "cpu" and dist.get_backend(group) == "nccl" else value
 

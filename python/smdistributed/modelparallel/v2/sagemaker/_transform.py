@@ -27,14 +27,20 @@ def transform(model, device=None, dtype=None, config=None, load_state_dict_from_
     if not is_meta and (device is not None or dtype is not None):
         model = model.to(device=device, dtype=dtype)
     if state.tensor_parallel_degree > 1:
-        is_loaded = load_state_dict_from_rank0 and state.rank < state.tensor_parallel_degree
-        if is_loaded or not (is_meta or load_state_dict_from_rank0):
-            _tensor.send_values(model, state.tp_process_group)
-        _tensor.parallelize(model, state.tp_process_group)
+        _divide(model, state.tp_process_group, is_meta, load_state_dict_from_rank0)
     if state.context_parallel_degree > 1:
         _context.parallelize(model, state.cp_process_group, cp_comm_type)
     _register_layers(model)
     return model
+
+
+def _divide(model, group, is_meta, is_from_rank0):
+    """Divides a model among a tensor-parallel group. The first rank's values count, if there are any."""
+    if not is_from_rank0:
+        _tensor.check_values(is_meta, group)
+    if state.rank < state.tensor_parallel_degree if is_from_rank0 else not is_meta:
+        _tensor.send_values(model, group)
+    _tensor.parallelize(model, group)
 
 
 def _register_layers(model):

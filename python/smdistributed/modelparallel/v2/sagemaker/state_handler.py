@@ -41,7 +41,7 @@ class State:
         """Forgets a former job of this process."""
         self.cfg, self.ranker = _parameters.Parameters(), None
         self._asked.clear()
-        self._made = {}
+        self._made, self._own = {}, {}
         _fsdp.remove()
 
     def init(self, config=None):
@@ -49,12 +49,12 @@ class State:
         self._join()
         ranker = Ranker(dist.get_world_size(), found.hybrid_shard_degree, found.tensor_parallel_degree, found.context_parallel_degree)
         self.cfg, self.ranker, self._made = found, ranker, {}
+        self._own = {"tp": self._group(ranker.get_tp_groups()), "cp": self._group(ranker.get_cp_groups()),
+                     "rep": None if self.falls_back else self._group(ranker.get_rep_rank_groups())}
         if found.sm_activation_offloading and not torch.cuda.is_available():
             notes.append("sm_activation_offloading has no effect: activations are in the memory of the host already")
         for note in notes:
             log(note)
-        for groups in (ranker.get_tp_groups(), ranker.get_cp_groups(), ranker.get_rep_rank_groups(), ranker.get_dp_groups()):
-            self._group(groups)
         _fsdp.install(self)
 
     @staticmethod
@@ -120,23 +120,18 @@ class State:
     @property
     def tp_process_group(self):
         self.require()
-        return self._group(self.ranker.get_tp_groups())
+        return self._own["tp"]
 
     @property
     def cp_process_group(self):
         self.require()
-        return self._group(self.ranker.get_cp_groups())
+        return self._own["cp"]
 
     @property
     def rep_rank_process_group(self):
+        """All ranks of this rank's replica, or None if PyTorch's FSDP divides parameters by its own rules."""
         self.require()
-        return self._group(self.ranker.get_rep_rank_groups())
-
-    @property
-    def dp_process_group(self):
-        """The ranks that train on other batches, or on other parts of a sequence."""
-        self.require()
-        return self._group(self.ranker.get_dp_groups())
+        return self._own["rep"]
 
     def shard_and_replica_groups(self, degree):
         """Returns the process group that divides parameters among `degree` ranks, and the one that has the same shard. Checkpoints
