@@ -7,6 +7,7 @@
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make test-gpu   runs seven tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
+#   make test-published   fetches the vendor's script for torch.sagemaker, and runs it
 #   make bench   benchmarks every collective against Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, against Open MPI and Gloo
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
@@ -28,7 +29,7 @@ NCCL ?= 2.32.3
 # Variables for Python in a checkout.
 FROM_PYTHON = PYTHONPATH=$(CURDIR)/python SHOAL_LIBRARY=$(CURDIR)/build/libshoal.so
 
-.PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions bench bench-hosts bench-torch wheels docs check deps clean
+.PHONY: all build demo demo-torch demo-job test test-all test-rest test-gpu test-versions test-published bench bench-hosts bench-torch wheels docs check deps clean
 
 all: build
 
@@ -106,6 +107,11 @@ with_packages = make --no-print-directory --keep-going $(1:%=build/%/made) || ec
 test-versions: build build/torch/made
 	@dev/deps.sh python
 	@dev/versions.py $(ARGS)
+
+# ARGS="--from DIR" takes the script from a git repository on this machine.
+test-published: build build/trainers/made
+	@dev/published.py $(ARGS)
+	@meson test -C build --print-errorlogs torch_tsm_published
 
 bench: build build/impi
 	@dev/deps.sh bench
