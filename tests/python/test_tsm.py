@@ -15,7 +15,7 @@ import ranks
 import torch
 import torch._dynamo  # noqa: F401: else each rank's first optimizer imports it, in two seconds
 import torch.distributed as dist
-from ranks import Case, Skip, expect
+from ranks import Case, expect
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.fsdp import FullStateDictConfig, ShardedOptimStateDictConfig, ShardingStrategy, StateDictType
@@ -31,6 +31,7 @@ except ImportError:
 
 warnings.filterwarnings("ignore")
 WORDS, LENGTH = 96, 16
+SECONDS_MAX = 300  # of the cases that train many models
 HYBRID = ShardingStrategy.HYBRID_SHARD
 
 
@@ -190,9 +191,31 @@ def strategies_keep_their_meaning(world):
             trains_like_one(tsm, model, one, 2)
 
 
+def hybrid_groups_are_those_of_a_host(world):
+    """With degree 0, as PyTorch's own HYBRID_SHARD has the GPUs of a host. Checkpoints then follow them."""
+    former = os.environ["LOCAL_WORLD_SIZE"]
+    try:
+        os.environ["LOCAL_WORLD_SIZE"] = "2"
+        tsm = started()
+        expect([tsm.state.ranker.get_rep_rank(rank) for rank in range(4)] == [0, 0, 0, 0])
+        one, model = OneProcess(made(llama())), wrapped(tsm.transform(made(llama())))
+        expect(model.process_group.size() == 2 and model.sharding_strategy == HYBRID)
+        expect([tsm.state.ranker.get_rep_rank(rank) for rank in range(4)] == [0, 0, 1, 1])
+        expect(tsm.state.ranker.get_rep_groups() == [[0, 2], [1, 3]])
+        trains_like_one(tsm, model, one, 2)
+        group = dist.new_group([world.rank // 2 * 2, world.rank // 2 * 2 + 1], use_local_synchronization=True)
+        model = wrapped(tsm.transform(made(llama())), ShardingStrategy.FULL_SHARD, process_group=group)  # the script's own choice
+        expect(model.process_group is group and model.sharding_strategy == ShardingStrategy.FULL_SHARD)
+        os.environ["LOCAL_WORLD_SIZE"] = "3"
+        fails(lambda: wrapped(tsm.transform(made(llama()))), ValueError, "the 3 ranks of each host", "set hybrid_shard_degree")
+    finally:
+        os.environ["LOCAL_WORLD_SIZE"] = former
+
+
 def tensor_parallel_models_train(world):
-    for config in (llama(), neox(), llama(tie_word_embeddings=True), llama(attention_bias=True, mlp_bias=True)):
-        for degree in degrees_of(world.size // 2):
+    special = llama(tie_word_embeddings=True), llama(attention_bias=True, mlp_bias=True)
+    for config in (llama(), neox(), *special):
+        for degree in [0] if config in special else degrees_of(world.size // 2):
             tsm = started(hybrid_shard_degree=degree, tensor_parallel_degree=2)
             one, model = OneProcess(made(config)), tsm.transform(made(config))
             held = sum(parameter.numel() for parameter in model.parameters())
@@ -741,19 +764,20 @@ def names_that_scripts_import_exist(world):
 
 
 CASES = [
-    Case("models train with each degree", models_train_with_each_degree, (1, 2, 4)),
-    Case("strategies keep their meaning", strategies_keep_their_meaning, (4,)),
-    Case("tensor parallel models train", tensor_parallel_models_train, (2, 4)),
-    Case("context parallel models train", context_parallel_models_train, (2, 4)),
+    Case("models train with each degree", models_train_with_each_degree, (1, 2, 4), timeout_s=SECONDS_MAX),
+    Case("strategies keep their meaning", strategies_keep_their_meaning, (4,), timeout_s=SECONDS_MAX),
+    Case("hybrid groups are those of a host", hybrid_groups_are_those_of_a_host, (4,), timeout_s=SECONDS_MAX),
+    Case("tensor parallel models train", tensor_parallel_models_train, (2, 4), timeout_s=SECONDS_MAX),
+    Case("context parallel models train", context_parallel_models_train, (2, 4), timeout_s=SECONDS_MAX),
     Case("models train in 16 bits", models_train_in_16_bits, (2,)),
     Case("rings attend like one", rings_attend_like_one, (1, 2, 3, 4)),
     Case("attention modules attend", attention_modules_attend, (1, 2)),
     Case("values come when the model is wrapped", values_come_when_the_model_is_wrapped, (2,)),
     Case("values come from the program's function", values_come_from_the_programs_function, (2,)),
-    Case("values come from rank 0", values_come_from_rank_0, (2, 4)),
+    Case("values come from rank 0", values_come_from_rank_0, (2, 4), timeout_s=SECONDS_MAX),
     Case("norms count each parameter once", norms_count_each_parameter_once, (2,)),
-    Case("checkpoints load with other degrees", checkpoints_load_with_other_degrees, (2, 4)),
-    Case("local checkpoints load", local_checkpoints_load, (2, 4)),
+    Case("checkpoints load with other degrees", checkpoints_load_with_other_degrees, (2, 4), timeout_s=SECONDS_MAX),
+    Case("local checkpoints load", local_checkpoints_load, (2, 4), timeout_s=SECONDS_MAX),
     Case("saves that fail are reported", saves_that_fail_are_reported, (2,)),
     Case("folders are limited", folders_are_limited, (1,)),
     Case("ranks follow the degrees", ranks_follow_the_degrees, (4,)),

@@ -33,13 +33,9 @@ def install(state):
         given = inspect.signature(_constructor).bind(self, *args, **kwargs).arguments
         given.update(given.pop("kwargs", {}))
         given.pop("self")
-        is_outermost = given.get("process_group") is None and given.get("device_mesh") is None
-        with contextlib.ExitStack() as changed:
-            if is_outermost:
-                given = _changed(state, given, post_param_init_fn)
-                changed.enter_context(_values_on_cpu())
-            _constructor(self, **given)
-        if is_outermost and state.tensor_parallel_degree > 1:
+        with _values_on_cpu():
+            _constructor(self, **_changed(state, given, post_param_init_fn))
+        if state.tensor_parallel_degree > 1:
             _make_whole(self)
     FullyShardedDataParallel.__init__, FlatParamHandle.to_cpu = construct, _stay_on_cpu
 
@@ -55,7 +51,9 @@ def _stay_on_cpu(self):
 
 
 def _changed(state, given, post_param_init_fn):
-    given = {**given, **_groups(state, given.get("sharding_strategy"))}
+    """Returns the arguments of a constructor, by name. FSDP constructs the units inside with those of the whole."""
+    if given.get("process_group") is None and given.get("device_mesh") is None:
+        given = {**given, **_groups(state, given.get("sharding_strategy"))}
     if post_param_init_fn is not None:
         if given.get("param_init_fn") is None:
             raise SMPConfigError("FSDP: post_param_init_fn is called after param_init_fn: pass both, of one DelayedParamIniter")

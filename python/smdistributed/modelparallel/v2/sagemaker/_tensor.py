@@ -213,14 +213,15 @@ def divided_parameters(model):
 
 
 def gather_parameters(model, state_dict, prefix=""):
-    """Makes the slices in a state dict whole. Ranks whose state dict is empty, as those of FSDP with rank0_only, do nothing."""
+    """Makes the slices in a state dict whole, except those that are whole already. Ranks whose state dict is empty, as those of FSDP
+    with rank0_only, do nothing."""
     for path, module in model.named_modules():
         if not isinstance(module, Divided):
             continue
         for name, _ in module.named_parameters():
             key, axis = prefix + clean_name(f"{path}.{name}"), module.axis(name)
-            if axis is not None and key in state_dict:
-                value = state_dict[key]
+            value = state_dict.get(key)
+            if axis is not None and value is not None and value.shape[axis] < module.shape[1 - axis]:
                 state_dict[key] = gathered(_movable(value, module.group), module.group, axis).to(value.device)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from torch import nn
 
 from smdistributed.modelparallel.exceptions import SMPError
 from torch.sagemaker._tensor import Divided
