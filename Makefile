@@ -7,7 +7,7 @@
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make test-gpu   runs seven tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
 #   make test-versions   runs tests of the front-ends with other versions of Python and the frameworks; fetches gigabytes
-#   make test-scripts   runs published scripts of SageMaker's model-parallel library, fetched from GitHub
+#   make test-scripts   runs published scripts of SageMaker's model-parallel library, versions 1 and 2, fetched from GitHub
 #   make bench   benchmarks every collective against Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, against Open MPI and Gloo
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
@@ -108,9 +108,12 @@ test-versions: build build/torch/made
 	@dev/deps.sh python
 	@dev/versions.py $(ARGS)
 
-test-scripts: build build/torch/made
+# ARGS="--from DIR" takes them from git repositories on this machine.
+test-scripts: build build/torch/made build/trainers/made
 	@dev/deps.sh python
 	@dev/scripts.py $(ARGS)
+	@dev/published.py $(ARGS)
+	@meson test -C build --print-errorlogs torch_tsm_published
 
 bench: build build/impi
 	@dev/deps.sh bench

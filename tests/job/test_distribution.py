@@ -71,11 +71,19 @@ def what_cannot_be_run_is_refused():
     where = "distribution.smdistributed.modelparallel.parameters"
     is_refused(f"{where}.expert_parallel_degree: 2 is not served: leave it out, or write 1; pipeline_parallel_degree divides a model, "
                "and so do PyTorch's own sharding and DTensor with torch_distributed", modelparallel(partitions=2, expert_parallel_degree=2))
-    is_refused(f"{where}.horovod: true is not served: leave it out, or write false; pipeline_parallel_degree divides a model, and so do "
-               "PyTorch's own sharding and DTensor with torch_distributed", modelparallel(partitions=2, horovod=True))
+    is_refused(f"{where}.horovod: true is not served: leave it out, or write false; \"ddp\": true trains "
+               "replicas together", modelparallel(partitions=2, horovod=True))
     is_refused(f'{where}.microbatchs: unknown parameter; did you mean "microbatches"?', modelparallel(partitions=2, microbatchs=4))
     is_refused(f"{where}.partitions: 2 is not served with TensorFlow: write 1, or use PyTorch", modelparallel(partitions=2),
                framework="tensorflow")
+    is_refused(f"{where}.partitions: is of version 1 of the library, and hybrid_shard_degree of version 2; give the parameters of one",
+               modelparallel(partitions=2, hybrid_shard_degree=2))
+    is_refused(f"{where}.expert_parallel_degree: 2 is not served: leave it out, or write 1; hybrid_shard_degree divides the parameters of "
+               "experts as well", modelparallel(expert_parallel_degree=2))
+    is_refused(f"{where}.hybrid_shard_degree: is of version 2 of the library, which is for PyTorch only",
+               modelparallel(hybrid_shard_degree=2), framework="tensorflow")
+    is_refused(f'{where}.hybrid_shards_degree: unknown parameter; did you mean "hybrid_shard_degree"?',
+               modelparallel(hybrid_shards_degree=2))
     is_refused("distribution.pytorchxla: pytorchxla is not served: it needs SageMaker's own training compiler; use "
                "torch_distributed",
                {"pytorchxla": {"enabled": True}})
@@ -93,6 +101,20 @@ def what_cannot_be_run_is_refused():
     is_refused("distribution.smdistributed.modelparallel.parameters: default_partition needs partitions to be set as well",
                {"smdistributed": {"modelparallel": {"enabled": True, "parameters": {"default_partition": 1}}},
                 "mpi": {"enabled": True}})
+
+
+def parameters_of_version_2_are_served():
+    """Those that the vendor's notebooks have, started by torchrun; in another document by mpirun."""
+    parameters = {"activation_loading_horizon": 2, "context_parallel_degree": 2, "hybrid_shard_degree": 4, "sm_activation_offloading": True,
+                  "tensor_parallel_degree": 2, "expert_parallel_degree": 1, "random_seed": 7, "allow_empty_shards": False,
+                  "fsdp_cache_flush_warnings": True}
+    for given in (parameters, {"tensor_parallel_degree": 2}, {}):
+        found = launch({"torch_distributed": {"enabled": True}, "smdistributed": {"modelparallel": {"enabled": True, "parameters": given}}},
+                       gpus=8, framework="pytorch")
+        expect((found.runner, found.workers_per_host, found.notes) == ("torchrun", 8, []), given, found)
+    found = launch({"mpi": {"enabled": True, "processes_per_host": 4},
+                    "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"hybrid_shard_degree": 2}}}})
+    expect((found.runner, found.workers_per_host) == ("mpi", 4), found)
 
 
 def several_mistakes_are_found_at_once():
@@ -136,5 +158,5 @@ def tf_config_is_that_of_the_containers():
 
 
 run_cases([every_strategy_has_its_runner, workers_are_counted_as_by_the_vendor, options_of_mpirun_are_understood_or_named,
-           what_cannot_be_run_is_refused, several_mistakes_are_found_at_once, hyperparameters_know_their_base,
+           what_cannot_be_run_is_refused, parameters_of_version_2_are_served, several_mistakes_are_found_at_once, hyperparameters_know_their_base,
            tf_config_is_that_of_the_containers])

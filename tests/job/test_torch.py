@@ -89,4 +89,36 @@ def waits_for_data_are_seen():
         expect(losses.losses_of(reader)[0].share > 0 and not list(folder.traces.glob(".*.input")), list(folder.traces.iterdir()))
 
 
-run_cases([hosts_train_the_same_model, rank_that_fails_ends_all_hosts_and_is_named, waits_for_data_are_seen])
+def a_script_of_version_2_trains():
+    """As in the vendor's notebooks for Llama: torchrun, shards, and a model that tensor-parallel ranks divide."""
+    script = """
+        import torch, torch.distributed as dist
+        import torch.sagemaker as tsm
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+        from torch.sagemaker.grad_norm import clip_grad_norm_
+
+        dist.init_process_group("shoal")
+        tsm.init()
+        torch.manual_seed(1)
+        plain = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 4))
+        plain._tp_plan = {"0": "colwise", "2": "rowwise"}
+        model = FSDP(tsm.transform(plain))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(2):
+            model(torch.ones(3, 4)).square().sum().backward()
+            norm = clip_grad_norm_(model, 1.0)
+            optimizer.step()
+        print(f"rank {tsm.state.rank} of {tsm.state.world_size}: tensor {tsm.state.tp_rank} shards {model.process_group.size()} {norm:.4f}")
+    """
+    parameters = {"tensor_parallel_degree": 2, "hybrid_shard_degree": 2, "sm_activation_offloading": True, "activation_loading_horizon": 2}
+    distribution = {"torch_distributed": {"enabled": True}, "mpi": {"enabled": False, "processes_per_host": 4},
+                    "smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}}
+    with Jobs() as jobs:
+        jobs.run(script, distribution=distribution, framework="pytorch")
+        found = re.findall(r"rank (\d) of 4: tensor (\d) shards 2 ([\d.]+)", jobs.out)
+        expect(sorted(each[:2] for each in found) == [("0", "0"), ("1", "1"), ("2", "0"), ("3", "1")], jobs.out, jobs.err)
+        expect(len({each[2] for each in found}) == 1, found)
+        expect("sm_activation_offloading has no effect" in jobs.out + jobs.err, jobs.out, jobs.err)
+
+
+run_cases([hosts_train_the_same_model, a_script_of_version_2_trains, waits_for_data_are_seen, rank_that_fails_ends_all_hosts_and_is_named])

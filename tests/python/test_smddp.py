@@ -246,6 +246,12 @@ def it_installs_alone():
                                 env={**ENVIRONMENT, "PYTHONPATH": f"{target}:{os.environ['PYTHONPATH']}"})
         expect(code == 0 and out.startswith(target), out, err)
         expect(not os.path.exists(f"{target}/smdistributed/__init__.py"))
+        missing = [path for path in SMDDP.rglob("*.py") if not os.path.exists(f"{target}/smdistributed/{path.relative_to(SMDDP)}")]
+        expect(not missing, "not in the package:", missing)
+        # In a process of its own, because warm ones have imported torch already.
+        code, out, err = call(sys.executable, "-c", "import torch.sagemaker.utils.utils as u; print(u.__file__)", timeout=SECONDS_MAX,
+                              env={**ENVIRONMENT, "PYTHONPATH": f"{target}:{os.environ['PYTHONPATH']}"})
+        expect(code == 0 and out.startswith(target), out, err)
         code, out, err = call(f"{target}/bin/smddprun", "sh", "-c", "echo $RANK of $WORLD_SIZE",
                               env={**ENVIRONMENT, "PYTHONPATH": f"{target}:{os.environ['PYTHONPATH']}", **RANK_3})
         expect(code == 0 and out.endswith(" of 4\n"), code, out, err)

@@ -136,22 +136,29 @@ def mistakes(job: Job) -> List[Mistake]:
     return found
 
 
-# Parameters of smdistributed.modelparallel, versions 1 and 2. The package of that name (python/smdistributed) serves those of
-# version 1 or names them in the log, except for the following; it also checks their values.
-_MP_KNOWN = (
-    "active_microbatches", "activation_loading_horizon", "auto_partition", "bf16", "checkpoint_attentions", "contiguous", "ddp",
-    "ddp_dist_backend", "ddp_port", "default_partition", "delayed_parameter_initialization", "deterministic_server", "fast_mode",
-    "fp16", "fp16_params", "horovod", "load_partition", "memory_weight", "microbatches", "offload_activations", "optimize", "partition_file", "partitions", "pipeline",
+# Parameters of smdistributed.modelparallel. The package of that name (python/smdistributed) serves them, or names them in the log,
+# except for those in _MP_REFUSED_1 and _2; it also checks their values.
+_MP_OF_BOTH = ("activation_loading_horizon", "tensor_parallel_degree")
+_MP_VERSION_1 = (
+    "active_microbatches", "auto_partition", "bf16", "checkpoint_attentions", "contiguous", "ddp", "ddp_dist_backend", "ddp_port",
+    "default_partition", "delayed_parameter_initialization", "deterministic_server", "fast_mode", "fp16", "fp16_params", "horovod",
+    "load_partition", "memory_weight", "microbatches", "offload_activations", "optimize", "partition_file", "partitions", "pipeline",
     "pipeline_parallel_degree", "placement_strategy", "prescaled_batch", "shard_optimizer_state", "sharded_data_parallel_degree",
     "sdp_gradient_clipping", "sdp_hierarchical_allgather", "sdp_max_live_parameters", "sdp_param_persistence_threshold",
-    "sdp_reduce_bucket_size", "skip_tracing", "static_mode", "tensor_parallel_degree", "_fp32_grad_accumulation", "_match_weights",
-    "allow_empty_shards", "context_parallel_degree", "expert_parallel_degree", "fsdp_cache_flush_warnings",
-    "hybrid_shard_degree", "random_seed", "sm_activation_offloading")
-# Those that are not served, with the values for which they mean nothing.
-_MP_REFUSED: Dict[str, Tuple[Any, ...]] = {
-    **dict.fromkeys(("expert_parallel_degree", "context_parallel_degree", "hybrid_shard_degree"), (1,)),
-    **dict.fromkeys(("horovod", "sm_activation_offloading"), (False,)),
-}
+    "sdp_reduce_bucket_size", "skip_tracing", "static_mode", "_fp32_grad_accumulation", "_match_weights")
+_MP_VERSION_2 = ("allow_empty_shards", "context_parallel_degree", "expert_parallel_degree", "fsdp_cache_flush_warnings",
+                 "hybrid_shard_degree", "random_seed", "sm_activation_offloading")
+_MP_KNOWN = (*_MP_OF_BOTH, *_MP_VERSION_1, *_MP_VERSION_2)
+# Those that are not served, with the value for which they mean nothing, and what to use instead.
+_MP_REFUSED_1: Dict[str, Tuple[Any, str]] = {"horovod": (False, "\"ddp\": true trains replicas together")}
+_MP_REFUSED_2: Dict[str, Tuple[Any, str]] = {
+    "expert_parallel_degree": (1, "hybrid_shard_degree divides the parameters of experts as well")}
+
+
+def _is_version_2(distribution: Dict[str, Any], parameters: Dict[str, Any]) -> bool:
+    """Returns true for parameters of version 2 of the library, whose processes torchrun starts."""
+    is_by_torchrun = _is_enabled(_settings(distribution, ("torch_distributed",)))
+    return any(name in _MP_VERSION_2 for name in parameters) or (is_by_torchrun and not any(name in _MP_VERSION_1 for name in parameters))
 
 
 def _parameters_not_served(distribution: Dict[str, Any], framework: Optional[str]) -> Iterator[Mistake]:
@@ -159,15 +166,19 @@ def _parameters_not_served(distribution: Dict[str, Any], framework: Optional[str
         parameters = mp_parameters(distribution) or {}
     except ValueError:
         return  # already reported
+    is_2 = _is_version_2(distribution, parameters)
+    refused = _MP_REFUSED_2 if is_2 else _MP_REFUSED_1
     for name, value in parameters.items():
         place = _MODELPARALLEL + ("parameters", name)
         if name not in _MP_KNOWN:
             yield place, f"unknown parameter{names_like(name, _MP_KNOWN)}"
-        elif name in _MP_REFUSED and value not in _MP_REFUSED[name]:
-            yield place, (f"{said(value)} is not served: leave it out, or write {said(_MP_REFUSED[name][0])}; "
-                          "pipeline_parallel_degree divides a model, and so do PyTorch's own sharding and DTensor with torch_distributed")
-        elif name in ("partitions", "pipeline_parallel_degree") and value != 1 and framework == "tensorflow":
-            yield place, f"{said(value)} is not served with TensorFlow: write 1, or use PyTorch"
+        elif is_2 and name in _MP_VERSION_1:
+            other = next(each for each in parameters if each in _MP_VERSION_2)
+            yield place, f"is of version 1 of the library, and {other} of version 2; give the parameters of one"
+        elif name in refused and value != refused[name][0]:
+            yield place, f"{said(value)} is not served: leave it out, or write {said(refused[name][0])}; {refused[name][1]}"
+        elif is_2 and framework == "tensorflow":
+            yield place, "is of version 2 of the library, which is for PyTorch only"
 
 
 @dataclasses.dataclass

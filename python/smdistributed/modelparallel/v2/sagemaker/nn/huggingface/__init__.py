@@ -1,0 +1,1 @@
+"""Attention for models of transformers."""

@@ -1,0 +1,1 @@
+"""Names of tensor parallelism that scripts import."""
