@@ -636,7 +636,6 @@ static SHOAL_NOINLINE enum shoal_status refuse_comm(const struct shoal_comm *com
         return SHOAL_ERR_ARGUMENT;
     }
     SHOAL_TRY(shoal_context_check(comm->context, call));
-    SHOAL_ASSERT(comm->is_finalized); /* no other reason is left */
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm", "%s: communicator %s was finalized", call, comm->name);
 }
 
