@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
+
 /* A call being checked. */
 struct attempt {
     const struct shoal_comm *comm;
@@ -161,6 +163,7 @@ static enum shoal_status check_apart(const struct attempt *attempt, const size_t
         if (counts[i])
             parts[used++] = (struct stretch){at[i], at[i] + counts[i]};
     }
+    SHOAL_ASSERT(used <= size);
     qsort(parts, (size_t)used, sizeof *parts, compare_begins);
     for (int i = 1; i < used; i++)
         is_apart &= parts[i - 1].end <= parts[i].begin;
@@ -278,6 +281,7 @@ static bool reaches_into(const struct furthest *furthest, const struct range *ra
 {
     const bool is_first = furthest->first && furthest->first->tensor != range->tensor;
     const struct range *before = is_first ? furthest->first : furthest->other;
+    SHOAL_ASSERT(!before || before->tensor != range->tensor);
     return before && range->begin < before->end;
 }
 
@@ -288,6 +292,7 @@ static bool are_apart(const struct range *ranges, size_t count)
     struct furthest inputs = {NULL, NULL}, outputs = {NULL, NULL};
     for (size_t i = 0; i < count; i++) {
         const struct range *range = &ranges[i];
+        SHOAL_ASSERT(i == 0 || ranges[i - 1].begin <= range->begin);
         if (reaches_into(&outputs, range) || (range->is_output && reaches_into(&inputs, range)))
             return false;
         add_to_furthest(range->is_output ? &outputs : &inputs, range);
@@ -309,6 +314,7 @@ static enum shoal_status check_tensors_apart(const struct attempt *attempt)
         used = add_range(ranges, used, tensor->input, part * attempt->input_parts, t, false);
         used = add_range(ranges, used, tensor->output, part * attempt->output_parts, t, true);
     }
+    SHOAL_ASSERT(used <= 2 * extra->tensor_count);
     qsort(ranges, used, sizeof *ranges, compare_ranges);
     const bool is_apart = are_apart(ranges, used);
     free(ranges);
@@ -345,6 +351,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
 enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                           const struct shoal_extra *extra)
 {
+    SHOAL_ASSERT(!call->layout);
     if (extra->tensor_count == 1) { /* peers may access all memory that they can reach of a single tensor */
         call->input = extra->tensors[0].input;
         call->output = extra->tensors[0].output;

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "comm/arguments.h"
 
 /* BLOCKING as request_out means "wait": a blocking call returns no request. Never written. */
@@ -27,6 +28,7 @@ static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct 
     struct shoal_request *request;
     void *driver_context;
     SHOAL_TRY(shoal_devices_post(comm, posting, &driver_context, &request));
+    SHOAL_ASSERT(request && !blocking);
     if (request_out != BLOCKING) {
         *request_out = request;
         const enum shoal_status so_far = wait_ms ? shoal_request_wait(request, wait_ms) : SHOAL_PENDING;
@@ -42,6 +44,7 @@ static enum shoal_status launch(struct shoal_comm *comm, const struct shoal_post
                                 const struct shoal_options *options, struct shoal_request **request_out)
 {
     const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, wait_of(options)};
+    SHOAL_ASSERT(posting->is_group || posting->count == 1);
     if (SHOAL_UNLIKELY(!request_out))
         return shoal_posting_drop(posting, shoal_arguments_refuse(comm, posting->name, "request_out is NULL"));
     if (SHOAL_UNLIKELY(comm->devices.ask != NULL)) {

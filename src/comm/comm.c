@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/struct_bytes.h"
 #include "comm/comm_world.h"
@@ -120,6 +121,7 @@ static struct shoal_comm *comm_allocate(const struct recipe *recipe)
         return NULL;
     }
     memcpy(comm->members, recipe->members, (size_t)recipe->size * sizeof *comm->members);
+    SHOAL_ASSERT(recipe->rank >= 0 && recipe->rank < recipe->size && recipe->world);
     snprintf(comm->name, sizeof comm->name, "%s", name_of(recipe));
     comm->rank = recipe->rank;
     comm->size = recipe->size;
@@ -178,6 +180,7 @@ static enum shoal_status comm_make(struct shoal_context *context, const struct r
             free_comm(comm);
         return status;
     }
+    SHOAL_ASSERT(comm->engine && comm->world->context == context);
     comm->context = context;
     struct shoal_recorder *recorder = shoal_engine_recorder(comm->engine);
     recorder->rejections = context->network ? shoal_network_rejections(context->network) : NULL;
@@ -309,6 +312,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     note_rank(context, bootstrap->rank);
     SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe));
     SHOAL_TRY(shoal_world_meet(context, bootstrap, timeout_ms, &recipe.world));
+    SHOAL_ASSERT(recipe.world->rank == recipe.rank && recipe.world->size == recipe.size);
     recipe.members = recipe.world->members;
     const int local_ranks = shoal_members_count_local(recipe.members, recipe.size, recipe.rank);
     shoal_progress_note_ranks(context->progress, local_ranks);
@@ -450,12 +454,14 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
             chosen[recipe.size++] = (struct member){choices[r].key, r};
     }
     if (status == SHOAL_OK) {
+        SHOAL_ASSERT(recipe.size > 0 && choices[parent->rank].color == color); /* this rank is among them */
         qsort(chosen, (size_t)recipe.size, sizeof *chosen, by_key_then_rank);
         for (int i = 0; i < recipe.size; i++) {
             members[i] = parent->members[chosen[i].rank];
             if (chosen[i].rank == parent->rank)
                 recipe.rank = i;
         }
+        SHOAL_ASSERT(chosen[recipe.rank].rank == parent->rank);
         snprintf(name, sizeof name, "%.20s.%u", parent->name, parent->splits);
         status = comm_make(context, &recipe, comm_out);
     }
@@ -570,6 +576,7 @@ static void wait_until_quiet(struct shoal_context *context, struct shoal_engine 
 static void comm_wait_for_adapters(struct shoal_context *context, struct shoal_engine *engine, bool is_inside)
 {
     while (!is_inside && shoal_engine_is_holding(engine)) {
+        SHOAL_ASSERT(context->network); /* only its adapters read devices */
         shoal_progress_unlock(context->progress);
         shoal_shm_link_wait(-1, 0, 1);
         shoal_progress_lock(context->progress);
@@ -593,8 +600,8 @@ void shoal_comm_free(struct shoal_comm *comm)
     struct shoal_comm **link = &context->comms;
     while (*link && *link != comm)
         link = &(*link)->next;
-    if (*link)
-        *link = comm->next;
+    SHOAL_ASSERT(*link == comm);
+    *link = comm->next;
     context->has_broken |= shoal_engine_failure(comm->engine) != NULL; /* before others no longer find it among the engines */
     shoal_progress_remove(context->progress, comm->engine);
     shoal_engine_close(comm->engine);

@@ -69,6 +69,7 @@ static void fill_reach(const struct shoal_nics *nics, struct reach *reach)
             if (!nic->is_up || nic->is_loopback != loopback || members_is_link_local(nic))
                 continue;
             const bool is_v4 = nic->address.ss_family == AF_INET;
+            SHOAL_ASSERT(is_v4 || nic->address.ss_family == AF_INET6);
             reach->families[reach->count] = (uint16_t)nic->address.ss_family;
             memcpy(reach->addresses[reach->count++],
                    is_v4 ? (const void *)&((const struct sockaddr_in *)(const void *)&nic->address)->sin_addr
@@ -109,6 +110,7 @@ static bool members_find_source(const struct reach *reach, struct sockaddr_stora
 static int first_remote(const struct shoal_member *members, int own)
 {
     int rank = 0;
+    SHOAL_ASSERT(members[0].host == 0); /* hosts are numbered in the order of their lowest ranks */
     while (members[rank].host == members[own].host)
         rank++;
     return rank;
@@ -172,6 +174,7 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
         shoal_progress_add_source(context->progress, shoal_network_wait_source(network));
         shoal_progress_unlock(context->progress);
     }
+    SHOAL_ASSERT(status != SHOAL_OK || context->network);
     pthread_mutex_unlock(&context->opening);
     return status;
 }
@@ -235,6 +238,7 @@ static enum shoal_status meet_remote(struct shoal_world *world, const struct sho
     for (int r = 0; r < world->size && status == SHOAL_OK; r++) {
         if (members[r].host == members[world->rank].host)
             continue;
+        SHOAL_ASSERT(!members[r].remote && !members[r].local);
         const struct shoal_session_side side = side_of(addresses, r);
         struct shoal_network_peer known = {.name = places[r].name, .address = addresses[r].address, .world_rank = r};
         shoal_session_open(&known.session, &job, &own, &side);
@@ -267,6 +271,7 @@ static void introduce_membership(struct shoal_world *world)
     shoal_progress_lock(world->context->progress);
     for (int r = 0; r < world->size; r++) {
         const struct shoal_member *member = &world->members[r];
+        SHOAL_ASSERT((member->remote || member->local) == (r != world->rank) && (!member->remote || !member->local));
         if (member->remote)
             member->remote->membership = world->membership;
         if (member->local && member->local->process.pidfd >= 0 && !member->local->process.is_own)
@@ -361,6 +366,7 @@ enum shoal_status shoal_world_meet(struct shoal_context *context, struct shoal_b
 
 void shoal_world_use(struct shoal_world *world)
 {
+    SHOAL_ASSERT(world->uses > 0);
     world->uses++;
 }
 

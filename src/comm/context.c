@@ -1,5 +1,6 @@
 #include "comm/context.h"
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "base/struct_bytes.h"
 #include "comm/comm_world.h"
@@ -150,6 +151,7 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_comm_free(context->comms);
     if (is_child)
         return;
+    SHOAL_ASSERT(!context->comms);
     shoal_dump_stop(&context->log);
     shoal_drivers_fini(context);
     if (context->progress) {
@@ -157,6 +159,7 @@ void shoal_context_destroy(struct shoal_context *context)
         shoal_progress_stop_thread(context->progress);
     }
     shoal_helpers_destroy(context->helpers);
+    SHOAL_ASSERT(!context->left_worlds); /* the last communicators were freed outside callbacks */
     shoal_flights_destroy(context->flights);
     shoal_network_close(context->network);
     shoal_shm_endpoint_destroy(context->endpoint);

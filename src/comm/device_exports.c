@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "comm/context.h"
 
 /* Ends one registration of freed memory, if the next one to check is stale. Asks the driver without the engine's lock. */
@@ -75,6 +76,7 @@ atomic_int *shoal_devices_hold_export(struct shoal_comm *comm, unsigned long lon
     pthread_mutex_lock(&context->drivers.lock);
     struct shoal_fabric_exported *exported = find_or_export(context, exports, at, bytes);
     const bool is_registered = exported && exported->memory.region;
+    SHOAL_ASSERT(!is_registered || (exported->begin <= at && at + bytes <= exported->begin + exported->bytes));
     if (is_registered)
         atomic_fetch_add_explicit(&exported->holders, 1, memory_order_relaxed);
     pthread_mutex_unlock(&context->drivers.lock);

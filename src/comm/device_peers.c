@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "collective/select.h"
 #include "comm/comm_world.h"
@@ -76,6 +77,7 @@ static bool does_reach(const struct shoal_gpu *gpu, int device, const char *pci)
 static enum shoal_status check_answers(const struct joining *joining)
 {
     struct shoal_context *context = joining->comm->context;
+    SHOAL_ASSERT(joining->port); /* all ranks can take part */
     const int device = shoal_gpu_peers_device(joining->port->peers);
     for (int r = 0; r < joining->comm->size; r++) {
         const struct answer *answer = &joining->answers[r];
@@ -130,6 +132,7 @@ static bool pass_with(const struct joining *joining, struct passing *passing, in
 {
     const struct shoal_comm *comm = joining->comm;
     struct shoal_shm_peer *peer = comm->members[joining->ranks[i]].local;
+    SHOAL_ASSERT(peer && i != joining->stage.rank);
     if (!passing->has_sent[i])
         passing->has_sent[i] = shoal_shm_endpoint_offer_device(peer, comm->number, passing->own);
     if (passing->has_sent[i] && passing->has_come[i])
@@ -221,6 +224,7 @@ static enum shoal_status join_all(struct joining *joining)
 static void use_peers(const struct joining *joining)
 {
     struct shoal_comm *comm = joining->comm;
+    SHOAL_ASSERT(joining->port && joining->port->peers && !comm->devices.peers);
     comm->devices.peers = joining->port;
     shoal_log_line(&comm->context->log, SHOAL_LOG_INFO, "comm",
                    "communicator %s: GPUs sum all-reduces of %llu bytes and more among themselves (this rank's is %s)",
@@ -272,8 +276,10 @@ static void describe_host(struct joining *joining)
             continue;
         if (r == comm->rank)
             joining->stage.rank = joining->stage.ranks;
+        SHOAL_ASSERT(joining->stage.ranks < SHOAL_GPU_SOURCES_MAX); /* find_obstacle() has checked it */
         joining->ranks[joining->stage.ranks++] = r;
     }
+    SHOAL_ASSERT(joining->stage.ranks > 1 && joining->ranks[joining->stage.rank] == comm->rank);
 }
 
 static enum shoal_status peers_join_with(struct joining *joining)

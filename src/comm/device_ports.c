@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "comm/context.h"
 #include "transport/shm/shm_link.h"
@@ -92,8 +93,10 @@ static bool is_port_idle(const struct shoal_devices_port *port)
 static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *port)
 {
     struct shoal_devices_port **link = &drivers->made;
-    while (*link != port)
+    SHOAL_ASSERT(!port->port != !port->peers); /* a port is one of the two */
+    while (*link && *link != port)
         link = &(*link)->next_made;
+    SHOAL_ASSERT(*link == port);
     *link = port->next_made;
     if (port->peers ? shoal_gpu_peers_close(port->peers) : shoal_gpu_port_close(port->port))
         munmap(port->memory, port->bytes);
@@ -154,6 +157,7 @@ static bool sweep(struct shoal_context *context, bool is_last)
     struct shoal_devices_port *port = atomic_exchange_explicit(&drivers->retired, NULL, memory_order_acquire);
     while (port) {
         struct shoal_devices_port *next = port->next;
+        SHOAL_ASSERT(!port->port != !port->peers);
         const bool is_free = can_leave(drivers, port);
         if (is_free && port->port) {
             port->next = drivers->spare;
@@ -203,6 +207,7 @@ void shoal_drivers_fini(struct shoal_context *context)
         drivers->spare = port->next;
         end_port(drivers, port);
     }
+    SHOAL_ASSERT(!drivers->made && !context->comms); /* all communicators are freed, and so are their ports */
     shoal_gpu_close(drivers->gpu);
     pthread_mutex_destroy(&drivers->lock);
 }
@@ -216,6 +221,7 @@ void shoal_devices_init(struct shoal_devices *devices)
 void shoal_devices_retire(struct shoal_context *context, struct shoal_devices_port *port)
 {
     push_retired(&context->drivers, port);
+    SHOAL_ASSERT(port);
     if (!shoal_progress_is_inside(context->progress))
         (void)sweep_locked(context, false);
 }
@@ -281,7 +287,9 @@ static void make_early(struct shoal_context *context, void *driver_context)
         struct shoal_devices_port *port = find_uncounted(drivers, driver_context, needs[i]);
         if (!port && (is_any_at_work(drivers) || !try_to_make(context, driver_context, needs[i])))
             return;
-        (port ? port : drivers->made)->is_counted = true;
+        port = port ? port : drivers->made; /* the youngest */
+        SHOAL_ASSERT(port->slots >= needs[i] && !port->is_counted);
+        port->is_counted = true;
     }
 }
 
@@ -315,6 +323,7 @@ static struct shoal_devices_port *take_spare(struct shoal_drivers *drivers, cons
             (!best || (*link)->slots < (*best)->slots))
             best = link;
     struct shoal_devices_port *port = best ? *best : NULL;
+    SHOAL_ASSERT(!port || port->port); /* ports of sums among GPUs are never spare */
     if (port)
         *best = port->next;
     return port;
@@ -350,6 +359,7 @@ static enum shoal_status take_or_make(struct shoal_comm *comm, void *driver_cont
     if (!port) {
         SHOAL_TRY(make_needed(context, driver_context, slots));
         port = take_spare(&context->drivers, driver_context, slots);
+        SHOAL_ASSERT(port); /* it has just been made */
         make_early(context, driver_context);
     }
     port->next = comm->devices.ports;
@@ -367,6 +377,7 @@ struct shoal_devices_port *shoal_devices_port_of(const struct shoal_comm *comm, 
 
 enum shoal_status shoal_devices_find_port(struct shoal_comm *comm, void *driver_context, struct shoal_devices_port **port_out)
 {
+    SHOAL_ASSERT(comm->context->drivers.gpu && driver_context);
     *port_out = shoal_devices_port_of(comm, driver_context);
     if (*port_out)
         return SHOAL_OK;

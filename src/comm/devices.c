@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "base/assert.h"
 #include "comm/arguments.h"
 #include "comm/device_exports.h"
 
@@ -63,6 +64,7 @@ static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_c
     struct piece piece = {.operand = i % 2 == 0 ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT, .tensor = i / 2};
     const struct shoal_tensor whole = {call->input, call->output, 0};
     const struct shoal_tensor *tensor = call->layout && call->layout->tensors ? &call->layout->tensors[piece.tensor] : &whole;
+    SHOAL_ASSERT(i < count_pieces(call));
     if (!has_operand(comm, call, piece.operand))
         return piece;
     const size_t parts = is_partitioned(call, piece.operand) ? (size_t)comm->size : 1;
@@ -248,6 +250,7 @@ static enum shoal_status copy_call(struct trip *trip, size_t i)
 {
     const struct shoal_call *call = &trip->posting->calls[i];
     struct leg *leg = &trip->legs[i];
+    SHOAL_ASSERT(!leg->call.layout); /* copied once */
     leg->call = *call;
     leg->call.layout = NULL;
     return call->layout ? shoal_arguments_lay_out(trip->comm, trip->posting->name, &leg->call, trip->posting->extra) : SHOAL_OK;
@@ -293,6 +296,7 @@ static void open_in_ring(struct trip *trip, const struct shoal_call *call, struc
     const int size = trip->comm->size;
     const bool is_any_partitioned = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
     struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, side->operand == SHOAL_OPERAND_INPUT);
+    SHOAL_ASSERT(!side->ring_operand && side->call);
     side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? size : 1,
                                                 is_any_partitioned ? size : 1, call->count, shoal_type_bytes(call->type));
 }
@@ -341,6 +345,7 @@ static enum shoal_status prepare_sum(struct trip *trip)
     struct shoal_comm *comm = trip->comm;
     struct shoal_gpu_peers *peers = comm->devices.peers->peers;
     struct shoal_call *call = &trip->posting->calls[0];
+    SHOAL_ASSERT(trip->posting->count == 1 && !trip->port && !trip->sum);
     SHOAL_TRY(shoal_gpu_peers_check(peers, trip->posting->stream));
     SHOAL_TRY(copy_call(trip, 0));
     trip->sum = shoal_device_sum_open(shoal_gpu_peers_stage(peers), call->count, shoal_type_bytes(call->type));
@@ -360,6 +365,7 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
     const size_t length = is_message(call) ? call->count
                           : is_input       ? shoal_call_length(call, side->rank, side->rank, peer)
                                            : shoal_call_length(call, side->rank, peer, side->rank);
+    SHOAL_ASSERT(part >= 0);
     *run = at < length ? shoal_min_size(*run, length - at) : 0;
     if (!*run)
         return 0;
@@ -371,6 +377,7 @@ static unsigned long long find_own_element(const void *arg, int part, size_t at,
 {
     const struct side *side = arg;
     const bool is_in_parts = is_partitioned(side->call, SHOAL_OPERAND_OUTPUT);
+    SHOAL_ASSERT(side->own && side->operand == SHOAL_OPERAND_OUTPUT);
     if (side->rank != (is_in_parts ? part : side->call->root))
         return 0;
     return find_element(side->own, is_partitioned(side->call, SHOAL_OPERAND_INPUT) ? side->rank : 0, at, run);
@@ -385,6 +392,7 @@ static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
 {
     const int from = call->collective == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
     const int to = call->collective == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
+    SHOAL_ASSERT(is_message(call) && call->root >= 0 && call->root < comm->size);
     return to >= from ? to - from : to - from + comm->size;
 }
 
@@ -422,6 +430,7 @@ static void reserve_all(struct trip *trip)
             struct side *side = &leg->sides[operand];
             if (!side->ring_operand)
                 continue;
+            SHOAL_ASSERT(trip->transfer_count < 2 * trip->posting->count);
             shoal_device_ring_reserve(side->ring_operand);
             trip->transfers[trip->transfer_count++] = (struct shoal_gpu_transfer){
                 .operand = side->ring_operand,
@@ -437,6 +446,7 @@ static void reserve_all(struct trip *trip)
 static void fail_posted(struct shoal_comm *comm, struct shoal_request *request, enum shoal_status status)
 {
     struct shoal_progress *progress = comm->context->progress;
+    SHOAL_ASSERT(status != SHOAL_OK && status != SHOAL_PENDING);
     shoal_progress_lock(progress);
     shoal_engine_fail_request(comm->engine, request, status);
     shoal_progress_wake(progress);

@@ -438,7 +438,7 @@ static void addresses_do_not_pile_up(void **state)
     (void)state;
     open_fixture(&fixture, 1);
     for (uint32_t i = 0; i < 3 * SHOAL_FABRIC_ADDRESSES_UNUSED_MAX; i++) {
-        const struct shoal_session_side own = {.rank = 0}, side = {.nonce = {2}, .rank = i};
+        const struct shoal_session_side own = {.rank = 0}, side = {.nonce = {2}, .rank = i + 1};
         struct shoal_network_peer known = {.name = {.host = "there", .pid = 1},
                                            .address = {3, {1, (uint8_t)i, (uint8_t)(i >> 8)}}};
         struct shoal_network_peer *peer, *again;

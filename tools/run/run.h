@@ -1,6 +1,6 @@
 /* Shared by the files of `shoal run`. run.c waits and acts, run_options.c reads the command line, run_place.c finds this host's
  * number among several, run_spawn.c and run_workers.c start and end workers, run_input.c feeds rank 0, run_output.c passes on
- * the workers' output, run_agents.c joins the hosts (over run_link.c, run_wire.c, run_secret.c), run_hub.c decides for all of
+ * the workers' output, run_agents.c joins the hosts (over run_link.c, run_wire.c and src/link), run_hub.c decides for all of
  * them, run_report.c reports the end, run_events.c writes events. They need only libc, and libsodium if there is a secret. One
  * thread; the one poll() in run.c does all waiting. */
 #ifndef SHOAL_TOOLS_RUN_H

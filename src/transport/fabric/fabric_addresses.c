@@ -36,6 +36,7 @@ enum shoal_status shoal_fabric_addresses_meet(struct shoal_fabric_addresses *add
     struct shoal_fabric_met *met = addresses_find(addresses, address);
     *is_new_out = !met;
     if (met) {
+        SHOAL_ASSERT(met->uses > 0 || addresses->unused > 0);
         addresses->unused -= met->uses++ == 0;
         *met_out = met;
         return SHOAL_OK;
@@ -65,7 +66,7 @@ static void remove_oldest(struct shoal_fabric_addresses *addresses)
         for (struct shoal_fabric_met **link = &addresses->places[i]; *link; link = &(*link)->next)
             oldest = (*link)->uses == 0 && (!oldest || (*link)->left < (*oldest)->left) ? link : oldest;
     }
-    SHOAL_ASSERT(oldest); /* because addresses->unused is not 0 */
+    SHOAL_ASSERT(oldest && addresses->count > 0); /* because addresses->unused is not 0 */
     struct shoal_fabric_met *met = *oldest;
     *oldest = met->next;
     shoal_fabric_endpoint_part(addresses->endpoint, met->at);
@@ -82,6 +83,7 @@ void shoal_fabric_addresses_part(struct shoal_fabric_addresses *addresses, struc
     met->left = ++addresses->leaves;
     if (++addresses->unused > SHOAL_FABRIC_ADDRESSES_UNUSED_MAX)
         remove_oldest(addresses);
+    SHOAL_ASSERT(addresses->unused <= addresses->count && addresses->unused <= SHOAL_FABRIC_ADDRESSES_UNUSED_MAX);
 }
 
 void shoal_fabric_addresses_close(struct shoal_fabric_addresses *addresses)

@@ -20,6 +20,7 @@ void shoal_fabric_bounce_fini(struct shoal_fabric_bounce *bounce)
 static uint64_t find_row(const struct shoal_fabric_bounce *bounce, size_t room)
 {
     const size_t left = bounce->bytes - bounce->end % bounce->bytes;
+    SHOAL_ASSERT(left % SHOAL_CACHE_LINE == bounce->bytes % SHOAL_CACHE_LINE); /* buffers begin at cache lines */
     return room <= left ? bounce->end : bounce->end + left;
 }
 
@@ -32,6 +33,7 @@ char *shoal_fabric_bounce_take(struct shoal_fabric_bounce *bounce, size_t bytes,
     const uint64_t oldest = is_empty ? begin : bounce->begins[bounce->first % SHOAL_FABRIC_BOUNCED_MAX];
     if (bounce->next - bounce->first == SHOAL_FABRIC_BOUNCED_MAX || begin + room - oldest > bounce->bytes)
         return NULL;
+    SHOAL_ASSERT(bounce->next - bounce->first < SHOAL_FABRIC_BOUNCED_MAX);
     bounce->begins[bounce->next % SHOAL_FABRIC_BOUNCED_MAX] = begin;
     bounce->is_back[bounce->next % SHOAL_FABRIC_BOUNCED_MAX] = false;
     bounce->end = begin + room;

@@ -2,11 +2,14 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
+
 #define REFUSED_USES 256 /* uses after which a refusal is forgotten: others may have unlocked memory */
 
 static void exports_end(struct shoal_fabric_exports *exports, size_t index)
 {
     struct shoal_fabric_exported *exported = exports->all[index];
+    SHOAL_ASSERT(index < exports->count);
     exports->all[index] = exports->all[--exports->count];
     shoal_fabric_endpoint_unregister(exports->endpoint, &exported->memory);
     free(exported);
@@ -83,6 +86,7 @@ struct shoal_fabric_exported *shoal_fabric_exports_refuse(struct shoal_fabric_ex
     exported->bytes = export->bytes;
     exported->used = exported->made = exports->now;
     atomic_init(&exported->holders, 0);
+    SHOAL_ASSERT(exports->count < SHOAL_FABRIC_EXPORTS_MAX);
     exports->all[exports->count++] = exported;
     return exported;
 }

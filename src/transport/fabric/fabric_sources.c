@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
+
 static void sources_put_first(struct shoal_fabric_source **list, struct shoal_fabric_source *source)
 {
     source->next = *list;
@@ -13,6 +15,7 @@ static void sources_put_first(struct shoal_fabric_source **list, struct shoal_fa
 
 static void sources_take_out(struct shoal_fabric_source *source)
 {
+    SHOAL_ASSERT(*source->link == source);
     *source->link = source->next;
     if (source->next)
         source->next->link = source->link;
@@ -39,6 +42,7 @@ static bool sources_is_busy(const struct shoal_registration *registration)
 static void sources_forget(struct shoal_registration *registration)
 {
     struct shoal_fabric_source *source = (struct shoal_fabric_source *)(void *)registration;
+    SHOAL_ASSERT(source->region); /* forgotten once */
     source->region = NULL;
     if (!source->under_way) {
         sources_end(source);
@@ -63,6 +67,7 @@ static struct shoal_fabric_source *sources_add(struct shoal_fabric_sources *sour
     struct shoal_fabric_source *source = calloc(1, sizeof *source);
     if (!source)
         return NULL;
+    SHOAL_ASSERT(!region->registration);
     source->registration = (struct shoal_registration){sources_is_busy, sources_forget};
     source->sources = sources;
     source->region = region;
@@ -84,9 +89,9 @@ void shoal_fabric_sources_init(struct shoal_fabric_sources *sources, struct shoa
 
 struct shoal_fabric_source *shoal_fabric_sources_of(struct shoal_fabric_sources *sources, struct shoal_region *region)
 {
-    if (SHOAL_LIKELY(region->registration != NULL))
-        return (struct shoal_fabric_source *)(void *)region->registration;
-    return sources_add(sources, region);
+    struct shoal_fabric_source *known = (struct shoal_fabric_source *)(void *)region->registration;
+    SHOAL_ASSERT(!known || (known->region == region && known->sources == sources)); /* once for each endpoint */
+    return SHOAL_LIKELY(known != NULL) ? known : sources_add(sources, region);
 }
 
 void shoal_fabric_sources_tidy(struct shoal_fabric_sources *sources)

@@ -399,8 +399,8 @@ static void forget_peer(struct shoal_network *network, struct shoal_network_peer
     struct shoal_network_peer **link = network_place_of(network, peer->session.from.session);
     while (*link && *link != peer)
         link = &(*link)->next_named;
-    if (*link)
-        *link = peer->next_named;
+    SHOAL_ASSERT(*link == peer); /* shoal_network_meet() has put it there */
+    *link = peer->next_named;
     for (size_t i = 0; i < network->peer_count; i++) {
         if (network->peers[i] == peer)
             network->peers[i] = network->peers[--network->peer_count];
@@ -475,6 +475,7 @@ static void hand_over(struct shoal_network *network, struct shoal_network_channe
                       const struct shoal_network_peer *from, const void *data, size_t bytes)
 {
     struct shoal_network_head head;
+    SHOAL_ASSERT(bytes >= sizeof head); /* authenticate() has checked it */
     memcpy(&head, data, sizeof head);
     if (!channel->message(channel->arg, from, &head, (const char *)data + sizeof head, bytes - sizeof head))
         reject(network, SHOAL_REJECTED_FOREIGN, from);
@@ -520,6 +521,7 @@ static void hand_over_unexpected(struct shoal_network *network, struct shoal_net
 
 void shoal_network_channel_open(struct shoal_network *network, struct shoal_network_channel *channel)
 {
+    SHOAL_ASSERT(!find_channel(network, channel->comm) && !channel->counters);
     channel->next = network->channels;
     network->channels = channel;
     for (size_t i = 0; i < network->peer_count; i++)
@@ -549,6 +551,7 @@ void shoal_network_want_turns(struct shoal_network *network, struct shoal_networ
 {
     if (channel->wants_turns == wants)
         return;
+    SHOAL_ASSERT(wants || network->turns_wanted > 0);
     channel->wants_turns = wants;
     network->turns_wanted += wants ? 1 : -1u;
 }
@@ -619,6 +622,7 @@ uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal
     if (!index)
         return 0;
     struct counters *counters = &network->counters[index];
+    SHOAL_ASSERT(!counters->channel && source >= 0 && source <= UINT16_MAX);
     const uint32_t age = counters->was_given ? counters->age + 1u : network_draw(network, AGES);
     *counters = (struct counters){channel, (uint16_t)source, channel->counters, (uint16_t)(age % AGES), true};
     channel->counters = (uint16_t)index;
@@ -629,6 +633,7 @@ static void give_back_counters(struct shoal_network *network, struct shoal_netwo
 {
     for (uint16_t index = channel->counters; index; index = network->counters[index].next) {
         SHOAL_ASSERT(network->counters[index].channel == channel);
+        SHOAL_ASSERT(network->free_count < COUNTERS_MAX - 1);
         network->counters[index].channel = NULL;
         network->free_counters[network->free_count++] = index;
     }
@@ -697,6 +702,7 @@ static void network_keep_unexpected(struct shoal_network *network, struct shoal_
         lose_unexpected(network, kept, SHOAL_ERR_MEMORY);
         return;
     }
+    SHOAL_ASSERT(!*kept->end);
     unexpected->next = NULL;
     unexpected->bytes = bytes;
     memcpy(unexpected->data, data, bytes);
@@ -748,6 +754,8 @@ static void on_message(void *arg, const void *data, size_t bytes)
 
 static void count_locally_complete(struct shoal_network_load *load)
 {
+    SHOAL_ASSERT(*load->count > load->failed && *load->total > load->failed);
+    SHOAL_ASSERT(!load->is_messages || load->peer->sending > 0);
     --*load->count;
     --*load->total;
     load->peer->sending -= load->is_messages;
@@ -763,6 +771,8 @@ static bool has_ended(const struct shoal_network_peer *peer)
 
 static void count_failed(struct shoal_network *network, struct shoal_network_load *load)
 {
+    SHOAL_ASSERT(load->failed < *load->count);
+    SHOAL_ASSERT(!load->is_messages || load->peer->sending > 0);
     if (load->failed++ == 0) {
         load->next_failed = network->failed;
         network->failed = load;
@@ -781,6 +791,7 @@ static void forgive_ended(struct shoal_network *network)
             link = &load->next_failed;
             continue;
         }
+        SHOAL_ASSERT(load->failed > 0 && *load->count >= load->failed && *load->total >= load->failed);
         *load->count -= load->failed;
         *load->total -= load->failed;
         load->failed = 0;
@@ -842,6 +853,7 @@ static enum shoal_status queue(struct shoal_network *network, struct shoal_netwo
     struct waiting *waiting = malloc(sizeof *waiting + bytes);
     if (!waiting)
         return shoal_log_fail(network->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a message of %zu bytes", bytes);
+    SHOAL_ASSERT(!*network->waiting_end);
     waiting->next = NULL;
     waiting->load = load;
     waiting->bytes = bytes;
@@ -858,6 +870,7 @@ static enum shoal_status queue(struct shoal_network *network, struct shoal_netwo
 static void end_waiting(struct shoal_network *network, struct waiting **link)
 {
     struct waiting *waiting = *link;
+    SHOAL_ASSERT(waiting->load->peer->waiting > 0 && *waiting->load->count > 0 && *waiting->load->total > 0);
     *link = waiting->next;
     if (network->waiting_end == &waiting->next)
         network->waiting_end = link;
@@ -910,7 +923,9 @@ enum shoal_status shoal_network_send(struct shoal_network *network, struct shoal
         if (body[i].iov_len)
             memcpy(network->message + bytes, body[i].iov_base, body[i].iov_len);
         bytes += body[i].iov_len;
+        SHOAL_ASSERT(bytes <= SHOAL_FABRIC_MESSAGE_MAX);
     }
+    SHOAL_ASSERT(!load->peer->is_parted && load->is_messages);
     shoal_session_seal(&load->peer->session, network->message, bytes);
     if (!load->peer->waiting && try_send(network, load, network->message, bytes) == SHOAL_OK)
         return SHOAL_OK;
@@ -991,6 +1006,7 @@ uint64_t shoal_network_copies(const struct shoal_network *network)
 enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)
 {
     struct shoal_network_load *load = write->load;
+    SHOAL_ASSERT(!load->is_messages);
     if (SHOAL_UNLIKELY(has_ended(load->peer)))
         return SHOAL_OK;
     try_link(network, load->peer);
@@ -1015,6 +1031,7 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
 
 void shoal_network_leave(struct shoal_network *network, const struct shoal_network_leftover *leftover)
 {
+    SHOAL_ASSERT(leftover->loads || leftover->under_way_count == 0);
     struct orphan *orphan = malloc(sizeof *orphan);
     if (!orphan) /* its loads stay forever, and so do the peers that they name */
         network->orphan_loads += leftover->loads != NULL;
@@ -1042,6 +1059,7 @@ static void tidy_orphans(struct shoal_network *network)
     while (*link) {
         struct orphan *orphan = *link;
         if (orphan->leftover.loads && !is_under_way(&orphan->leftover)) {
+            SHOAL_ASSERT(network->orphan_loads > 0);
             free(orphan->leftover.loads);
             orphan->leftover.loads = NULL;
             orphan->leftover.under_way_count = 0;

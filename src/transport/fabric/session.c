@@ -1,7 +1,8 @@
 #include "transport/fabric/session.h"
 
-#include <assert.h>
 #include <string.h>
+
+#include "base/assert.h"
 
 #define SEALED_AT sizeof(uint64_t) /* the mac covers all bytes after it */
 #define BLOCKS_MAX (SHOAL_SESSION_MESSAGE_MAX / SHOAL_SESSION_BLOCK)
@@ -44,6 +45,7 @@ void shoal_session_open(struct shoal_session *session, const struct shoal_siphas
                         const struct shoal_session_side *own, const struct shoal_session_side *peer)
 {
     const struct shoal_session_side *low = own->rank < peer->rank ? own : peer, *high = low == own ? peer : own;
+    SHOAL_ASSERT(own->rank != peer->rank);
     memset(session, 0, sizeof *session);
     session->to = derive_way(job, own, peer);
     session->from = derive_way(job, peer, own);
@@ -60,6 +62,7 @@ static void fold_block(const uint64_t *key, const unsigned char *at, size_t byte
 {
     unsigned __int128 sum = 0;
     uint64_t pair[2];
+    SHOAL_ASSERT(bytes > 0 && bytes <= SHOAL_SESSION_BLOCK); /* as long as the key */
     for (; bytes >= sizeof pair; at += sizeof pair, bytes -= sizeof pair, key += 2) {
         memcpy(pair, at, sizeof pair);
         sum += (unsigned __int128)(pair[0] + key[0]) * (pair[1] + key[1]);
@@ -80,6 +83,7 @@ static uint64_t hash_folded(const struct shoal_session *session, const struct sh
     uint64_t words[1 + 2 * BLOCKS_MAX];
     size_t count = 1;
     words[0] = bytes;
+    SHOAL_ASSERT(bytes <= SHOAL_SESSION_MESSAGE_MAX);
     while (bytes > 0) {
         const size_t block = shoal_min_size(bytes, SHOAL_SESSION_BLOCK);
         fold_block(session->fold, at, block, &words[count]);
@@ -101,7 +105,7 @@ static uint64_t build_mac(const struct shoal_session *session, const struct shoa
 void shoal_session_seal(struct shoal_session *session, void *message, size_t bytes)
 {
     struct shoal_seal seal = {.session = session->to.session, .number = ++session->sent};
-    assert(bytes >= sizeof seal && bytes <= SHOAL_SESSION_MESSAGE_MAX);
+    SHOAL_ASSERT(bytes >= sizeof seal && bytes <= SHOAL_SESSION_MESSAGE_MAX);
     memcpy(message, &seal, sizeof seal);
     seal.mac = build_mac(session, &session->to, message, bytes);
     memcpy(message, &seal, sizeof seal);
@@ -121,6 +125,7 @@ static bool is_new(const struct shoal_session *session, uint64_t number)
 
 static void note_received(struct shoal_session *session, uint64_t number)
 {
+    SHOAL_ASSERT(is_new(session, number));
     if (number > session->newest && number - session->newest >= SHOAL_SESSION_WINDOW)
         memset(session->received, 0, sizeof session->received);
     else

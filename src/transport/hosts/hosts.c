@@ -119,11 +119,13 @@ static struct hosts *hosts_of(struct shoal_transport *transport)
 
 static struct remote *remote_of(struct hosts *hosts, int rank)
 {
+    SHOAL_ASSERT(rank >= 0 && rank < hosts->transport.size);
     return &hosts->remotes[rank];
 }
 
 static bool is_local(const struct hosts *hosts, int rank)
 {
+    SHOAL_ASSERT(rank >= 0 && rank < hosts->transport.size);
     return hosts->local_of[rank] >= 0;
 }
 
@@ -146,6 +148,7 @@ static enum shoal_status send_message(struct hosts *hosts, int peer, struct shoa
     head.completed = remote->acknowledged = hosts->completed;
     head.taken = remote->acknowledged_bytes = remote->popped_bytes;
     const bool is_increment = head.kind == SHOAL_NETWORK_INCREMENT || head.kind == SHOAL_NETWORK_DATA;
+    SHOAL_ASSERT(!is_local(hosts, peer) && head.kind < SHOAL_NETWORK_KIND_END && (!is_increment || head.slot < hosts->slots));
     struct shoal_network_load *load = &remote->loads[is_increment ? hosts->slots + head.slot : 2 * hosts->slots];
     size_t bytes = sizeof head;
     for (size_t i = 0; i < body_count; i++)
@@ -170,6 +173,7 @@ static void send_announcement(struct hosts *hosts, int peer, const struct shoal_
 {
     struct remote *remote = remote_of(hosts, peer);
     struct shoal_network_announcement message = {.descriptor = announcement->descriptor, .bytes = (uint16_t)bytes};
+    SHOAL_ASSERT(bytes <= SHOAL_PAYLOAD_MAX && announcement->descriptor.sequence != 0);
     if (hosts->has_staging) {
         if (!remote->counters_given)
             remote->counters_given = shoal_network_give_counters(hosts->network, &hosts->channel, peer);
@@ -229,6 +233,7 @@ static const void *hosts_payload_of(struct shoal_transport *transport, int peer,
     if (is_local(hosts, peer))
         return hosts->local->ops->payload(hosts->local, hosts->local_of[peer], sequence, bytes);
     const struct remote *remote = remote_of(hosts, peer);
+    SHOAL_ASSERT(bytes <= SHOAL_PAYLOAD_MAX && remote->announcements); /* its announcement has come */
     if (bytes <= SHOAL_PAYLOAD_INLINE)
         return remote->announcements[sequence % SHOAL_ANNOUNCEMENTS].payload;
     const struct payload *payload = &remote->payloads[sequence % SHOAL_PAYLOADS];
@@ -244,6 +249,7 @@ static const void *hosts_payload_of(struct shoal_transport *transport, int peer,
 static void acknowledge_if_due(struct hosts *hosts, int peer)
 {
     const struct remote *remote = remote_of(hosts, peer);
+    SHOAL_ASSERT(remote->acknowledged <= hosts->completed);
     if (remote->last_received > remote->acknowledged && hosts->completed - remote->acknowledged >= ACKNOWLEDGE_EVERY)
         hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_COMPLETED}, NULL, 0));
 }
@@ -261,6 +267,7 @@ static void hosts_complete(struct shoal_transport *transport, uint64_t sequence)
 {
     struct hosts *hosts = hosts_of(transport);
     struct remote *next = hosts->unacknowledged;
+    SHOAL_ASSERT(hosts->completed <= sequence);
     hosts->completed = sequence;
     hosts->local->ops->complete(hosts->local, sequence);
     hosts->unacknowledged = NULL;
@@ -371,6 +378,7 @@ static struct origin find_origin(struct hosts *hosts, const void *source, size_t
 static bool may_increment(struct remote *remote, unsigned slot)
 {
     struct counter *counter = &remote->counters[slot];
+    SHOAL_ASSERT(remote->under_way[slot] >= counter->owed && counter->completed_locally <= counter->incremented);
     if (remote->under_way[slot] == counter->owed)
         counter->completed_locally = counter->incremented;
     return counter->incremented - counter->completed_locally < INCREMENTS_UNDER_WAY;
@@ -444,6 +452,7 @@ static bool hosts_reads_devices_for(struct shoal_transport *transport, int peer)
 
 static bool hosts_is_locally_complete(struct shoal_transport *transport, unsigned slot)
 {
+    SHOAL_ASSERT(slot < hosts_of(transport)->slots);
     return hosts_of(transport)->under_way[slot] == 0;
 }
 
@@ -475,6 +484,7 @@ static void send_increment(struct hosts *hosts, int peer, unsigned slot)
 static void hosts_owe(struct hosts *hosts, int peer, unsigned slot, int change)
 {
     struct remote *remote = remote_of(hosts, peer);
+    SHOAL_ASSERT(change == 1 || (change == -1 && remote->counters[slot].owed > 0 && hosts->owed > 0));
     remote->counters[slot].owed += (unsigned)change;
     remote->under_way[slot] += (unsigned)change;
     hosts->under_way[hosts->slots] += (unsigned)change;
@@ -538,6 +548,7 @@ static bool receive_increment(struct counter *counter, uint64_t number)
         return false;
     SHOAL_ASSERT(!(counter->ahead & 1)); /* the next increment in order is counted at once, so it is never in `ahead` */
     counter->ahead |= bit;
+    SHOAL_ASSERT(counter->ahead != 0);
     while (counter->ahead & 1) {
         counter->ahead >>= 1;
         counter->received++;
@@ -559,6 +570,7 @@ static enum shoal_status hosts_push(struct shoal_transport *transport, int peer,
     if (is_local(hosts, peer))
         return hosts->local->ops->push(hosts->local, hosts->local_of[peer], packet, data);
     struct remote *remote = remote_of(hosts, peer);
+    SHOAL_ASSERT(packet->bytes <= SHOAL_PACKET_BYTES_MAX);
     if (hosts->error != SHOAL_OK)
         return shoal_log_repeat(hosts->log, hosts->error, hosts->error_text);
     if (remote->pushed_bytes - remote->taken_bytes + hosts_packet_space(packet) > SHOAL_PACKET_QUEUE_BYTES ||
@@ -590,6 +602,8 @@ static void hosts_pop(struct shoal_transport *transport, int peer)
     }
     struct remote *remote = remote_of(hosts, peer);
     struct packet *packet = remote->packets;
+    SHOAL_ASSERT(packet && packet->number == remote->popped);      /* peek has found it */
+    SHOAL_ASSERT(remote->held_bytes >= hosts_packet_space(&packet->head));
     remote->packets = packet->next;
     remote->popped++;
     remote->popped_bytes += hosts_packet_space(&packet->head);

@@ -75,7 +75,7 @@ static void shm_announce(struct shoal_transport *transport, const struct shoal_a
     const struct seat *seat = &shm_of(transport)->seats[transport->rank];
     const uint64_t sequence = announcement->descriptor.sequence;
     struct shoal_shm_announcement *line = &seat->announcements[sequence % SHOAL_ANNOUNCEMENTS];
-    SHOAL_ASSERT(bytes <= SHOAL_PAYLOAD_MAX);
+    SHOAL_ASSERT(bytes <= SHOAL_PAYLOAD_MAX && (payload || bytes == 0));
     SHOAL_ASSERT(atomic_load_explicit(&line->sequence, memory_order_relaxed) < sequence); /* in order */
     memcpy(line->descriptor, (const char *)announcement + sizeof line->sequence, sizeof line->descriptor);
     if (announcement->descriptor.hints & SHOAL_HINT_PLANNED) {
@@ -93,6 +93,7 @@ static void shm_announce(struct shoal_transport *transport, const struct shoal_a
 
 static const struct shoal_announcement *shm_announcement(struct shoal_transport *transport, int peer, uint64_t sequence)
 {
+    SHOAL_ASSERT(peer >= 0 && peer < transport->size && sequence != 0);
     const struct shoal_shm_announcement *line = &shm_of(transport)->seats[peer].announcements[sequence % SHOAL_ANNOUNCEMENTS];
     /* acquire: pairs with the release in announce. */
     if (atomic_load_explicit(&line->sequence, memory_order_acquire) != sequence)
@@ -103,6 +104,7 @@ static const struct shoal_announcement *shm_announcement(struct shoal_transport 
 static const void *shm_payload_of(struct shoal_transport *transport, int peer, uint64_t sequence, size_t bytes)
 {
     const struct seat *seat = &shm_of(transport)->seats[peer];
+    SHOAL_ASSERT(bytes <= SHOAL_PAYLOAD_MAX);
     if (bytes <= SHOAL_PAYLOAD_INLINE)
         return seat->announcements[sequence % SHOAL_ANNOUNCEMENTS].payload;
     return seat->payloads + sequence % SHOAL_PAYLOADS * SHOAL_PAYLOAD_MAX;
@@ -145,6 +147,7 @@ static void *shm_reach(struct shoal_transport *transport, int peer, shoal_locati
                        enum shoal_status *error)
 {
     struct shm *shm = shm_of(transport);
+    SHOAL_ASSERT(location != 0 && peer >= 0 && peer < transport->size);
     void *address = peer == transport->rank ? shoal_shm_endpoint_own(shm->endpoint, location)
                                             : shoal_shm_endpoint_reach(shm->endpoint, shm->peers[peer], location, bytes);
     if (!address)
@@ -201,6 +204,7 @@ static enum shoal_status shm_reserve_staging(struct shoal_transport *transport, 
     if (slots > shm->slots || slot_bytes > shm->staging_stride - SHOAL_PAGE)
         return shoal_log_fail(shm->endpoint->log, SHOAL_ERR_INTERNAL, "shm",
                               "a staging buffer of %u x %zu bytes is larger than agreed", slots, slot_bytes);
+    SHOAL_ASSERT((uint64_t)(seat->staging - seat->segment->base) + shm->slots * shm->staging_stride <= seat->segment->bytes);
     SHOAL_TRY(shoal_memory_reserve(shm->endpoint->memory, seat->segment, (uint64_t)(seat->staging - seat->segment->base),
                                    shm->slots * shm->staging_stride, "the communicator's staging buffer"));
     shm->has_staging = true;
@@ -211,7 +215,7 @@ static enum shoal_status shm_reserve_staging(struct shoal_transport *transport, 
 static void *shm_staging(struct shoal_transport *transport, int rank, unsigned slot)
 {
     const struct shm *shm = shm_of(transport);
-    SHOAL_ASSERT(slot < shm->slots);
+    SHOAL_ASSERT(slot < shm->slots && rank >= 0 && rank < transport->size);
     return shm->seats[rank].staging + slot * shm->staging_stride;
 }
 
@@ -230,6 +234,7 @@ static void shm_signal_peer(struct shoal_transport *transport, int peer, unsigne
 {
     struct shm *shm = shm_of(transport);
     SHOAL_ASSERT(slot < shm->slots);
+    SHOAL_ASSERT(shm->incremented[peer]); /* all ranks have joined */
     const size_t index = (size_t)slot * (size_t)transport->size;
     /* release: a rank that reads the value sees everything that this rank wrote before. One writer, so no read-modify-write. */
     atomic_store_explicit(&shm->incremented[peer][index].value, ++shm->counter_values[index + (size_t)peer],
@@ -240,6 +245,7 @@ static uint64_t counter(struct shoal_transport *transport, int peer, unsigned sl
 {
     const struct shm *shm = shm_of(transport);
     const size_t index = (size_t)slot * (size_t)transport->size + (size_t)peer;
+    SHOAL_ASSERT(slot < shm->slots && peer >= 0 && peer < transport->size);
     return atomic_load_explicit(&shm->seats[transport->rank].counters[index].value, memory_order_acquire);
 }
 
@@ -270,12 +276,14 @@ static enum shoal_status shm_push(struct shoal_transport *transport, int peer, c
 {
     struct shm *shm = shm_of(transport);
     const struct seat *own = &shm->seats[transport->rank];
+    SHOAL_ASSERT(packet->bytes <= SHOAL_PACKET_BYTES_MAX && packet->kind != PACKET_PAD);
     SHOAL_TRY(reserve_queue(shm, own, peer));
     char *queue = own->queues + (size_t)peer * QUEUE;
     uint64_t head = atomic_load_explicit(&own->queue_heads[peer].value, memory_order_relaxed); /* this rank is its writer */
     /* acquire: the peer has read the packets that it took; their space may be written again. */
     const uint64_t tail = atomic_load_explicit(&shm->seats[peer].queue_tails[transport->rank].value, memory_order_acquire);
     const size_t space = shm_packet_space(packet), to_end = QUEUE - head % QUEUE, filler = space > to_end ? to_end : 0;
+    SHOAL_ASSERT(head % SHOAL_CACHE_LINE == 0); /* so a filler has room for a head */
     if (QUEUE - (head - tail) < space + filler)
         return SHOAL_PENDING;
     if (filler) {
@@ -500,6 +508,7 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
 static void shm_say_waits_for(struct shoal_transport *transport, uint64_t sequence, int rank)
 {
     (void)sequence;
+    SHOAL_ASSERT(rank >= -1);
     atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->waited_for, rank + 1, memory_order_relaxed);
 }
 
@@ -545,6 +554,7 @@ static const struct shoal_transport_ops ops = {
 
 static void seat_at(struct seat *seat, struct shoal_segment *segment, const struct shoal_shm_layout *layout)
 {
+    SHOAL_ASSERT(layout->total_bytes <= segment->bytes);
     seat->segment = segment;
     seat->head = (struct shoal_shm_head *)(void *)(segment->base + layout->head);
     seat->announcements = (struct shoal_shm_announcement *)(void *)(segment->base + layout->announcements);
@@ -615,6 +625,7 @@ enum shoal_status shoal_shm_create(struct shoal_shm_endpoint *endpoint, const st
         return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "shm",
                               "no room for a communicator of %d ranks (at most %d on a host)", options->size,
                               SHOAL_SHM_PEERS_MAX);
+    SHOAL_ASSERT(options->rank >= 0 && options->rank < options->size && options->slots > 0);
     shm->transport = (struct shoal_transport){.ops = &ops, .rank = options->rank, .size = options->size};
     shm->endpoint = endpoint;
     shm->slots = options->slots;

@@ -158,6 +158,8 @@ static void keep_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pe
     const size_t at = mapped_below(peer, id);
     memmove(mapped + at + 1, mapped + at, (peer->mapped_count++ - at) * sizeof *mapped);
     mapped[at] = (struct shoal_shm_mapped){id, segment};
+    SHOAL_ASSERT(at == 0 || mapped[at - 1].id < id);
+    SHOAL_ASSERT(at + 1 == peer->mapped_count || id < mapped[at + 1].id);
 }
 
 static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t comm,
@@ -273,6 +275,7 @@ void shoal_shm_endpoint_drain(struct shoal_shm_endpoint *endpoint)
  * Notices of memory that is gone are sent first, because this segment may reuse one of their numbers. */
 static bool pass_segment(struct shoal_shm_peer *peer, uint32_t type, uint64_t key, struct shoal_segment *segment)
 {
+    SHOAL_ASSERT(type == SHOAL_SHM_LINK_MEMORY || type == SHOAL_SHM_LINK_COMM);
     if (!say_unsaid(peer))
         return false;
     if (!segment) {
@@ -346,6 +349,7 @@ static enum shoal_status add_peer(struct shoal_shm_endpoint *endpoint, const str
                                                       .is_own = contact->is_same_process,
                                                       .oom_kills = endpoint->oom_kills};
     contact->socket = contact->pidfd = -1;
+    SHOAL_ASSERT(index < SHOAL_SHM_PEERS_MAX && !endpoint->peers[index]);
     endpoint->peers[index] = peer;
     if (peer->process.is_own) {
         peer->doorbell_segment = (struct shoal_segment *)(uintptr_t)contact->doorbell_pointer;
@@ -385,6 +389,7 @@ static void remove_peer(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pe
         shutdown(peer->socket, SHUT_RD);
     drain_peer(endpoint, peer);
     forget_untaken(endpoint, peer);
+    SHOAL_ASSERT(!peer->uses && !endpoint->meetings && endpoint->peers[peer->index] == peer);
     shoal_memory_forget_peer(endpoint->memory, peer->index);
     endpoint->peers[peer->index] = NULL;
     destroy_peer(peer);
@@ -417,6 +422,7 @@ static void begin_meeting(struct shoal_shm_endpoint *endpoint)
 static void end_meeting(struct shoal_shm_endpoint *endpoint)
 {
     shoal_memory_lock(endpoint->memory);
+    SHOAL_ASSERT(endpoint->meetings > 0);
     endpoint->meetings--;
     remove_unused(endpoint);
     shoal_memory_unlock(endpoint->memory);
@@ -610,6 +616,7 @@ enum shoal_status shoal_shm_endpoint_take_device(struct shoal_shm_endpoint *endp
 static void tell_revoked(void *arg, size_t peer, uint64_t number)
 {
     struct shoal_shm_endpoint *endpoint = arg;
+    SHOAL_ASSERT(peer < endpoint->peer_count && endpoint->peers[peer]); /* its descriptor was sent there */
     tell_gone(endpoint, endpoint->peers[peer], number);
 }
 
@@ -627,6 +634,7 @@ static bool shm_endpoint_announce(struct shoal_shm_endpoint *endpoint, struct sh
         struct shoal_shm_peer *peer = group->peers[r];
         if (!peer || region->is_exported[peer->index])
             continue;
+        SHOAL_ASSERT(peer->uses > 0 && endpoint->peers[peer->index] == peer);
         region->is_exported[peer->index] = pass_segment(peer, SHOAL_SHM_LINK_MEMORY, region->number, region->segment);
         is_known &= region->is_exported[peer->index] || shoal_membership_process_has_ended(&peer->process);
     }
@@ -640,6 +648,7 @@ shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, co
     if (++endpoint->locates % DRAIN_EVERY == 0) /* from time to time this unmaps memory that peers have freed */
         shoal_shm_endpoint_drain(endpoint);
     struct shoal_region *region = shoal_memory_find(endpoint->memory, address, bytes);
+    SHOAL_ASSERT(!region || region->kind != SHOAL_REGION_SHARED || region->segment);
     if (!region || region->kind != SHOAL_REGION_SHARED || !shm_endpoint_announce(endpoint, region, group))
         return 0;
     return shoal_region_locate(region, address);
@@ -722,6 +731,7 @@ bool shoal_shm_endpoint_meet_on_core(struct shoal_shm_endpoint *endpoint, int co
 {
     const uint64_t look = (atomic_load_explicit(&endpoint->doorbell->place, memory_order_relaxed) >> PLACE_CORE_BITS) + 1;
     bool must_leave = false;
+    SHOAL_ASSERT(core >= 0 && core < CPU_SETSIZE);
     CPU_ZERO(taken_out);
     CPU_SET((size_t)core, taken_out);
     atomic_store_explicit(&endpoint->doorbell->place, look << PLACE_CORE_BITS | (uint64_t)core, memory_order_relaxed);
