@@ -163,12 +163,11 @@ def parameters_of_modelparallel_reach_the_script():
 
 
 def parameters_that_are_not_served_are_refused():
-    parameters = {"partitions": 2, "pipeline": "simple", "expert_parallel_degree": 4, "horovod": True, "pipelines": 3}
+    parameters = {"partitions": 2, "pipeline": "simple", "load_partition": False, "horovod": True, "pipelines": 3}
     distribution = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, "mpi": {"enabled": True}}
     with Jobs() as jobs:
         code, out, err = jobs.call("run", jobs.document("print('never')", distribution=distribution))
-        for name, text in (("expert_parallel_degree", "4 is not served: leave it out, or write 1;"),
-                           ("horovod", "true is not served: leave it out, or write false;"),
+        for name, text in (("horovod", "true is not served: leave it out, or write false;"),
                            ("pipelines", 'unknown parameter; did you mean "pipeline"?')):
             expect(f"distribution.smdistributed.modelparallel.parameters.{name}: {text}" in err, name, err)
         expect(code == 2 and not jobs.jobs.exists() and "partitions" not in err, code, out, err)
