@@ -9,31 +9,9 @@
 #define STEP_PORT 20000
 #define STEP_PORT_RANGES 700
 
-static const char *variable(const char *name)
-{
-    const char *value = getenv(name);
-    return value && *value ? value : NULL;
-}
-
 const char *shoal_bootstrap_master(void)
 {
-    return variable("MASTER_ADDR");
-}
-
-enum shoal_status shoal_environment_number(const char *name, long least, long most, struct shoal_log *log, bool *found_out,
-                                           long *value_out)
-{
-    const char *text = variable(name);
-    *found_out = text != NULL;
-    if (!text)
-        return SHOAL_OK;
-    const bool is_number = strspn(text, "0123456789") == strlen(text) && strlen(text) <= 9;
-    const long value = is_number ? strtol(text, NULL, 10) : -1;
-    if (value < least || value > most)
-        return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
-                              "%s is \"%.60s\", but must be a whole number from %ld to %ld", name, text, least, most);
-    *value_out = value;
-    return SHOAL_OK;
+    return shoal_environment_text("MASTER_ADDR");
 }
 
 /* FNV-1a, http://www.isthe.com/chongo/tech/comp/fnv/. Hashing the final 0 separates adjacent texts. */
@@ -44,13 +22,19 @@ static uint64_t hash_text(uint64_t hash, const char *text)
     return hash;
 }
 
+static uint64_t hash_variable(uint64_t hash, const char *name)
+{
+    const char *text = shoal_environment_text(name);
+    return hash_text(hash, text ? text : "");
+}
+
 /* Distinguishes this job from one on neighboring ports. Size and secret are left out: if they differ, an error should report
  * it. */
 static uint64_t hash_job(const struct shoal_bootstrap_settings *settings, const char *const *names, size_t count)
 {
     uint64_t hash = hash_text(UINT64_C(14695981039346656037), settings->job_id);
     for (size_t i = 0; i < count; i++)
-        hash = hash_text(hash, variable(names[i]) ? variable(names[i]) : "");
+        hash = hash_text(hash, shoal_environment_text(names[i]) ? shoal_environment_text(names[i]) : "");
     return hash;
 }
 
@@ -77,7 +61,7 @@ static enum shoal_status put_ports(const struct shoal_bootstrap_settings *settin
 
 static bool environment_is_same(const char *name, const char *value)
 {
-    return variable(name) && strcmp(variable(name), value) == 0;
+    return shoal_environment_text(name) && strcmp(shoal_environment_text(name), value) == 0;
 }
 
 /* Adds a launcher's name for the step that it started, if the step has as many ranks as the job; a job may also consist of
@@ -97,9 +81,9 @@ static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
     for (size_t i = 0; i < SHOAL_COUNT_OF(launches); i++) {
         if (!environment_is_same(launches[i].size, text))
             continue;
-        *is_named |= variable("RANK") && environment_is_same(launches[i].rank, variable("RANK"));
+        *is_named |= shoal_environment_text("RANK") && environment_is_same(launches[i].rank, shoal_environment_text("RANK"));
         for (size_t n = 0; n < SHOAL_COUNT_OF(launches[i].names) && launches[i].names[n]; n++)
-            hash = hash_text(hash, variable(launches[i].names[n]) ? variable(launches[i].names[n]) : "");
+            hash = hash_variable(hash, launches[i].names[n]);
     }
     return hash;
 }
@@ -109,7 +93,7 @@ static uint64_t hash_launch(uint64_t hash, int size, bool *is_named)
 static bool has_name(const struct shoal_bootstrap_settings *settings)
 {
     return settings->job_id[0] || environment_is_same("TORCHELASTIC_USE_AGENT_STORE", "True") ||
-           (variable("TORCHELASTIC_RUN_ID") && !environment_is_same("TORCHELASTIC_RUN_ID", "none"));
+           (shoal_environment_text("TORCHELASTIC_RUN_ID") && !environment_is_same("TORCHELASTIC_RUN_ID", "none"));
 }
 
 bool shoal_environment_has_name(const struct shoal_bootstrap_settings *settings, int size)
@@ -126,7 +110,7 @@ static enum shoal_status find_master(const struct shoal_bootstrap_settings *sett
     long master_port = 0, local_size = 0;
     bool is_set;
     *point = (struct shoal_tcp_point){
-        .host = variable("MASTER_ADDR"),
+        .host = shoal_environment_text("MASTER_ADDR"),
         .what = "MASTER_ADDR",
         .job = hash_job(settings, job, SHOAL_COUNT_OF(job)),
         .is_named = has_name(settings),
@@ -147,8 +131,8 @@ static enum shoal_status find_master(const struct shoal_bootstrap_settings *sett
 
 static enum shoal_status find_step_host(struct shoal_log *log, struct shoal_tcp_point *point)
 {
-    const char *set = variable("SLURM_STEP_NODELIST"), *nodes = set ? set : "";
-    point->host = variable("MASTER_ADDR");
+    const char *set = shoal_environment_text("SLURM_STEP_NODELIST"), *nodes = set ? set : "";
+    point->host = shoal_environment_text("MASTER_ADDR");
     point->what = "MASTER_ADDR";
     if (point->host)
         return SHOAL_OK;
@@ -194,7 +178,7 @@ static const struct recipe by_step = {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TA
 /* A batch script and processes it starts without srun belong to no step: they have SLURM_PROCID but no SLURM_STEP_NUM_TASKS. */
 bool shoal_slurm_step_is_present(void)
 {
-    return variable(by_step.rank) && variable(by_step.size);
+    return shoal_environment_text(by_step.rank) && shoal_environment_text(by_step.size);
 }
 
 static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log *log, struct shoal_bootstrap *bootstrap)
@@ -218,8 +202,9 @@ static enum shoal_status find_self(const struct recipe *recipe, struct shoal_log
 /* torchrun's agent keeps a store for its workers and announces it in TORCHELASTIC_USE_AGENT_STORE. */
 static enum shoal_status take_secret_of_agent(struct shoal_log *log, uint32_t timeout_ms, struct shoal_bootstrap *bootstrap)
 {
-    struct shoal_torch_point point = {.host = variable("MASTER_ADDR")};
-    const char *run = variable("TORCHELASTIC_RUN_ID"), *restarts = variable("TORCHELASTIC_RESTART_COUNT");
+    struct shoal_torch_point point = {.host = shoal_environment_text("MASTER_ADDR")};
+    const char *run = shoal_environment_text("TORCHELASTIC_RUN_ID");
+    const char *restarts = shoal_environment_text("TORCHELASTIC_RESTART_COUNT");
     bool is_set = false;
     long port = 0;
     if (bootstrap->has_secret || bootstrap->size == 1 || !point.host ||
@@ -262,7 +247,7 @@ static enum shoal_status finish_private(const struct shoal_bootstrap_settings *s
 static enum shoal_status open_any(const struct shoal_bootstrap_settings *settings, struct shoal_log *log, uint32_t timeout_ms,
                                   struct shoal_bootstrap *bootstrap)
 {
-    const bool has_rank = variable("RANK") != NULL, has_size = variable("WORLD_SIZE") != NULL;
+    const bool has_rank = shoal_environment_text("RANK") != NULL, has_size = shoal_environment_text("WORLD_SIZE") != NULL;
     if (has_rank && has_size)
         return open_variables(&by_name, settings, log, timeout_ms, bootstrap);
     if (shoal_pmix_is_present()) {

@@ -73,6 +73,9 @@ SHOAL_MUST_USE enum shoal_status shoal_bootstrap_agree(struct shoal_bootstrap *b
 
 #define SHOAL_NUMBER_MAX 999999999
 
+/* Returns the value of a variable, or NULL if it is not set or empty. */
+const char *shoal_environment_text(const char *name);
+
 /* Reads a whole number from the environment. An empty variable counts as unset, which is not an error. Text that is not a
  * number from `least` to `most` is one. */
 SHOAL_MUST_USE enum shoal_status shoal_environment_number(const char *name, long least, long most, struct shoal_log *log,

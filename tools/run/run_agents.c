@@ -18,29 +18,10 @@ enum { STRANGERS_MAX = 32 };
 enum { PAUSE_MS_MIN = 10 };
 /* Time after which a line names the hosts that are missing. */
 enum { WORD_MS = 10000 };
-/* Time for workers that hang in the kernel (run.c), plus this margin for slow hosts. */
-enum { END_MS_MORE = 20000 };
-
-uint64_t run_agents_now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000 + (uint64_t)now.tv_nsec / 1000000;
-}
 
 static bool is_host_0(const struct run_agents *agents)
 {
     return agents->index == 0;
-}
-
-void run_agents_own(struct run_agents *agents, const struct run_message *message)
-{
-    if (message->kind == RUN_REFUSED && agents->queued_at[RUN_REFUSED])
-        return; /* the first reason is the cause of the others */
-    const bool is_by_signal = message->kind == RUN_STOP && message->event.cause == RUN_CAUSE_SIGNAL;
-    const int at = is_by_signal ? OWN_STOP_BY_SIGNAL : (int)message->kind;
-    agents->queued[at] = *message;
-    agents->queued_at[at] = ++agents->queued_count;
 }
 
 static bool own_next(struct run_agents *agents, struct run_message *message_out)
@@ -61,24 +42,6 @@ bool run_agents_next(struct run_agents *agents, struct run_message *message_out)
     if (!is_host_0(agents) && run_agents_host_0_next(agents, message_out))
         return true;
     return own_next(agents, message_out);
-}
-
-void run_agents_print_refusal(const struct shoal_link *link, char text[RUN_REFUSAL_MAX])
-{
-    const struct shoal_link_hello *it = shoal_link_other(link), *here = &link->own->hello;
-    const char *name = link->is_client ? "this host" : "host 0";
-    if (link->verdict == SHOAL_LINK_SIZE)
-        snprintf(text, RUN_REFUSAL_MAX, "it counts %u hosts, and %s counts %u; set the same --hosts on all", it->size, name,
-                 here->size);
-    else
-        shoal_link_refusal_print(link->verdict, it, here, name, "hosts", text, RUN_REFUSAL_MAX);
-}
-
-void run_agents_own_refusal(struct run_agents *agents, const char *text)
-{
-    struct run_message message = {.kind = RUN_REFUSED};
-    snprintf(message.refusal.text, sizeof message.refusal.text, "%s", text);
-    run_agents_own(agents, &message);
 }
 
 size_t run_agents_polls(const struct run_agents *agents)
@@ -111,40 +74,22 @@ void run_agents_serve(struct run_agents *agents, const struct pollfd *polls)
         run_agents_serve_host_0(agents, polls);
 }
 
-static void agents_earlier(uint64_t *at, uint64_t other)
-{
-    if (other < *at)
-        *at = other;
-}
-
 uint64_t run_agents_deadline(const struct run_agents *agents)
 {
     uint64_t at = agents->hosts == 1 || agents->has_left ? NEVER : agents->word_at;
     for (int i = 0; i < agents->link_count; i++)
         if (run_link_is_open(&agents->links[i]))
-            agents_earlier(&at, run_link_deadline(&agents->links[i]));
+            run_agents_earlier(&at, run_link_deadline(&agents->links[i]));
     if (agents->hosts == 1 || agents->has_left)
         return at;
     if (is_host_0(agents)) {
-        agents_earlier(&at, run_hub_deadline(&agents->hub));
+        run_agents_earlier(&at, run_hub_deadline(&agents->hub));
         if (agents->accept_at > run_agents_now_ms() || agents->listener < 0)
-            agents_earlier(&at, agents->accept_at);
+            run_agents_earlier(&at, agents->accept_at);
     } else {
-        agents_earlier(&at, !run_link_is_open(&agents->links[0]) ? agents->search.next_at : agents->answer_at);
+        run_agents_earlier(&at, !run_link_is_open(&agents->links[0]) ? agents->search.next_at : agents->answer_at);
     }
     return at;
-}
-
-void run_agents_await(struct run_agents *agents, enum run_kind kind)
-{
-    const uint64_t answer_ms = (uint64_t)agents->start.answer_ms;
-    const uint64_t end_ms = (uint64_t)agents->start.grace_ms + END_MS_MORE + RUN_HUB_TELL_MS + answer_ms;
-    if (!agents->is_started)
-        return;
-    if (kind == RUN_TROUBLE && !agents->has_stop)
-        agents_earlier(&agents->answer_at, run_agents_now_ms() + answer_ms);
-    else if (kind == RUN_ENDED && agents->has_stop)
-        agents_earlier(&agents->answer_at, run_agents_now_ms() + end_ms);
 }
 
 /* A host that has lost host 0 makes the verdict itself once its workers have ended. */
@@ -246,7 +191,7 @@ static bool hub_prepare(struct run_agents *agents)
         .hosts = agents->hosts,
         .restarts = agents->options->restarts,
         .meet_ms = agents->options->meet_ms,
-        .end_ms = END_MS_MORE,
+        .end_ms = RUN_END_MS_MORE,
         .send = run_agents_hub_send,
         .arg = agents,
     };

@@ -59,7 +59,16 @@ struct run_agents {
     uint64_t answer_at;              /* if host 0 sends nothing until then, it counts as lost */
 };
 
+/* Time for workers that hang in the kernel (run.c), plus this margin for slow hosts. */
+enum { RUN_END_MS_MORE = 20000 };
+
 uint64_t run_agents_now_ms(void);
+
+static inline void run_agents_earlier(uint64_t *at, uint64_t other)
+{
+    if (other < *at)
+        *at = other;
+}
 
 /* Queues a message from this host's own agent for run.c. It replaces one of its kind that run.c has not read yet. Only STOP
  * comes twice: for a failure or a loss, and then for signals, each with a higher count of requests. These two do not replace

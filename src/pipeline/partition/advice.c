@@ -39,36 +39,6 @@ static size_t write_lack(const struct problem *problem, const uint32_t *division
     return used > 0 && (size_t)used < room ? (size_t)used : room - 1;
 }
 
-static enum shoal_status fits_as_scheduled(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                                           const struct shoal_partition_options *options, bool *fits_out)
-{
-    struct problem other;
-    double value;
-    uint32_t *division = calloc((size_t)shoal_schedule_stages(schedule) + 1, sizeof *division);
-    enum shoal_status status = problem_open(&other, profile, schedule, options, (struct partition_text){0});
-    status = division ? status : SHOAL_ERR_MEMORY;
-    for (enum memory_rule rule = MEMORY_HOPE; rule <= MEMORY_SURE && status == SHOAL_OK && !*fits_out; rule++) {
-        status = divide(&other, rule, measure_time, NULL, false, division, &value);
-        *fits_out = status == SHOAL_OK && value < PARTITION_NEVER && problem_excess(&other, division) == 0;
-    }
-    problem_close(&other);
-    free(division);
-    return status;
-}
-
-enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                              const struct shoal_partition_options *options, bool *fits_out)
-{
-    struct shoal_schedule *recomputed = NULL;
-    *fits_out = false;
-    if (options->recomputes == SHOAL_RECOMPUTES_AS_SCHEDULED)
-        return fits_as_scheduled(profile, schedule, options, fits_out);
-    PARTITION_TRY(shoal_schedule_recompute(schedule, NULL, &recomputed));
-    const enum shoal_status status = fits_as_scheduled(profile, recomputed, options, fits_out);
-    shoal_schedule_free(recomputed);
-    return status;
-}
-
 /* Finds the fewest shards of states and gradients, of powers of two, with which a division fits; 0: none. */
 static enum shoal_status find_shards(const struct problem *problem, bool recomputes, uint32_t *shards_out)
 {
@@ -79,7 +49,7 @@ static enum shoal_status find_shards(const struct problem *problem, bool recompu
     for (uint32_t shards = 2; shards <= SHARDS_MAX && !fits; shards *= 2) {
         options.state_shards = shards > options.state_shards ? shards : options.state_shards;
         options.gradient_shards = shards > options.gradient_shards ? shards : options.gradient_shards;
-        PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &fits));
+        PARTITION_TRY(fits_at_all(problem->profile, problem->schedule, &options, &fits));
         *shards_out = fits ? shards : 0;
     }
     return SHOAL_OK;
@@ -107,7 +77,7 @@ static enum shoal_status write_help(const struct problem *problem, char *line, s
     uint32_t shards, both = 0;
     char stages[40] = "";
     if (options.method != SHOAL_PARTITION_SHORTEST)
-        PARTITION_TRY(advice_fits(problem->profile, problem->schedule, &options, &fits));
+        PARTITION_TRY(fits_at_all(problem->profile, problem->schedule, &options, &fits));
     if (fits) {
         snprintf(line, room, ". The method \"shortest\" has one that fits");
         return SHOAL_OK;

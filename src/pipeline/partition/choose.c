@@ -121,7 +121,7 @@ static bool fits_on(const struct choice *choice, const struct shoal_schedule_opt
     own.costs = mean_costs(choice->profile, choice->options, ranks);
     enum shoal_status status = shoal_schedule_create(&own, &schedule, NULL, 0);
     if (status == SHOAL_OK)
-        status = advice_fits(choice->profile, schedule, choice->options, &fits);
+        status = fits_at_all(choice->profile, schedule, choice->options, &fits);
     shoal_schedule_free(schedule);
     return status == SHOAL_OK && fits;
 }
@@ -181,5 +181,6 @@ enum shoal_status shoal_partition_choose(const struct shoal_profile *profile,
     shoal_partition_free(choice.partition);
     if (lacks)
         add_ranks(&choice, kind, why);
-    return status;
+    return status == SHOAL_ERR_MEMORY ? partition_refuse(why, status, "no memory for a partition of %u units", profile->count)
+                                      : status;
 }

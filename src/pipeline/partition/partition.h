@@ -241,28 +241,30 @@ void equal_divide(const struct problem *problem, uint32_t *division_out);
 SHOAL_MUST_USE enum shoal_status refine(struct problem *problem, const uint32_t *bound_division, uint32_t *division_out,
                                         struct verdict *verdict_out, bool *is_optimal_out);
 
+/* ---- partition_fits.c ---- */
+
+/* Looks for a division that fits, whatever its step. With several stages on a rank it may overlook one. If options->recomputes
+ * is not AS_SCHEDULED, all stages are recomputed. */
+SHOAL_MUST_USE enum shoal_status fits_at_all(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                             const struct shoal_partition_options *options, bool *fits_out);
+
+/* Finds how many first stages must be recomputed, and how many may be, so that a division fits. Both are 0 if none was found
+ * that fits even if all stages are recomputed, or all but the last. */
+SHOAL_MUST_USE enum shoal_status recompute_range(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                                 const struct shoal_partition_options *options, uint32_t *fewest_out,
+                                                 uint32_t *most_out);
+
 /* ---- reasons.c, advice.c ---- */
 
 /* Writes a line for each stage. */
 SHOAL_MUST_USE enum shoal_status reasons_write(struct problem *problem, const uint32_t *division, const struct verdict *verdict,
                                                char (*reasons)[PARTITION_REASON]);
 
-/* Looks for a division that fits, whatever its step. With several stages on a rank it may overlook one. If options->recomputes
- * is not AS_SCHEDULED, all stages are recomputed. */
-SHOAL_MUST_USE enum shoal_status advice_fits(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                                             const struct shoal_partition_options *options, bool *fits_out);
-
 /* Writes what is short in a division that does not fit, and what would fit. Returns ERR_ARGUMENT, or ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status advice_refuse(const struct problem *problem, const uint32_t *division,
                                                struct partition_text text);
 
 /* ---- partition.c ---- */
-
-/* Like shoal_partition_create(), with *lacks_out: units do not fit into the memory. */
-SHOAL_MUST_USE enum shoal_status partition_make(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                                                const struct shoal_partition_options *options,
-                                                struct shoal_partition **partition_out, bool *lacks_out,
-                                                struct partition_text text);
 
 /* These make a partition for the schedule's own recomputed stages. The options are complete and checked. */
 SHOAL_MUST_USE enum shoal_status partition_make_for(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
@@ -281,12 +283,6 @@ bool partition_fits(const struct shoal_partition *partition);
 
 /* ---- partition_recompute.c: options are complete and checked ---- */
 
-/* Finds how many first stages must be recomputed, and how many may be, so that a division fits. Both are 0 if none was found
- * that fits even if all stages are recomputed, or all but the last. */
-SHOAL_MUST_USE enum shoal_status recompute_range(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
-                                                 const struct shoal_partition_options *options, uint32_t *fewest_out,
-                                                 uint32_t *most_out);
-
 /* Like partition_make_for(), but also chooses the recomputed stages, by options->recomputes. */
 SHOAL_MUST_USE enum shoal_status partition_recompute(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                                      const struct shoal_partition_options *options,
@@ -297,5 +293,13 @@ SHOAL_MUST_USE enum shoal_status partition_recompute_at(const struct shoal_profi
                                                         const struct shoal_partition_options *options,
                                                         const uint32_t *first_units, struct shoal_partition **partition_out,
                                                         struct partition_text text);
+
+/* ---- partition_create.c ---- */
+
+/* Like shoal_partition_create(), with *lacks_out: units do not fit into the memory. */
+SHOAL_MUST_USE enum shoal_status partition_make(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
+                                                const struct shoal_partition_options *options,
+                                                struct shoal_partition **partition_out, bool *lacks_out,
+                                                struct partition_text text);
 
 #endif

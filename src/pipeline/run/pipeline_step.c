@@ -1,4 +1,3 @@
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,22 +84,6 @@ static void note_wait(struct shoal_pipeline *pipeline, const struct run_message 
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
-
-void run_share_cause(struct shoal_pipeline *pipeline, enum shoal_status status, const char *format, ...)
-{
-    struct shoal_failure cause = SHOAL_FAILURE_INIT;
-    char text[400];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    cause.status = status;
-    cause.rank = cause.reporter = pipeline->rank;
-    cause.is_given = 1;
-    snprintf(cause.operation, sizeof cause.operation, "step %llu of %s", (unsigned long long)pipeline->step, pipeline->name);
-    snprintf(cause.text, sizeof cause.text, "%s, rank %d: %s", pipeline->name, pipeline->rank, text);
-    shoal_comm_fail(pipeline->comm, &cause);
-}
 
 /* Ends a step that failed: here first, or on another rank. */
 static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_status status)

@@ -1,5 +1,6 @@
 /* Schedules of pipelines: what the files of this module share. See include/shoal/pipeline.h.
  *
+ *     schedule_create.c  checks options, and has one of the next two make the schedule
  *     orders.c    GPipe, 1F1B, interleaved, breadth-first: orders that are written down
  *     search.c    the others: orders that are found, by trying rules and keeping the shortest step
  *     schedule_run.c   runs a schedule on clocks: for its times, its memory, and circles of waiting
