@@ -15,7 +15,6 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 KNOWN = {
     "src/engine": {"cache", "deadlock", "engine", "engine_life", "engine_rounds", "failure", "group", "mismatch", "p2p", "progress",
                    "request", "runner"},
-    "tools/run": {"run_events", "run_output", "run_spawn", "run_workers"},
 }
 COMMENT_OR_TEXT = re.compile(r'/\*.*?\*/|"(?:\\.|[^"\\])*"', re.S)
 DEFINITION = re.compile(r"^(?!static\b|typedef\b|extern\b|__attribute__|#)[A-Za-z_][\w \*\(\),]*?\b(\w+)\([^;{}]*\)\s*\n\{", re.M)

@@ -620,7 +620,7 @@ static int run_prepare(struct run *run)
     const int code = run_output_open(&run->output, &run->options);
     if (code)
         return code;
-    run_events_open(&run->output, run->options.place.index);
+    run_events_open(run_output_has_events(&run->output) ? run_output_event : NULL, &run->output, run->options.place.index);
     files_allow(run);
     bind_make(&run->bind, (enum bind_mode)run->options.bind, run->options.workers);
     run->workers.at = calloc((size_t)run->options.workers, sizeof *run->workers.at);
@@ -660,7 +660,7 @@ int shoal_tool_run(int argc, char **argv)
         code = run_follow(&run);
     else
         run_event_ended(code);
-    run_events_open(NULL, 0);
+    run_events_open(NULL, NULL, 0);
     run_release(&run);
     return code;
 }

@@ -1,21 +1,13 @@
 /* `shoal run --events FD`: writes events, one JSON object a line, for programs that start this command. docs/errors.md, "Events
  * of `shoal run`", describes the fields; the lines on stderr are for people and may change. Workers do not inherit FD, so
  * nothing that they print becomes an event. Lines are queued with the output (run_output.h). Without --events these functions
- * do nothing, except that run_error_print still prints. libc only; one thread. */
+ * do nothing. libc only; one thread. */
 #ifndef SHOAL_TOOLS_RUN_EVENTS_H
 #define SHOAL_TOOLS_RUN_EVENTS_H
 
+#include "run_event_line.h"
 #include "run_output.h"
 #include "run_workers.h"
-
-/* Sends events to output from now on; NULL: nowhere. host: the index of this host. */
-void run_events_open(struct run_output *output, int host);
-
-/* Prints "shoal run: ..." on stderr at once, and writes the event "error": this command cannot do its work. */
-void run_error_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
-
-/* Writes the event "error" (without the line on stderr, for a text that is printed elsewhere) or "note". */
-void run_event_text(const char *event, const char *text);
 
 /* Writes "started", and a "worker_started" for each worker. */
 void run_event_started(const struct run_options *options, const struct run_workers *workers);

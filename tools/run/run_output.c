@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "run_events.h"
+#include "run_event_line.h"
 #include "tool.h"
 
 /* A line longer than LINE_MAX_BYTES is broken. While QUEUE_MAX_BYTES wait to be written, nothing more is read. */
@@ -504,8 +504,9 @@ bool run_output_has_events(const struct run_output *output)
     return output->sinks[RUN_SINK_EVENTS].fd >= 0;
 }
 
-void run_output_event(struct run_output *output, const char *line, size_t bytes)
+void run_output_event(void *arg, const char *line, size_t bytes)
 {
+    struct run_output *output = arg;
     sink_append(&output->sinks[RUN_SINK_EVENTS], line, bytes);
 }
 

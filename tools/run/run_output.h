@@ -88,9 +88,9 @@ bool run_output_has_queued(const struct run_output *output);
 /* Somebody has typed a line on the launcher's terminal: its echo has ended the unfinished line there. */
 void run_output_typed(struct run_output *output);
 
-/* Queues an event's line, with its end, for --events. */
+/* Returns true with --events. The second function queues a line of them, with its end; it is a sink of run_event_line.h. */
 bool run_output_has_events(const struct run_output *output);
-void run_output_event(struct run_output *output, const char *line, size_t bytes);
+void run_output_event(void *output, const char *line, size_t bytes);
 
 /* Queues one of the launcher's own lines for stderr. */
 void run_output_say(struct run_output *output, const char *format, ...) __attribute__((format(printf, 2, 3)));

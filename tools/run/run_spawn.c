@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "run_events.h"
+#include "run_event_line.h"
 
 /* Ports below those that Linux assigns to outgoing connections. A slot is MASTER_PORT and the 16 ports after it, where Shoal's
  * store listens. */
