@@ -1,5 +1,6 @@
-/* JSON of one level: the flat objects that the flight recorder, profiles and reports of other ranks consist of. A reader walks
- * over the members of one object in place and rejects any other text, including nested values. base/json_text.h writes texts. */
+/* Reads JSON of one level: the flat objects in which the flight recorder, profiles and reports of other ranks are written. A
+ * reader walks over the members of one object in place, and rejects any other text, also nested values. base/json_text.h writes
+ * texts. */
 #ifndef SHOAL_TOOLS_FLAT_JSON_H
 #define SHOAL_TOOLS_FLAT_JSON_H
 
