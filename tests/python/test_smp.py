@@ -1175,6 +1175,8 @@ def parameters_without_effect_are_named(world):
     expect(sorted(each.split(" has")[0] for each in notes) == sorted(_parameters.POINTLESS), notes)
     silent = {"partitions": 2, "optimize": "memory", "prescaled_batch": False, "static_mode": False, "offload_activations": False}
     expect(_parameters.read(silent)[1] == [])
+    expect(_parameters.read({"partitions": 2, **dict.fromkeys(set(_parameters.SERVED) - {"pipeline_parallel_degree"})}) ==
+           (_parameters.Parameters(pipeline_parallel_degree=2), []))
     expect("bfloat16 takes its place" in _parameters.read({"partitions": 2, "fp16": True})[1][0])
     expect(cfg.optimize == "speed" and cfg.placement_strategy == "DPT")
 
