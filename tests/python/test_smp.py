@@ -331,6 +331,7 @@ def replicas_divide_states(world):
                 shared_step(smp, model, optimizer, one, number)
             expect_shares(smp, model, inner)
             wanted = one.model.state_dict()
+            fails(lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}), RuntimeError, "before the first step")
             for partial, is_divided in ((True, True), (False, True), (False, False), (True, False)):
                 continues_from(started(world, partitions, shard_optimizer_state=is_divided), folder, partial, wanted)
 
