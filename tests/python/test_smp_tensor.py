@@ -174,6 +174,28 @@ def states_of_optimizers_are_divided(world):
     state = model.state_dict()
     for name, value in one.state_dict().items():
         same(state[name], value, name, 1e-4)
+    folders = [tempfile.mkdtemp() if world.rank == 0 else None]
+    dist.broadcast_object_list(folders)
+    try:
+        divided_states_resume(world, smp, model, optimizer, folders[0])
+    finally:
+        dist.barrier()
+        if world.rank == 0:
+            shutil.rmtree(folders[0])
+
+
+def divided_states_resume(world, smp, model, optimizer, folder):
+    """A partial checkpoint of divided states is of one degree of tensor parallelism."""
+    smp.save_checkpoint(folder, "a", True, model, optimizer, {"step": 2})
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    model, optimizer = made(smp, 5)
+    expect(smp.resume_from_checkpoint(folder) == {"step": 2})
+    state = model.state_dict()
+    for name, value in saved.items():
+        same(state[name], value, name, 0)
+    smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
+    model, optimizer = made(smp)
+    fails(lambda: smp.resume_from_checkpoint(folder), RuntimeError, "of tensor_parallel_degree 2, and this job of 1")
 
 
 def losses_are_scaled(world):
