@@ -188,6 +188,7 @@ def divided_states_resume(world, smp, model, optimizer, folder):
     """A partial checkpoint of divided states is of one degree of tensor parallelism."""
     smp.save_checkpoint(folder, "a", True, model, optimizer, {"step": 2})
     saved = {name: value.clone() for name, value in model.state_dict().items()}
+    smp.barrier()
     model, optimizer = made(smp, 5)
     expect(smp.resume_from_checkpoint(folder) == {"step": 2})
     state = model.state_dict()
