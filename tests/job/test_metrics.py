@@ -218,6 +218,15 @@ def steps_are_found_in_what_repeats():
     expect(metrics.step_length("abcdefgh") is None and metrics.step_length("") is None and metrics.step_length("ab") is None, "none")
 
 
+def actions_of_pipelines_are_no_operations():
+    call = {"pid": 1, "comm_id": "a", "kind": "all-reduce", "count": 1, "type": "float32", "op": "sum", "root": -1}
+    lines = [json.dumps({**call, **more}) for more in ({}, {"kind": "send"}, {"comm_id": "b", "kind": "forward"}, {"comm_id": "b", "kind": "hand over"})]
+    expect(list(metrics.calls_of(lines)) == [(1, "a")], metrics.calls_of(lines))
+    comm = {"operations": 3, "bytes": 4, "sent_bytes": 5, "waited_us": 6e6, "came_last": 1, "late_us": 0, "waits_us": None, "is_track": False}
+    found = metrics.counters_of({"communicators": [comm, {**comm, "operations": 100, "waits_us": 2e6, "is_track": True}]}, 0.0, 1.0)
+    expect((found.operations, found.bytes, found.waited_s, found.waits_s) == (3, 4, 6.0, 2.0), found)
+
+
 def rates_are_of_the_time_between_two_looks():
     before = metrics.Counters(100, 1000, 10, 1.0, 5, 0.5, 3.0, 50.0)
     now = metrics.Counters(300, 5000, 30, 1.5, 105, 0.7, 5.0, 52.0)
@@ -399,5 +408,5 @@ if __name__ == "__main__":
                a_long_line_is_looked_at_to_its_limit, a_full_disk_ends_nothing, writers_do_not_mix_lines, a_series_stays_small,
                a_number_that_is_cut_is_told, lines_that_nobody_here_has_written_are_left_out, a_long_file_is_read_in_pieces,
                a_wait_that_is_under_way_is_counted, a_noise_scale_is_told_as_the_library_tells_it,
-               steps_are_found_in_what_repeats, rates_are_of_the_time_between_two_looks, waits_for_data_are_rates_too, a_process_counts_its_waits, prometheus_reads_the_page, tensorboard_reads_what_is_written,
+               steps_are_found_in_what_repeats, actions_of_pipelines_are_no_operations, rates_are_of_the_time_between_two_looks, waits_for_data_are_rates_too, a_process_counts_its_waits, prometheus_reads_the_page, tensorboard_reads_what_is_written,
                ranks_are_looked_at_from_outside, a_job_has_its_numbers_and_its_page])

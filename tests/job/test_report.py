@@ -54,6 +54,17 @@ def page_of(folder):
     return page, text
 
 
+def actions_of_pipelines_are_left_out_of_a_step():
+    common = {"ph": "X", "pid": 1, "ts": 5.0, "dur": 2.0}
+    events = [{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "rank 0"}},
+              {**common, "tid": 1, "name": "all-reduce", "cat": "all-reduce", "args": {"communicator": "world", "sequence": 7}},
+              {**common, "tid": 2, "name": "0F1", "cat": "forward", "args": {"stage": 0, "microbatch": 1, "step": 3, "status": "OK"}},
+              {**common, "tid": 2, "name": "waiting for stage 1"}]
+    found = report._operations(events)
+    expect({comm: {rank: [each.sequence for each in each_rank] for rank, each_rank in ranks.items()} for comm, ranks in found.items()} ==
+           {"world": {"rank 0": [7]}}, found)
+
+
 def a_page_tells_all_of_a_job():
     with folders.jobs() as place:
         page, text = page_of(folders.job(place, status="Failed", failure="algo-2: rank 3 killed by signal 9 (SIGKILL) <&>"))
@@ -186,5 +197,5 @@ def the_page_fits_400_and_1600_pixels():
 
 
 if __name__ == "__main__":
-    run_cases([a_page_tells_all_of_a_job, settings_show_no_secrets, a_page_asks_for_nothing, a_job_without_numbers_has_a_page, a_page_that_cannot_be_written_leaves_nothing,
+    run_cases([a_page_tells_all_of_a_job, actions_of_pipelines_are_left_out_of_a_step, settings_show_no_secrets, a_page_asks_for_nothing, a_job_without_numbers_has_a_page, a_page_that_cannot_be_written_leaves_nothing,
                many_ranks_are_summed_up, plots_take_what_numbers_there_are, light_and_dark_are_drawn, the_page_fits_400_and_1600_pixels])

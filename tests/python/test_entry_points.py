@@ -75,6 +75,14 @@ def torch_sagemaker_is_found():
         expect((code, out) == (0, "torch.sagemaker\n"), program, out, err)
 
 
+def all_packages_are_installed():
+    """The list in the package's pyproject.toml names every folder with modules."""
+    top = TOP / "python/smdistributed"
+    listed = re.findall(r'^    "(smdistributed\.[\w.]+)",$', (top / "pyproject.toml").read_text(), re.MULTILINE)
+    found = sorted(".".join(path.parent.relative_to(top.parent).parts) for path in top.rglob("__init__.py"))
+    expect(sorted(listed) == found, set(found) ^ set(listed))
+
+
 def torch_sagemaker_without_autoload():
     program = "import torch; from smdistributed.modelparallel import extend_torch; extend_torch(); extend_torch(); " \
               "print(len(torch.__path__)); import torch.sagemaker"
@@ -100,7 +108,7 @@ def other_modules_of_torch_stay():
 
 try:
     run_cases([import_of_torch_is_enough, import_of_shoal_first_is_as_well, import_without_autoload_registers,
-               import_of_torch_prints_nothing_and_needs_no_libshoal, torch_sagemaker_is_found, torch_sagemaker_without_autoload,
-               other_modules_of_torch_stay])
+               import_of_torch_prints_nothing_and_needs_no_libshoal, torch_sagemaker_is_found, all_packages_are_installed,
+               torch_sagemaker_without_autoload, other_modules_of_torch_stay])
 finally:
     shutil.rmtree(ROOT, ignore_errors=True)

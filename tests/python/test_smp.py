@@ -331,6 +331,7 @@ def replicas_divide_states(world):
                 shared_step(smp, model, optimizer, one, number)
             expect_shares(smp, model, inner)
             wanted = one.model.state_dict()
+            fails(lambda: optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}), RuntimeError, "before the first step")
             for partial, is_divided in ((True, True), (False, True), (False, False), (True, False)):
                 continues_from(started(world, partitions, shard_optimizer_state=is_divided), folder, partial, wanted)
 
@@ -1175,6 +1176,8 @@ def parameters_without_effect_are_named(world):
     expect(sorted(each.split(" has")[0] for each in notes) == sorted(_parameters.POINTLESS), notes)
     silent = {"partitions": 2, "optimize": "memory", "prescaled_batch": False, "static_mode": False, "offload_activations": False}
     expect(_parameters.read(silent)[1] == [])
+    expect(_parameters.read({"partitions": 2, **dict.fromkeys(set(_parameters.SERVED) - {"pipeline_parallel_degree"})}) ==
+           (_parameters.Parameters(pipeline_parallel_degree=2), []))
     expect("bfloat16 takes its place" in _parameters.read({"partitions": 2, "fp16": True})[1][0])
     expect(cfg.optimize == "speed" and cfg.placement_strategy == "DPT")
 

@@ -174,6 +174,48 @@ def states_of_optimizers_are_divided(world):
     state = model.state_dict()
     for name, value in one.state_dict().items():
         same(state[name], value, name, 1e-4)
+    folders = [tempfile.mkdtemp() if world.rank == 0 else None]
+    dist.broadcast_object_list(folders)
+    try:
+        divided_states_resume(world, smp, model, optimizer, folders[0])
+    finally:
+        dist.barrier()
+        if world.rank == 0:
+            shutil.rmtree(folders[0])
+
+
+def divided_states_resume(world, smp, model, optimizer, folder):
+    """A partial checkpoint of divided states is of one degree of tensor parallelism."""
+    smp.save_checkpoint(folder, "a", True, model, optimizer, {"step": 2})
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    smp.barrier()
+    model, optimizer = made(smp, 5)
+    expect(smp.resume_from_checkpoint(folder) == {"step": 2})
+    state = model.state_dict()
+    for name, value in saved.items():
+        same(state[name], value, name, 0)
+    smp = started(world, 1, microbatches=1, shard_optimizer_state=True)
+    model, optimizer = made(smp)
+    fails(lambda: smp.resume_from_checkpoint(folder), RuntimeError, "of tensor_parallel_degree 2, and this job of 1")
+
+
+def losses_are_scaled(world):
+    """A gradient that is not finite in one part of a parameter skips the step of all parts."""
+    smp = started(world)
+    model, optimizer = made(smp)
+    scaler = smp.amp.GradScaler(init_scale=8.0, growth_interval=10)
+
+    @smp.step
+    def train_step(model, inputs, targets):
+        model.backward(scaler.scale(loss_of(model(inputs), targets)))
+    train_step(model, *batch_of(0, smp.dp_rank()))
+    former = [each.detach().clone() for each in model.parameters()]
+    if smp.tp_rank() == 0:
+        next(each for each in model.parameters() if model.is_distributed_parameter(each)).grad.fill_(float("inf"))
+    scaler.step(optimizer)
+    scaler.update()
+    expect(scaler.get_scale() == 4.0, scaler.get_scale())
+    expect(all(torch.equal(each, value) for each, value in zip(model.parameters(), former)))
 
 
 # ---- What is divided -------------------------------------------------------------------------------------------------------
@@ -292,6 +334,7 @@ CASES = [
     Case("common batches that differ are sent", common_batches_that_differ_are_sent, (2,)),
     Case("with pipelines", with_pipelines, (4, 8)),
     Case("states of optimizers are divided", states_of_optimizers_are_divided, (4,)),
+    Case("losses are scaled", losses_are_scaled, (2,)),
     Case("modules that are named are divided", modules_that_are_named_are_divided, (2,)),
     Case("models are made without memory", models_are_made_without_memory, (2,)),
     Case("the vendor's layers", the_vendors_layers, (2,)),

@@ -232,6 +232,8 @@ def misuse_is_refused(rank):
     fails(smp.rank, SMPError, "call smp.init() first")
     fails(lambda: smp.init({"partitions": 3}), SMPConfigError, "there are 2 processes and 3 partitions")
     fails(lambda: smp.init({"partitions": 2, "horovod": True}), SMPUnsupportedError, "horovod")
+    fails(lambda: smp.init({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}), SMPUnsupportedError, "tensor_parallel_degree is served in PyTorch only")
+    fails(lambda: smp.init({"partitions": 2, "bf16": True}), SMPUnsupportedError, "set keras.mixed_precision")
     begin()
     model = model_of(chain, run_chain)
     x = tf.constant(data(0)[0])

@@ -85,15 +85,17 @@ class ScaledLR(LRScheduler):
 
     def state_dict(self):
         """With a model, also the averages of its noise scale. A function as schedule is not saved, as in LambdaLR."""
-        state = {name: getattr(self, name) for name in ("last_epoch", "_step_count", "_last_lr", "base_lrs", "_unscaled", "batch")}
+        state = {name: getattr(self, name) for name in ("last_epoch", "_step_count", "_last_lr", "base_lrs", "_unscaled")}
         state["scaling"] = self._scaling.state()
         state["schedule"] = self._schedule.state_dict() if isinstance(self._schedule, LRScheduler) else None
         state["noise"] = self._model.noise_state_dict() if self._model is not None else None
         return state
 
     def load_state_dict(self, state):
-        """Restores it on all ranks. The optimizer's own state has the rates."""
+        """Restores it on all ranks. The optimizer's own state has the rates. The batch stays this scheduler's own, because the number of
+        ranks may be another one now."""
         state = dict(state)
+        state.pop("batch", None)  # in states of earlier checkouts
         self._scaling.load(state.pop("scaling"))
         schedule, noise = state.pop("schedule"), state.pop("noise")
         if isinstance(self._schedule, LRScheduler) and schedule is not None:

@@ -120,14 +120,14 @@ def read(found):
         _refuse(name, value)
         if name in SERVED:
             values[name] = _checked(key, value, SERVED[name])
-        is_of_shards = name == "sdp_gradient_clipping" and found.get("sharded_data_parallel_degree", 1) != 1
-        is_of_tensors = name == "prescaled_batch" and found.get("tensor_parallel_degree", 1) != 1
+        is_of_shards = name == "sdp_gradient_clipping" and found.get("sharded_data_parallel_degree") not in (None, 1)
+        is_of_tensors = name == "prescaled_batch" and found.get("tensor_parallel_degree") not in (None, 1)
         if name in POINTLESS and not (is_of_shards or is_of_tensors) and value not in (None, False, SILENT.get(name)):
             notes.append(f"{key} has no effect: {POINTLESS[name]}")
+    values = {name: value for name, value in values.items() if value is not None}
     _check(values)
     if values.get("fp16"):
         notes.append("fp16: on CPUs bfloat16 takes its place, which needs no loss scale")
-    values = {name: value for name, value in values.items() if value is not None}
     values["placement_strategy"] = STRATEGIES.get(values.get("placement_strategy", "cluster"), values.get("placement_strategy"))
     return Parameters(**values), notes
 

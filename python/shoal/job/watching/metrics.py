@@ -279,13 +279,17 @@ def step_length(calls: Sequence[Any]) -> Optional[int]:
     return None
 
 
+# Kinds of records by which steps are not found: messages, and actions of pipelines, which are on tracks.
+NOT_OF_STEPS = ("send", "receive", "drain", "barrier", "split", "forward", "backward", "input gradient", "weight gradient", "recompute", "hand over")
+
+
 def calls_of(lines: Iterable[str]) -> Dict[Tuple[int, str], List[Tuple[Any, ...]]]:
-    """Returns the calls of each (process, communicator) in a flight recorder's lines, without messages."""
+    """Returns the calls of each (process, communicator) in a flight recorder's lines, without messages and actions of pipelines."""
     calls: Dict[Tuple[int, str], List[Tuple[Any, ...]]] = collections.defaultdict(list)
     for line in lines:
         try:
             record = json.loads(line)
-            if record["kind"] not in ("send", "receive", "drain", "barrier", "split"):
+            if record["kind"] not in NOT_OF_STEPS:
                 calls[record["pid"], record["comm_id"]].append(tuple(record[key] for key in ("kind", "count", "type", "op", "root")))
         except (ValueError, KeyError, TypeError):  # a partial line
             continue
@@ -309,11 +313,13 @@ class Counters:
 
 
 def counters_of(process: Mapping[str, Any], cpu_s: float, at: float, input_s: float = math.nan) -> Counters:
-    comms = process["communicators"]
+    """A track counts with its waits only: its operations are actions of a pipeline."""
+    every = process["communicators"]
+    comms = [comm for comm in every if not comm.get("is_track")]
     return Counters(sum(comm["operations"] for comm in comms), sum(comm["bytes"] for comm in comms),
                     sum(comm["sent_bytes"] for comm in comms), max((comm["waited_us"] for comm in comms), default=0) / 1e6,
                     sum(comm["came_last"] for comm in comms), sum(comm["late_us"] for comm in comms) / 1e6, cpu_s, at,
-                    max((comm["waits_us"] or 0 for comm in comms), default=0) / 1e6, input_s)
+                    max((comm["waits_us"] or 0 for comm in every), default=0) / 1e6, input_s)
 
 
 def rates(now: Counters, before: Counters) -> Dict[str, float]:

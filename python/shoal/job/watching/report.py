@@ -277,6 +277,8 @@ def _operations(events: Sequence[Dict[str, Any]]) -> Dict[str, Dict[str, List[Op
         if event["ph"] != "X":
             continue
         track = (event["pid"], event["tid"])
+        if "stage" in event.get("args", ()):  # an action of a pipeline, on a track of its own
+            continue
         if "args" in event:
             last[track] = Operation(event["name"], event["args"]["sequence"], event["ts"], event["ts"], event["ts"] + event["dur"])
             if event["cat"] not in ("send", "receive", "drain", "split"):

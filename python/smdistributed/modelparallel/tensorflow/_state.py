@@ -6,7 +6,11 @@ import tensorflow as tf
 
 import shoal.tensorflow as shoal
 from smdistributed.modelparallel import _parameters
-from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError
+from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError, SMPUnsupportedError
+
+# Parameters that are served in PyTorch only, with the value for which they ask for nothing.
+OF_PYTORCH = {"tensor_parallel_degree": 1, "sharded_data_parallel_degree": 1, "shard_optimizer_state": False,
+              "delayed_parameter_initialization": False, "fp16": False, "bf16": False}
 
 
 class State:
@@ -25,6 +29,10 @@ state = State()
 def init(config=None):
     """Joins the job. Call it first, on all ranks. config: the parameters as a dict; by default those in SM_HP_MP_PARAMETERS."""
     cfg, notes = _parameters.read(_parameters.given(config))
+    for name, value in OF_PYTORCH.items():
+        if getattr(cfg, name) != value:
+            raise SMPUnsupportedError(f"smp.init: {name} is served in PyTorch only: leave it out"
+                                      f"{', and set keras.mixed_precision' if name in ('fp16', 'bf16') else ''}")
     if not issubclass(tf.keras.Model, keras.Model):
         raise SMPError("smp.init: TF_USE_LEGACY_KERAS is set, and this package is for Keras 3: unset it")
     if not shoal.is_initialized():

@@ -137,7 +137,8 @@ def _save_parts(folder, tag, of_model, of_optimizer, user_content):
 
 
 def _save_shards(folder, tag, wrapper, user_content):
-    with _folder_of_parts(folder, tag, _messages.CommGroup.DP_GROUP, state.group("DP_GROUP").rank() == 0, user_content, shards=True) as writing:
+    with _folder_of_parts(folder, tag, _messages.CommGroup.DP_GROUP, state.group("DP_GROUP").rank() == 0, user_content, shards=True,
+                          tensor_parallel_degree=tp_size()) as writing:
         wrapper.save_checkpoint(str(writing / _shards_name()), 0)
     _messages.barrier(_messages.CommGroup.DP_GROUP)
 
@@ -209,12 +210,11 @@ def resume_from_checkpoint(path, tag=None, partial=True, strict=True, load_optim
 
 
 def _load_shards(folder, tag, wrapper):
-    if "shards" not in _about(folder, tag):
+    about = _about(folder, tag)
+    if "shards" not in about:
         raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} has whole states, and this job divides them: leave "
                        "shard_optimizer_state and sharded_data_parallel_degree out, or use a full checkpoint (partial=False)")
-    if not (folder / _shards_name()).exists() or (folder / f"shards_{tp_size()}").exists():
-        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} is of another tensor_parallel_degree: use a full checkpoint "
-                       "(partial=False)")
+    _check_tensor_degree(about, tag)
     wrapper.load_checkpoint(str(folder / _shards_name()))
     return torch.load(folder / "user_content.pt")
 
@@ -224,6 +224,13 @@ def _about(folder, tag):
     if not (folder / "parts.json").exists():
         raise SMPError(f"smp.resume_from_checkpoint: there is no partial checkpoint {tag} at {folder.parent}")
     return json.loads((folder / "parts.json").read_text())
+
+
+def _check_tensor_degree(about, tag):
+    degree = about.get("tensor_parallel_degree", 1)
+    if degree != tp_size():
+        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} is of tensor_parallel_degree {degree}, and this job of "
+                       f"{tp_size()}: use that degree, or a full checkpoint (partial=False)")
 
 
 def _read(path, tag):
@@ -243,8 +250,5 @@ def _parts_of(folder, tag):
     if saved != pp_size():
         raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} has {saved} partitions, and this job {pp_size()}: use "
                        f"pipeline_parallel_degree {saved}, or a full checkpoint (partial=False)")
-    degree = about.get("tensor_parallel_degree", 1)
-    if degree != tp_size():
-        raise SMPError(f"smp.resume_from_checkpoint: the partial checkpoint {tag} is of tensor_parallel_degree {degree}, and this job of "
-                       f"{tp_size()}: use that degree, or a full checkpoint (partial=False)")
+    _check_tensor_degree(about, tag)
     return [folder / f"model_{mp_rank()}.pt", folder / f"optimizer_{mp_rank()}.pt", folder / "user_content.pt"]

@@ -5,7 +5,7 @@ and sends the new values to the others.
     the program         unscales and clips them
     optimizer.step()    rank 0 steps a b, rank 1 c, rank 2 d e;  then each sends what it has stepped
 
-A parameter is in one share as a whole, so any optimizer can step it."""
+A parameter is in one share as a whole, so any optimizer can step it that looks at one parameter at a time."""
 from __future__ import annotations
 
 import contextlib

@@ -9,8 +9,8 @@ from smdistributed.modelparallel.torch._state import state
 
 
 class GradScaler(torch.amp.GradScaler):
-    """torch.amp.GradScaler whose step is skipped on all ranks of a pipeline if a gradient of one of them is not finite; with
-    shard_optimizer_state, on all ranks."""
+    """torch.amp.GradScaler whose step is skipped on all ranks of a model, which are those of its pipeline and its TP groups, if a
+    gradient of one of them is not finite; with shard_optimizer_state, on all ranks."""
 
     def __init__(self, *args, device=None, **kwargs):
         super().__init__(device or _device(), *args, **kwargs)
@@ -26,7 +26,7 @@ class GradScaler(torch.amp.GradScaler):
                                       "summed and stepped in one piece of work: leave one of them out")
         found = super()._unscale_grads_(*args, **kwargs)
         total = torch.stack([torch.zeros(()), *(each.detach().cpu().reshape(()) for each in found.values())]).max()
-        dist.all_reduce(total, dist.ReduceOp.MAX, group=state.group("WORLD" if state.divides_step() else "PP_GROUP"))
+        dist.all_reduce(total, dist.ReduceOp.MAX, group=state.group("WORLD" if state.divides_step() else "MP_GROUP"))
         return {each: total.to(each) for each in found or [self._scale.device]}
 
 

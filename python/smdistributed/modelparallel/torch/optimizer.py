@@ -105,6 +105,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def add_param_group(self, param_group):
         if self._order is not None:
             raise SMPError("smp: parameters cannot be added to an optimizer of a partitioned model: add them before the first step")
+        if self._shares is not None:
+            raise SMPError("smp: parameters cannot be added to an optimizer whose states shard_optimizer_state has divided: add them before "
+                           "the first step")
         self.inner.add_param_group(param_group)
 
     # ---- Partitions ----

@@ -1,1 +1,1 @@
-"""smp.nn.huggingface: translations of states. Without tensor parallelism a model has its own modules, so they change nothing."""
+"""smp.nn.huggingface: translations of states. A model keeps its own modules, also with tensor parallelism, so they change nothing."""
