@@ -312,6 +312,8 @@ static SHOAL_NOINLINE void make_threads(struct shoal_helpers *helpers)
     if (atomic_exchange_explicit(&helpers->has_threads, true, memory_order_relaxed))
         return;
     shoal_helper_cores_stay_near(SHOAL_LINKS_SYS, atomic_load_explicit(&helpers->cores, memory_order_relaxed), &cores);
+    /* Until it is placed, a helper has the cores of its maker, which may be fewer. So it does not count them yet. */
+    atomic_store_explicit(&helpers->look_ns, shoal_clock_ns() + SHOAL_NS_PER_S, memory_order_relaxed);
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
     while (helpers->made < wanted && !error)
