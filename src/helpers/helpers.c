@@ -106,29 +106,34 @@ static unsigned find_oldest(const struct shoal_helpers *helpers, uint64_t open)
     return ((unsigned)__builtin_ctzll(turned) + turn) % SLOTS;
 }
 
-/* Runs a part of that job. Returns false if none is left. */
-static bool run_part_of(struct shoal_helpers *helpers, unsigned s, bool *is_last_out)
+/* Runs a claimed part. Returns true if it was the last of its job. */
+static bool run_claimed(struct slot *slot, uint64_t claims)
 {
-    struct slot *slot = &helpers->slots[s];
+    slot->run(slot->arg, claims_next(claims));
+    return end_parts(slot, claims, 1);
+}
+
+/* Runs a part of that job. Returns false if none is left. */
+static bool run_part_of(struct shoal_helpers *helpers, unsigned s)
+{
     uint64_t claims;
     if (!claim_parts(helpers, s, 1, &claims))
         return false;
-    slot->run(slot->arg, claims_next(claims));
-    *is_last_out = end_parts(slot, claims, 1);
+    (void)run_claimed(&helpers->slots[s], claims);
     return true;
 }
 
-/* Runs a part of the oldest job that has one. */
-static bool run_part(struct shoal_helpers *helpers, bool *is_last_out)
+/* Claims a part of the oldest job that has one. Returns its slot, or NULL. */
+static struct slot *claim_oldest(struct shoal_helpers *helpers, uint64_t *claims_out)
 {
     uint64_t open = atomic_load_explicit(&helpers->open, memory_order_seq_cst);
     while (open) {
         const unsigned s = find_oldest(helpers, open);
-        if (run_part_of(helpers, s, is_last_out))
-            return true;
+        if (claim_parts(helpers, s, 1, claims_out))
+            return &helpers->slots[s];
         open &= ~(UINT64_C(1) << s);
     }
-    return false;
+    return NULL;
 }
 
 /* ---- Sleeping and waking ------------------------------------------------------------------------------------------------- */
@@ -246,17 +251,24 @@ static void look_at_cores(struct shoal_helpers *helpers)
 
 /* ---- Threads ------------------------------------------------------------------------------------------------------------- */
 
+/* A part may take long, so the next helper is woken before this one runs its own. */
+static void run_and_tell(struct shoal_helpers *helpers, struct slot *slot, uint64_t claims)
+{
+    if (atomic_load_explicit(&helpers->open, memory_order_relaxed))
+        wake_one(helpers);
+    if (run_claimed(slot, claims) && helpers->options.wake)
+        helpers->options.wake(helpers->options.wake_arg);
+}
+
 static void *run_helper(void *arg)
 {
     struct helper *helper = arg;
     struct shoal_helpers *helpers = helper->helpers;
     while (!atomic_load_explicit(&helpers->must_stop, memory_order_acquire)) {
-        bool is_last = false;
-        if (may_work(helper) && run_part(helpers, &is_last)) {
-            if (is_last && helpers->options.wake)
-                helpers->options.wake(helpers->options.wake_arg);
-            if (atomic_load_explicit(&helpers->open, memory_order_relaxed))
-                wake_one(helpers);
+        uint64_t claims = 0;
+        struct slot *slot = may_work(helper) ? claim_oldest(helpers, &claims) : NULL;
+        if (slot) {
+            run_and_tell(helpers, slot, claims);
         } else if (has_work(helper)) {
             sched_yield(); /* a post is about to publish its parts, or a claim to close its slot */
         } else {
@@ -300,6 +312,8 @@ static SHOAL_NOINLINE void make_threads(struct shoal_helpers *helpers)
     if (atomic_exchange_explicit(&helpers->has_threads, true, memory_order_relaxed))
         return;
     shoal_helper_cores_stay_near(SHOAL_LINKS_SYS, atomic_load_explicit(&helpers->cores, memory_order_relaxed), &cores);
+    /* Until it is placed, a helper has the cores of its maker, which may be fewer. So it does not count them yet. */
+    atomic_store_explicit(&helpers->look_ns, shoal_clock_ns() + SHOAL_NS_PER_S, memory_order_relaxed);
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
     while (helpers->made < wanted && !error)
@@ -424,9 +438,8 @@ int shoal_helpers_post(struct shoal_helpers *helpers, shoal_helpers_fn run, void
 
 bool shoal_helpers_help(struct shoal_helpers *helpers, int ticket)
 {
-    bool is_last;
     SHOAL_ASSERT(ticket >= 0 && ticket < SLOTS);
-    return run_part_of(helpers, (unsigned)ticket, &is_last);
+    return run_part_of(helpers, (unsigned)ticket);
 }
 
 static bool have_all_ended(const struct slot *slot)
@@ -479,13 +492,12 @@ bool shoal_helpers_stop(struct shoal_helpers *helpers, int ticket)
 void shoal_helpers_run(struct shoal_helpers *helpers, shoal_helpers_fn run, void *arg, uint32_t parts)
 {
     const int ticket = parts > 1 ? shoal_helpers_post(helpers, run, arg, parts) : -1;
-    bool is_last;
     if (ticket < 0) {
         for (uint32_t part = 0; part < parts; part++)
             run(arg, part);
         return;
     }
-    while (run_part_of(helpers, (unsigned)ticket, &is_last))
+    while (run_part_of(helpers, (unsigned)ticket))
         continue;
     wait_for_parts(&helpers->slots[ticket]);
     free_slot(helpers, ticket);

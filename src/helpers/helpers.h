@@ -8,8 +8,8 @@
  *     has_ended: all parts are counted, the slot is free again
  *
  * Threads are made by the first post, so a rank without large operations has none. An idle helper spins for a while and then
- * sleeps; a post wakes one helper, and each helper that finds more parts wakes the next. Nothing here takes a lock. Any thread
- * may call any function except create, note_ranks and destroy.
+ * sleeps; a post wakes one helper, and each helper that finds more parts wakes the next before it runs its own. Nothing here
+ * takes a lock. Any thread may call any function except create, note_ranks and destroy.
  *
  * The width is the number of threads that may work at once: the owner's and width - 1 helpers. Width 1 makes no thread. */
 #ifndef SHOAL_HELPERS_HELPERS_H

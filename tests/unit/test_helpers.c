@@ -212,6 +212,33 @@ static void helpers_work_alone(void **state)
     shoal_helpers_destroy(helpers);
 }
 
+/* A part ends when all parts have begun, so it needs a thread of its own. */
+static void meet_in_part(void *arg, uint32_t part)
+{
+    atomic_uint *begun = arg;
+    const uint64_t until_ns = shoal_clock_ns() + 10 * SHOAL_NS_PER_S;
+    (void)part;
+    atomic_fetch_add(begun, 1);
+    while (atomic_load(begun) < 4 && shoal_clock_ns() < until_ns)
+        usleep(100);
+    if (atomic_load(begun) < 4)
+        atomic_fetch_add(begun, 100);
+}
+
+/* A helper wakes the next one before it runs its part, however long that takes. */
+static void sleeping_helpers_begin_together(void **state)
+{
+    struct shoal_helpers *helpers = open_helpers(4);
+    (void)state;
+    for (int turn = 0; turn < 3; turn++) {
+        atomic_uint begun = 0;
+        usleep(20000); /* helpers without work fall asleep */
+        shoal_helpers_run(helpers, meet_in_part, &begun, 4);
+        assert_int_equal(atomic_load(&begun), 4);
+    }
+    shoal_helpers_destroy(helpers);
+}
+
 /* More jobs than there is room for: the caller does the rest itself. Each may be helped with. */
 static void many_jobs_at_once(void **state)
 {
@@ -615,6 +642,7 @@ int main(void)
         cmocka_unit_test(the_most_parts),
         cmocka_unit_test(threads_are_made_by_the_first_post),
         cmocka_unit_test(helpers_work_alone),
+        cmocka_unit_test(sleeping_helpers_begin_together),
         cmocka_unit_test(many_jobs_at_once),
         cmocka_unit_test(a_stopped_job_touches_nothing),
         cmocka_unit_test(a_late_helper_delays_one_part),

@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -110,6 +111,32 @@ static void other_hosts_read_last_words_of_host_0(void **state)
     run_agents_close(agents);
 }
 
+/* The other host has 1 MiB of messages to read, and one more ends its link. */
+static void host_that_does_not_read_is_lost(void **state)
+{
+    (void)state;
+    struct run_options options;
+    char text[RUN_REFUSAL_MAX];
+    struct run_message note = {.kind = RUN_NOTE};
+    struct pollfd polls[POLLS_MAX];
+    struct run_agents *agents = agents_open(&options, 0);
+    const struct run_host host = {.index = 1, .workers = 1};
+    const int other = other_join(agents, 1);
+    assert_true(run_hub_join(&agents->hub, &host, text));
+    memset(note.note.text, 'x', sizeof note.note.text - 1);
+    for (int i = 0; i < 1000000 && !agents->links[0].link.error; i++)
+        run_link_say(&agents->links[0], &note);
+    assert_int_equal(agents->links[0].link.error, ENOBUFS);
+    run_agents_fill(agents, polls);
+    assert_true(poll(polls, run_agents_polls(agents), 0) > 0);
+    run_agents_serve(agents, polls);
+    assert_false(run_link_is_open(&agents->links[0]));
+    assert_int_equal(agents->hub.first.cause, RUN_CAUSE_LOST);
+    assert_int_equal(agents->hub.first.host, 1);
+    close(other);
+    run_agents_close(agents);
+}
+
 /* A worker fails, then somebody asks twice to end, before run.c reads anything. */
 static void stop_for_a_signal_replaces_no_other(void **state)
 {
@@ -137,6 +164,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(host_0_reads_last_words),
         cmocka_unit_test(other_hosts_read_last_words_of_host_0),
+        cmocka_unit_test(host_that_does_not_read_is_lost),
         cmocka_unit_test(stop_for_a_signal_replaces_no_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

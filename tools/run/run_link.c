@@ -51,10 +51,12 @@ bool run_link_is_late(const struct run_link *link, uint64_t now_ms)
     return shoal_link_is_late(&link->link, now_ms * SHOAL_NS_PER_MS);
 }
 
+/* A link whose error is known needs no event, except one that a message has ended: poll() then reports the hang-up. */
 struct pollfd run_link_poll(const struct run_link *link)
 {
     const bool is_writing = shoal_link_unsent(&link->link) > 0 || link->link.state == SHOAL_LINK_CONNECTING;
-    return (struct pollfd){.fd = link->link.error ? -1 : link->link.fd,
+    const bool is_known = link->link.error && link->link.state != SHOAL_LINK_ENDED;
+    return (struct pollfd){.fd = is_known ? -1 : link->link.fd,
                            .events = (short)(is_writing ? POLLOUT | POLLIN : POLLIN)};
 }
 
