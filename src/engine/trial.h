@@ -23,7 +23,7 @@ struct shoal_trial {
 /* Returns true if the next operation is done the second way. *use_out is its number. */
 bool shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out);
 
-/* Returns true if the next operation belongs to a trial, false if the choice stands. */
+/* Returns true if the next operation belongs to a trial, and false if the last choice holds. */
 bool shoal_trial_is_under_way(const struct shoal_trial *trial);
 
 /* Records how long operation `use` took. Operations may overlap: others may have been numbered since. Returns true if this
