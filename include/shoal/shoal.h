@@ -105,7 +105,7 @@ struct shoal_context_options {
     shoal_log_fn log; /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
-    uint32_t threads; /* for large operations, 1 to 64, including the one that makes progress; 0: as SHOAL_THREADS says */
+    uint32_t threads; /* for large operations, 1 to 64, including the one that makes progress; 0: that of SHOAL_THREADS */
 };
 #define SHOAL_CONTEXT_OPTIONS_INIT                       \
     {                                                    \
