@@ -123,8 +123,8 @@ SHOAL_CALL shoal_context_create(const struct shoal_context_options *options, str
 SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
 /* Returns the largest number of threads with which this rank sums and copies a large operation, including the calling one. It
- * is options->threads, or that of SHOAL_THREADS. It is smaller if the system has refused threads, or has taken cores away, and
- * 1 in a forked child. */
+ * is options->threads, or that of SHOAL_THREADS, which by default is found from the rank's cores. It is smaller if the system
+ * has refused threads, or has taken cores away, and 1 in a forked child. */
 SHOAL_API int shoal_context_threads(const struct shoal_context *context);
 
 /* Does a program's own work on these threads. Calls run(arg, part) once for each part from 0 to parts - 1, on the calling
