@@ -1,5 +1,5 @@
-/* What the programs of bench_handover.py share: rank 0 writes a message, hands it over to rank 1, which reads it and answers
- * with the time at which it was there. One host, so both read one clock. */
+/* Shared by the programs of bench_handover.py. Rank 0 writes a message and hands it over to rank 1, which reads it and answers
+ * with the time at which the message arrived. Both ranks are on one host, so they read one clock. */
 #ifndef SHOAL_BENCH_HANDOVER_H
 #define SHOAL_BENCH_HANDOVER_H
 

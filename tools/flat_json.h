@@ -14,7 +14,7 @@ struct json_reader {
     const char *error;
     const char *key;
     enum json_value kind;
-    char *text; /* of a text, decoded; of a number, as written */
+    char *text; /* a text, decoded, or a number as it is written */
     char number[64];
     bool is_begun;
     bool is_part; /* set after opening if text may follow the object's end; `at` then points there */

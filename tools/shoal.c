@@ -30,7 +30,7 @@ enum { COMMANDS = sizeof commands / sizeof commands[0] };
 /* Further commands of some subcommands, with their own help. */
 static const char *const parts[][2] = {
     {"bench step", "replay training steps: how much of the averaging the backward pass hides"},
-    {"bench scaling", "measure steps on 1, 2, 4, ... workers, next to what is predicted"},
+    {"bench scaling", "measure steps on 1, 2, 4, ... workers, next to the prediction"},
     {"bench pipeline", "replay the steps of a pipeline: how much longer they take than the schedule needs"},
     {"bench optimizer", "measure how fast one core steps parameters, compared with memory"},
     {"explain pipeline", "cut a model into stages, and predict its step and memory"},

@@ -239,9 +239,8 @@ struct shoal_reducer_options {
     int is_on_device; /* 1: gradients are in memory of the device of `stream`; see section 9 */
     void *stream;     /* with is_on_device: a CUstream or cudaStream_t, not the per-thread one; NULL: the legacy stream */
     const struct shoal_optimizer *optimizer; /* not NULL: the reducer also steps the parameters; see section 10. Copied */
-    double
-        noise_window; /* above 0: estimates the noise scale over about that many steps, at least 1; see section 11. Sums norms
-                            as has_norms does. 0: no estimate */
+    double noise_window; /* 1 or more: estimates the noise scale over about that many steps (section 11), and sums norms as
+                            has_norms does; 0: no estimate */
 };
 #define SHOAL_REDUCER_OPTIONS_INIT                                                                                            \
     {                                                                                                                         \
@@ -683,37 +682,43 @@ SHOAL_CALL shoal_optimizer_update(enum shoal_optimizer_rule rule, const struct s
 
 /* ---- 11. The noise scale ------------------------------------------------------------------------------------------------- */
 
-/* With options.noise_window the reducer estimates how noisy gradients are, and with it which batch pays (scaling.h). It needs
- * no further pass: each rank's own gradient is one of a small batch, the average over ranks is one of the whole batch.
+/* With options.noise_window the reducer estimates how noisy gradients are, which determines whether a larger batch pays
+ * (scaling.h). It needs no further pass: each rank's own gradient belongs to a small batch, and the average over ranks to the
+ * whole batch.
  *
  *     b = samples of a rank, the harmonic mean over active ranks        n_b = the mean of their squared norms (local_squared)
  *     B = b * active ranks                                              n_B = the squared norm of their average
  *
- * The harmonic mean is exact: the expected squared norm of a rank's gradient is |G|^2 + tr(S) / b of that rank, and the
- * average over ranks counts each rank equally. So ranks may have batches of different sizes.
+ * Ranks may have batches of different sizes. The harmonic mean is then exact: the expected squared norm of a rank's gradient is
+ * |G|^2 + tr(S) / (its batch), and the average over ranks counts each rank equally.
  *
- * A step with one active rank has one batch size only, and a step with NaN or infinity has no norm: both are left out of the
- * average, on all ranks alike. Norms are those before clipping. With an optimizer they are divided by the loss scale first.
- * With options.compression the error of the average counts as noise, unless it is added in the next step.
+ * Two kinds of steps are left out of the average, on all ranks alike: a step with one active rank has one batch size only, and
+ * a step with NaN or infinity has no norm. Norms are those before clipping. With an optimizer they are divided by the loss
+ * scale first. With options.compression the error of the average counts as noise, unless that error is added in the next step.
  *
- * A gradient that is a sum over the micro-batches of a step instead of a mean, such as that of LOCAL steps, has squared norms
- * that are larger by the square of their number. The noise scale is a quotient, so it does not change; `squared` and
- * `variance` do. Pass 1 / micro-batches as gradient_scale for these. */
+ * A gradient may be a sum over the microbatches of a step instead of a mean, such as that of LOCAL steps. Its squared norm is
+ * then larger, by the square of their number. The noise scale is a quotient, so it does not change; `squared` and `variance`
+ * do. To correct these, pass 1 / (number of microbatches) as gradient_scale. */
 
-/* Sets what this rank's gradients are from the next step on: means over that many samples, LOCAL steps included. 1 at first, so
- * that the noise scale counts batches of a rank. Ranks and steps may have different numbers. Gradients are multiplied by
- * gradient_scale before norms are used, which is the same on all ranks: 1 / loss scale, for example; 1 at first, and always 1
- * for what an optimizer here divides already. A local call, before the first mark of a step: the numbers travel with its
- * norms. ERR_ARGUMENT: one of them is not above 0, or not finite. ERR_STATE without noise_window, or after a mark. Otherwise
+/* Sets two numbers for the next step and those after it. A local call, before the first mark of a step.
+ *
+ * samples: how many samples this rank's gradients are means over, LOCAL steps included. Ranks and steps may have different
+ * numbers. At first it is 1, so that the noise scale counts batches of a rank.
+ *
+ * gradient_scale: gradients are multiplied by it before their norms are used, for example by 1 / loss scale. It must be the
+ * same on all ranks. At first it is 1. Leave it at 1 for a loss scale by which an optimizer of this reducer divides already.
+ *
+ * Returns ERR_ARGUMENT if one of them is not above 0, or not finite; ERR_STATE without noise_window, or after a mark; otherwise
  * the reducer's failure. */
 SHOAL_CALL shoal_reducer_set_batch(struct shoal_reducer *reducer, double samples, double gradient_scale);
 
-/* Writes the estimate after the last step: the same bits on all ranks. A local call, between steps. ERR_STATE without
- * noise_window. A failed reducer still answers. */
+/* Writes the estimate after the last step, which has the same bits on all ranks. A local call, between steps. Returns ERR_STATE
+ * without noise_window. A failed reducer also has its last estimate. */
 SHOAL_CALL shoal_reducer_noise(const struct shoal_reducer *reducer, struct shoal_noise *noise_out);
 
-/* Read and restore the averages, for checkpoints. Local calls between steps; all ranks must restore the same numbers. The
- * window stays that of the options. ERR_ARGUMENT: shoal_noise_check refuses the average. ERR_STATE without noise_window. */
+/* Read and restore the averages, for checkpoints. Local calls between steps. All ranks must restore the same numbers. The
+ * window of the options stays. Return ERR_ARGUMENT if shoal_noise_check refuses the average, and ERR_STATE without
+ * noise_window. */
 SHOAL_CALL shoal_reducer_noise_average(const struct shoal_reducer *reducer, struct shoal_noise_average *average_out);
 SHOAL_CALL shoal_reducer_set_noise_average(struct shoal_reducer *reducer, const struct shoal_noise_average *average);
 

@@ -113,10 +113,10 @@ SHOAL_API uint32_t shoal_schedule_rank_of(const struct shoal_schedule *schedule,
 SHOAL_API const struct shoal_action *shoal_schedule_actions(const struct shoal_schedule *schedule, uint32_t rank,
                                                             uint32_t *count_out);
 
-/* Copies a schedule in which exactly the stages with stages[s] other than 0 are recomputed; stages == NULL: all of them. Such a
- * stage keeps only its inputs after a forward pass. It repeats the pass with an action of its own, RECOMPUTE, just before each
- * backward pass. That action needs nothing from other ranks, so it fills the time in which the rank would wait for the
- * gradient. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
+/* Makes a copy of a schedule in which exactly the stages with stages[s] other than 0 are recomputed; if stages is NULL, all of
+ * them. Such a stage keeps only its inputs after a forward pass. Just before each backward pass, an action RECOMPUTE repeats
+ * the forward pass. That action needs nothing from other ranks, so it fills the time in which the rank would wait for the
+ * gradient. ERR_ARGUMENT: another pointer is NULL; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_recompute(const struct shoal_schedule *schedule, const unsigned char *stages,
                                     struct shoal_schedule **schedule_out);
 
@@ -129,8 +129,8 @@ SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
 /* ---- 2. Text ------------------------------------------------------------------------------------------------------------- */
 
 /* Prints a schedule as torch.distributed.pipelining stores one (format="compute_only"): a line for each rank, with its actions
- * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. The letter R, for RECOMPUTE, is Shoal's own: a
- * program that only torch's letters suit prints a copy without recomputed stages (shoal_schedule_recompute). ERR_SYSTEM: out
+ * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. The letter R, for RECOMPUTE, is Shoal's own. For
+ * readers that know torch's letters only, print a copy without recomputed stages (shoal_schedule_recompute). ERR_SYSTEM: out
  * cannot be written. */
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
@@ -161,8 +161,8 @@ struct shoal_schedule_times {
                                own parameters are ready follow each other so (Qi et al. 2023) */
     double bubble;      /* share of the step in which a rank does nothing, on average over the ranks */
     double span_bubble; /* share of the span; the published rates are this one */
-    double activations; /* most that a rank keeps at a time. Recomputed stages keep them from RECOMPUTE on; their inputs, which
-                           they keep before, do not count */
+    double activations; /* most that a rank keeps at a time. A recomputed stage keeps them from RECOMPUTE on; the inputs that it
+                           keeps before do not count */
 };
 #define SHOAL_SCHEDULE_TIMES_INIT                          \
     {                                                      \
@@ -276,13 +276,13 @@ SHOAL_CALL shoal_profile_read(const char *bytes, size_t byte_count, struct shoal
  *                   input, and everything from RECOMPUTE to the backward pass
  *     buffers       `slots` for what comes to each of its stages from other ranks, in both passes
  *
- * A rank of the schedule may stand for several ranks of the machine, its *replicas*: each of them has all units of the rank and
- * an equal share of the samples of each microbatch. Times, kept bytes, buffers and messages are divided by their number,
- * parameters are not. A message between 2 and 3 replicas takes as long as half of it does between two ranks.
+ * A rank of the schedule may be several ranks of the machine, its *replicas*. Each of them has all units of the rank and an
+ * equal share of the samples of each microbatch. Times, kept bytes, buffers and messages are divided by their number;
+ * parameters are not. A message from 2 replicas to 3 takes as long as half of it takes between two ranks.
  *
- * The predicted step is that of shoal_schedule_time_stages, and after it the sums of gradients that tied units on different
- * ranks share, and those among replicas, all stages at once. Shards change the memory only: sums among replicas of the whole
- * pipeline are not in the step. */
+ * The predicted step is that of shoal_schedule_time_stages. Then follow the sums of gradients that tied units on different
+ * ranks share, and the sums among replicas, for all stages at once. Shards change the memory only: sums among replicas of the
+ * whole pipeline are not in the step. */
 
 struct shoal_partition;
 
@@ -302,7 +302,7 @@ enum shoal_partition_method {
 enum shoal_recomputes {
     SHOAL_RECOMPUTES_AS_SCHEDULED = 0, /* those that the schedule recomputes */
     SHOAL_RECOMPUTES_ALL = 1,
-    SHOAL_RECOMPUTES_IF_SHORT = 2, /* none if that fits into the memory; otherwise some, so that the step is short */
+    SHOAL_RECOMPUTES_IF_SHORT = 2, /* none if that fits into the memory; otherwise those that make it fit at a short step */
 };
 
 /* Begins as SHOAL_PARTITION_OPTIONS_INIT. */
@@ -333,11 +333,11 @@ struct shoal_partition_options {
     }
 
 /* Divides a model among the stages of a schedule. Both are only used during the call. If `recomputes` is not AS_SCHEDULED, the
- * stages of the partition say which of them are recomputed, and shoal_schedule_recompute makes the schedule to run. IF_SHORT
- * tries the first stages, whose activations are kept longest, and then leaves out stages one by one; it does not compare all
- * choices. ERR_ARGUMENT: options that are impossible; pins that contradict the order of stages, or tied units that must be on
- * one rank and are pinned to two; units that do not fit into the memory: text, best of 1,000 bytes, names the rank, what is
- * short, by how much, and what would help. ERR_MEMORY. */
+ * partition determines which stages are recomputed (stage.recomputes), and shoal_schedule_recompute makes the schedule to run.
+ * IF_SHORT begins with the first stages, whose activations are kept longest, and then removes stages one by one; it does not
+ * compare all choices. ERR_ARGUMENT: options that are impossible; pins that contradict the order of stages, or tied units that
+ * must be on one rank and are pinned to two; units that do not fit into the memory: text, best of 1,000 bytes, names the rank,
+ * what is short, by how much, and what would help. ERR_MEMORY. */
 SHOAL_CALL shoal_partition_create(const struct shoal_profile *profile, const struct shoal_schedule *schedule,
                                   const struct shoal_partition_options *options, struct shoal_partition **partition_out,
                                   char *text, size_t text_bytes);
@@ -350,19 +350,20 @@ SHOAL_CALL shoal_partition_create_at(const struct shoal_profile *profile, const 
                                      struct shoal_partition **partition_out, char *text, size_t text_bytes);
 
 /* Makes a schedule and a partition for it. The costs in schedule_options do not matter: they follow from the profile. AUTO
- * tries all kinds, and returns the pair with the shortest step that fits. The schedule recomputes the stages that options ask
- * for; AS_SCHEDULED is none. kind_out may be NULL. Errors as of shoal_schedule_create and shoal_partition_create. */
+ * tries all kinds, and returns the pair with the shortest step that fits. options->recomputes determines which stages the
+ * schedule recomputes; AS_SCHEDULED means none. kind_out may be NULL. Errors as of shoal_schedule_create and
+ * shoal_partition_create. */
 SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                   const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
                                   struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
                                   size_t text_bytes);
 
-/* Like shoal_partition_choose, but schedule_options->ranks are ranks of the machine, and it also chooses how many ranks the
- * schedule has, and which of them are replicated, see struct shoal_stage. Each number of ranks is tried, from one
- * with all replicas, which is data parallelism, to as many as there are. Replicas are moved from one rank to another as long as
- * the step gets shorter; not all choices are compared. Orders that have to be found are tried as 1F1B. Running such a schedule
- * is not supported yet. ERR_ARGUMENT: as above; also if options have rank_memory_bytes, rank_speeds or rank_replicas, or if
- * there are more than 1,024 ranks. */
+/* Like shoal_partition_choose, but schedule_options->ranks is the number of ranks of the machine. The function also chooses the
+ * number of ranks of the schedule, and how many replicas each of them has (struct shoal_stage). It tries each number of ranks:
+ * from one rank that has all replicas, which is data parallelism, to all of them without replicas. It moves replicas from one
+ * rank to another as long as the step gets shorter, and does not compare all choices. Orders that have to be found are tried as
+ * 1F1B. Running such a schedule is not supported yet. ERR_ARGUMENT: as above; also if options have rank_memory_bytes,
+ * rank_speeds or rank_replicas, or if there are more than 1,024 ranks. */
 SHOAL_CALL shoal_partition_replicate(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                      const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
                                      struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out, char *text,
@@ -385,7 +386,7 @@ struct shoal_stage {
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
     int recomputes;           /* 1: the stage is recomputed, which takes `forward` once more */
-    uint32_t replicas;        /* its rank's; times, kept and received bytes are those of one */
+    uint32_t replicas;        /* of its rank; times, kept and received bytes are those of one replica */
 };
 #define SHOAL_STAGE_INIT                                               \
     {                                                                  \

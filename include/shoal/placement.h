@@ -1,11 +1,11 @@
 /* Which rank has which part of a model and of a batch. This header is the manual. It builds on shoal.h, but needs no context
- * and no communicator: the functions only compute, and all ranks get consistent results. It is newer than shoal.h and may still
- * change from one version to the next.
+ * and no communicator: the functions only compute, and get consistent results on all ranks. It is newer than shoal.h and may
+ * still change from one version to the next.
  *
  * A job may divide its ranks in three ways at once: into the stages of a pipeline, into the parts of tensors, and into replicas
- * of the whole model. A *strategy* is the letters of the three, D (replicas), P (pipeline) and T (tensors), in the order in
- * which ranks count: the right-most letter varies fastest. Neighbors in rank share a host, so the right-most letter is for what
- * needs the most bandwidth. With 8 ranks and degrees of 2:
+ * of the whole model. A *strategy* is the order of these three, written as the letters D (replicas), P (pipeline) and T
+ * (tensors). The right-most letter varies fastest from rank to rank. Neighboring ranks share a host, so the right-most letter
+ * should be the one that needs the most bandwidth. With 8 ranks and degrees of 2:
  *
  *     "DPT"    rank   0 1 2 3 4 5 6 7        "PTD"    rank   0 1 2 3 4 5 6 7
  *              rdp    0 0 0 0 1 1 1 1                 rdp    0 1 0 1 0 1 0 1
@@ -58,7 +58,7 @@ enum shoal_group {
 #undef SHOAL_GROUP_ENUM
 };
 
-/* A rank's number in its group of each kind, from 0 on. Groups are in the order of ranks. Initialize with
+/* A rank's number in its group of each kind, from 0 on. Within a group, numbers follow the order of ranks. Initialize with
  * SHOAL_COORDINATES_INIT. */
 struct shoal_coordinates {
     size_t struct_bytes;
@@ -81,9 +81,9 @@ struct shoal_coordinates {
 SHOAL_CALL shoal_placement_locate(const struct shoal_placement *placement, int rank, struct shoal_coordinates *coordinates_out,
                                   char *error, size_t error_bytes);
 
-/* Writes the ranks of the group of a kind that has this rank, in ascending order, and their number. ranks_out has room for
- * `capacity` ranks; if it is NULL, only the number is computed. Returns ERR_ARGUMENT as above, and if the group is larger than
- * capacity. Takes time in proportion to the size of the group. */
+/* Finds the group of a kind to which this rank belongs. Writes its ranks, in ascending order, and their number. ranks_out has
+ * room for `capacity` ranks; if it is NULL, only the number is computed. Returns ERR_ARGUMENT as above, and if the group is
+ * larger than capacity. The time is proportional to the size of the group. */
 SHOAL_CALL shoal_placement_group(const struct shoal_placement *placement, enum shoal_group kind, int rank, int *ranks_out,
                                  size_t capacity, size_t *count_out, char *error, size_t error_bytes);
 

@@ -8,8 +8,8 @@
  *     the batch that the learning rate was tuned for                            v
  *     the batch of this step       -----------------------------------> shoal_scaling_step --> a factor for the rate
  *
- * A reducer measures the norms in each step and keeps the average (gradients.h, options.noise). docs/batch-size.md is the
- * guide.
+ * A reducer measures the norms in each step and keeps the average (gradients.h, options.noise_window). docs/batch-size.md is
+ * the guide.
  *
  * All functions are reentrant. A function that writes a struct allows concurrent calls on other structs only. */
 #ifndef SHOAL_SCALING_H
@@ -28,12 +28,12 @@ extern "C" {
  * samples: at a batch of that size, noise and gradient are equally large. Far below it twice the batch saves nearly half of
  * the steps; far above it twice the batch saves nearly nothing (McCandlish et al. 2018, arXiv 1812.06162).
  *
- * Squared norms n of two batch sizes b < B give unbiased estimates (appendix A.1 there):
+ * From the squared norms n of two batch sizes b < B follow unbiased estimates (appendix A.1 there):
  *
  *     |G|^2 = (B n_B - b n_b) / (B - b)          tr(S) = (n_b - n_B) / (1 / b - 1 / B)
  *
- * Those of one step are very noisy, and |G|^2 may come out negative. So each is averaged over many steps with weights that
- * fall by a factor of 1 - 1 / window for each step, and the quotient is taken of the averages. */
+ * The estimates of one step are very noisy, and that of |G|^2 may be negative. So each is averaged over many steps, with
+ * weights that fall by a factor of 1 - 1 / window for each step. The noise scale is the quotient of the averages. */
 
 /* The two squared norms of one step. Begins as SHOAL_NOISE_STEP_INIT. */
 struct shoal_noise_step {
@@ -114,12 +114,13 @@ struct shoal_noise {
         sizeof(struct shoal_noise), SHOAL_NOISE_FEW_STEPS, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
-/* Computes the estimate. The quotient of two averages is a ratio estimator: its standard error is that of the delta method
- * (Cochran, Sampling Techniques, 1977, section 6.3), with the spread of the steps over their effective number, which is the
- * squared sum of the weights over the sum of their squares (Kish, Survey Sampling, 1965). Its bias is removed to first order
- * (Beale 1962, as in Tin, J. Am. Stat. Assoc. 60, 1965). The range is that of Fieller's theorem (J. R. Stat. Soc. B 16, 1954):
- * it has no upper end while |G|^2 may be 0. All three assume that steps are independent, as they are if each has samples of
- * its own; what the noise scale itself changes within the window counts as spread. ERR_ARGUMENT: as shoal_noise_check. */
+/* Computes the estimate. The quotient of two averages is a ratio estimator. Its standard error is that of the delta method
+ * (Cochran, Sampling Techniques, 1977, section 6.3): from the spread of the steps, divided by their effective number. That
+ * number is the squared sum of the weights over the sum of their squares (Kish, Survey Sampling, 1965). The bias is removed to
+ * first order (Beale 1962, as in Tin, J. Am. Stat. Assoc. 60, 1965). The range is that of Fieller's theorem (J. R. Stat. Soc. B
+ * 16, 1954), which has no upper end while |G|^2 may be 0. All three assume that steps are independent, as steps with different
+ * samples are. A change of the noise scale within the window counts as spread. Returns ERR_ARGUMENT if shoal_noise_check
+ * refuses the average. */
 SHOAL_CALL shoal_noise_read(const struct shoal_noise_average *average, struct shoal_noise *noise_out);
 
 /* Writes one line for people, at most bytes - 1 bytes of it: the batch in units of the noise scale, and what twice that batch
@@ -149,14 +150,14 @@ enum shoal_scaling_rule {
  *
  *     gain = (s^2 + m^2) / (s^2 / k + m^2)          s^2 = tr(S) / old batch,  m^2 = |G|^2
  *
- * With N for the noise scale this is k (N + old) / (N + new). So the new batch needs k / gain times as many samples to make
- * the same progress, and 1 / gain times as many steps. noise_scale is from 0 to infinity. Returns NaN if a batch is not above
- * 0 and finite, or if noise_scale is negative or NaN. */
+ * With N for the noise scale this is k (N + old) / (N + new). So to make the same progress, the new batch needs k / gain times
+ * as many samples, and 1 / gain times as many steps. noise_scale is from 0 to infinity. Returns NaN if a batch is not above 0
+ * and finite, or if noise_scale is negative or NaN. */
 SHOAL_API double shoal_scaling_gain(double old_batch, double batch, double noise_scale);
 
-/* Returns a moment's decay rate for k times the batch: 1 - k (1 - beta). With the root of k for the rate, and epsilon divided
- * by that root, Adam keeps its course (Malladi et al. 2022, arXiv 2205.10287). It must be below 1 and is impossible below 0:
- * the rule needs k <= 1 / (1 - beta). */
+/* Returns a moment's decay rate for k times the batch: 1 - k (1 - beta). If the rate is also multiplied by the root of k, and
+ * epsilon divided by that root, Adam keeps its course (Malladi et al. 2022, arXiv 2205.10287). The result must be below 1,
+ * and is impossible below 0: the rule needs k <= 1 / (1 - beta). */
 SHOAL_API double shoal_scaling_beta(double beta, double k);
 
 /* A training whose learning rate and schedule were tuned for old_batch, and which runs with another batch. Begins as
@@ -188,13 +189,13 @@ struct shoal_scaling_rate {
         sizeof(struct shoal_scaling_rate), 1, 1 \
     }
 
-/* Computes the factor of the next step, which has `batch` samples over all ranks. noise may be NULL, except with ADASCALE; a
- * noise scale that is not known counts as 0, and the gain is 1 (or k, if k is below 1). ERR_ARGUMENT: an impossible field or
- * batch; `error`, which may be NULL, then receives one line with the reason. */
+/* Computes the factor of the next step, which has `batch` samples over all ranks. noise may be NULL, except with ADASCALE. A
+ * noise scale that is not known counts as 0: the gain is then 1 (or k, if k is below 1). Returns ERR_ARGUMENT if a field or the
+ * batch is impossible; `error`, which may be NULL, then receives one line with the reason. */
 SHOAL_CALL shoal_scaling_look(const struct shoal_scaling *scaling, double batch, const struct shoal_noise *noise,
                               struct shoal_scaling_rate *rate_out, char *error, size_t error_bytes);
 
-/* Like shoal_scaling_look, and counts the step. Call it once for each step of the optimizer. */
+/* Like shoal_scaling_look, but also counts the step. Call it once for each step of the optimizer. */
 SHOAL_CALL shoal_scaling_step(struct shoal_scaling *scaling, double batch, const struct shoal_noise *noise,
                               struct shoal_scaling_rate *rate_out, char *error, size_t error_bytes);
 

@@ -105,7 +105,7 @@ struct shoal_context_options {
     shoal_log_fn log; /* NULL: lines go to stderr, or to the file named by SHOAL_LOG_FILE */
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
-    uint32_t threads; /* that sum and copy large operations, 1 to 64, with the one that makes progress; 0: SHOAL_THREADS */
+    uint32_t threads; /* for large operations, 1 to 64, including the one that makes progress; 0: that of SHOAL_THREADS */
 };
 #define SHOAL_CONTEXT_OPTIONS_INIT                       \
     {                                                    \
@@ -122,14 +122,15 @@ SHOAL_CALL shoal_context_create(const struct shoal_context_options *options, str
  * shoal_last_failure), because the thread that runs the callback is itself inside a call. */
 SHOAL_API void shoal_context_destroy(struct shoal_context *context);
 
-/* Returns how many threads of this rank sum and copy large operations at most, with the calling one: options->threads,
- * SHOAL_THREADS, or what the rank's cores leave. Fewer if the system refused some, or took cores away. 1 in a forked child. */
+/* Returns the largest number of threads with which this rank sums and copies a large operation, including the calling one. It
+ * is options->threads, or that of SHOAL_THREADS, which by default is found from the rank's cores. It is smaller if the system
+ * has refused threads, or has taken cores away, and 1 in a forked child. */
 SHOAL_API int shoal_context_threads(const struct shoal_context *context);
 
-/* Does a program's own work on these threads: calls run(arg, part) once for each part from 0 to parts - 1, on the calling
- * thread and on helper threads, in any order and several at once, and returns when all have returned. A part should take some
- * ten microseconds. `run` must not call Shoal. Any thread may call, also in a callback. With one thread the parts run in order.
- * Errors: ERR_ARGUMENT (run is NULL), ERR_STATE (a forked child); then no part has run. */
+/* Does a program's own work on these threads. Calls run(arg, part) once for each part from 0 to parts - 1, on the calling
+ * thread and on helper threads, in any order and several at once. Returns when all calls have returned. With one thread the
+ * parts run in order. A part should take at least ten microseconds or so. `run` must not call Shoal. Any thread may call this
+ * function, also in a callback. Errors: ERR_ARGUMENT (run is NULL), ERR_STATE (a forked child); then no part has run. */
 typedef void (*shoal_part_fn)(void *arg, size_t part);
 SHOAL_CALL shoal_context_run(struct shoal_context *context, shoal_part_fn run, void *arg, size_t parts);
 
@@ -582,10 +583,10 @@ SHOAL_API void shoal_comm_fail(struct shoal_comm *comm, const struct shoal_failu
 SHOAL_API enum shoal_status shoal_report(struct shoal_context *context, enum shoal_status status, const char *module,
                                          const char *text);
 
-/* For libraries built on Shoal: a *track* is a flight recorder of what a library itself does besides its operations, such as
- * the actions of a pipeline. It keeps this rank's last 1,024 *spans*, of which one at a time is under way. They are written
- * wherever those of the communicator are; `shoal trace` draws them, and `shoal top` shows the one under way. Except for
- * shoal_track_create, one thread at a time calls these functions on a track. */
+/* For libraries built on Shoal: a *track* is a flight recorder of a library's own work, such as the actions of a pipeline. It
+ * keeps this rank's last 1,024 *spans*. One span at a time is under way. The spans are written together with the communicator's
+ * flight recorder; `shoal trace` draws them, and `shoal top` shows the one under way. Only one thread at a time may call these
+ * functions on a track, except shoal_track_create. */
 struct shoal_track;
 
 struct shoal_span {
@@ -599,21 +600,21 @@ struct shoal_span {
  * of the name are kept. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
 SHOAL_CALL shoal_track_create(struct shoal_comm *comm, const char *name, struct shoal_track **track_out);
 
-/* Begins a span, which at first waits. It ends a span that has not ended. */
+/* Begins a span, which at first waits. If the span before has not ended, ends it. */
 SHOAL_API void shoal_track_begin(struct shoal_track *track, const struct shoal_span *span);
 
-/* Notes that the span waits for a rank of comm, and for which stage there; -1: none. */
+/* Records that the span waits for a rank of comm, and for a stage there (-1 if for none). */
 SHOAL_API void shoal_track_wait(struct shoal_track *track, int rank, int stage);
 
-/* The span no longer waits: its work begins. */
+/* Records that the span no longer waits, and that its work begins. */
 SHOAL_API void shoal_track_start(struct shoal_track *track);
 
-/* Ends the span. If it waited until now, it keeps what it waited for. */
+/* Ends the span. A span that never started keeps the rank and the stage for which it waited. */
 SHOAL_API void shoal_track_end(struct shoal_track *track, enum shoal_status status);
 
-/* Prints the flight recorder of comm: the last 1,024 operations of this rank, oldest first, one JSON object per line. Those of
- * its tracks follow. On
- * failure Shoal also writes it to the file named by SHOAL_RECORDER_FILE, or to one in the temporary folder. */
+/* Prints the flight recorder of comm: the last 1,024 operations of this rank, oldest first, one JSON object per line. The spans
+ * of its tracks follow. On failure Shoal also writes it to the file named by SHOAL_RECORDER_FILE, or to one in the temporary
+ * folder. */
 SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
 
 /* ---- 10. What it did and will do ----------------------------------------------------------------------------------------- */
@@ -664,7 +665,7 @@ struct shoal_traffic {
     }
 SHOAL_CALL shoal_comm_traffic(struct shoal_comm *comm, struct shoal_traffic *traffic_out);
 
-/* Numbers of a training, which the library does not know by itself. 0: not known. Begins as SHOAL_TRAINING_INIT. */
+/* Numbers of a training, which the library cannot know by itself. 0: not known. Begins as SHOAL_TRAINING_INIT. */
 struct shoal_training {
     size_t struct_bytes;
     double batch;       /* samples of a step, over all ranks */
@@ -677,8 +678,8 @@ struct shoal_training {
     }
 
 /* Publishes these numbers to whatever watches the job: shoal_watch, `shoal top`, the metrics of shoal.job. A reducer with
- * options.noise_window does so by itself. A local call, any thread; it costs a few stores. ERR_ARGUMENT: a number is negative
- * or not finite. */
+ * options.noise_window does so by itself. A local call, from any thread; it costs a few stores. Returns ERR_ARGUMENT if a
+ * number is negative or not finite. */
 SHOAL_CALL shoal_comm_publish(struct shoal_comm *comm, const struct shoal_training *training);
 
 /* Prints the table of settings: name, current value, default, meaning. If context is NULL the values are those of the
@@ -798,7 +799,7 @@ struct shoal_simulation {
     double copy_us;              /* delay before a copy's first byte */
     double host_memory_gb_s;     /* bytes that all ranks of a host read and write, with their copies; 0: memory_gb_s alone
                                     limits */
-    size_t threads;              /* that sum and copy for each rank, each at memory_gb_s; 0: one. Fewer if `cores` does not
+    size_t threads;              /* of each rank, which sum and copy, each at memory_gb_s; 0: one. Fewer if `cores` does not
                                     suffice for all ranks */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
@@ -895,7 +896,7 @@ struct shoal_watched {
     double batch;        /* these as in struct shoal_training */
     double noise_scale;
     double noise_error;
-    int threads;         /* threads that may do the rank's work at once, as shoal_context_threads counts them */
+    int threads; /* threads that may do the rank's work at once, as shoal_context_threads counts them */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

@@ -1,4 +1,4 @@
-/* What each call asks first: may it use this context, or this communicator? */
+/* The checks with which each call begins: may it use this context, or this communicator? */
 #include "comm/context.h"
 
 enum shoal_status shoal_context_check(const struct shoal_context *context, const char *call)

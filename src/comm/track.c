@@ -1,5 +1,5 @@
-/* Tracks: flight recorders of what libraries built on Shoal do besides their operations. See shoal_track_create in shoal.h. A
- * track's recorder is linked to that of its communicator, with which it is written. A track has a lock of its own: the lock of
+/* Tracks: flight recorders for the work of libraries built on Shoal. See shoal_track_create in shoal.h. A track's recorder is
+ * linked to that of its communicator, and the two are written together. A track needs its own lock for two reasons: the lock of
  * the context may be held for as long as a message is copied, and a failure may write the recorder on another thread. */
 #include <pthread.h>
 #include <stdlib.h>

@@ -89,7 +89,7 @@ struct shoal_request {
             int next_missing;                      /* the lowest rank whose announcement has not been seen */
             int next_expected;                     /* the lowest rank whose data have not been prefetched */
             struct shoal_cached_plan *cached;
-            uint32_t early_steps;             /* of the first chunk, which ran before all announcements arrived */
+            uint32_t early_steps;             /* steps of the first chunk that ran before all announcements arrived */
             struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
             void **inputs;                    /* [size] addresses in this process; NULL if not shared */
             void **outputs;

@@ -1,6 +1,6 @@
-/* Where the blocks of a step are, and the work of a reduce step: it reads and writes operands and staging buffers and nothing
- * else, so several threads may do different ranges of one step at once. Everything that it reads stays as it is while the step
- * is under way. */
+/* Finds the blocks of a step, and does the work of a reduce step. That work reads and writes operands and staging buffers and
+ * nothing else, so several threads may do different ranges of one step at once. Nothing that it reads changes while the step is
+ * under way. */
 #ifndef SHOAL_ENGINE_REDUCE_STEP_H
 #define SHOAL_ENGINE_REDUCE_STEP_H
 

@@ -1,6 +1,6 @@
-/* A trial of two ways of doing operations of one kind, when only the time shows which is faster, and may show something else
- * minutes later. It is a sequence of pairs of blocks: four operations each way. Only the last operation of a block is timed:
- * those before it find what the other way left in caches, and early steps of other ranks follow the previous operation's way. A
+/* A trial of two ways of doing operations of one kind. Only the time shows which is faster, and minutes later it may be the
+ * other one. It is a sequence of pairs of blocks: four operations each way. Only the last operation of a block is timed: those
+ * before it find what the other way left in caches, and early steps of other ranks follow the previous operation's way. A
  * machine that is slow for longer slows both blocks of a pair. The way that wins most pairs is chosen, until the next trial.
  * The second way wins a pair if it is faster by a sixteenth. A pair that one way wins by a quarter counts twice. */
 #ifndef SHOAL_ENGINE_TRIAL_H
@@ -23,7 +23,7 @@ struct shoal_trial {
 /* Returns true if the next operation is done the second way. *use_out is its number. */
 bool shoal_trial_next(struct shoal_trial *trial, uint32_t *use_out);
 
-/* Returns true if the next operation belongs to a trial, false if the choice stands. */
+/* Returns true if the next operation belongs to a trial, and false if the last choice holds. */
 bool shoal_trial_is_under_way(const struct shoal_trial *trial);
 
 /* Records how long operation `use` took. Operations may overlap: others may have been numbered since. Returns true if this

@@ -1,4 +1,4 @@
-/* How many cores a rank's helpers may use, and which. Reads kernel files, so it is for set-up and for a look each second. */
+/* How many cores a rank's helpers may use, and which. Reads kernel files: call it at set-up, and then at most once a second. */
 #ifndef SHOAL_HELPERS_HELPER_CORES_H
 #define SHOAL_HELPERS_HELPER_CORES_H
 

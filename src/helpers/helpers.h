@@ -1,6 +1,6 @@
 /* Helper threads of a rank: they run parts of jobs that another thread has posted, outside the progress engine's lock. The
- * posting thread decides the order of jobs, and it alone learns that a job has ended. So results do not depend on the number of
- * threads, if no part reads what another part of its job writes.
+ * posting thread decides the order of jobs, and it alone learns that a job has ended. So if no part reads what another part of
+ * its job writes, results do not depend on the number of threads.
  *
  *     owner (progress engine, or a caller of shoal_context_run)         helpers
  *     post: function, argument, parts        -> slot ->                 claim a part, run it, count it
@@ -39,7 +39,7 @@ struct shoal_helpers_options {
 /* Makes no thread yet. */
 SHOAL_MUST_USE enum shoal_status shoal_helpers_create(const struct shoal_helpers_options *options,
                                                       struct shoal_helpers **helpers_out);
-/* Ends the threads. No job may be posted. NULL is allowed. Not in a forked child, which has no such threads. */
+/* Ends the threads. No job may be posted. NULL is allowed. Do not call it in a forked child, which has no such threads. */
 void shoal_helpers_destroy(struct shoal_helpers *helpers);
 
 /* Records that local_ranks ranks share `cores` cores with this one (0: unknown). The smallest share recorded counts. */
@@ -47,7 +47,7 @@ void shoal_helpers_note_ranks(struct shoal_helpers *helpers, int cores, int loca
 
 /* Returns the width: 1 or more. It becomes smaller if threads cannot be made, or if the rank's cores become fewer. */
 int shoal_helpers_width(const struct shoal_helpers *helpers);
-/* Returns true if the number of threads was given, not found. */
+/* Returns true if the number of threads is fixed, not chosen from the cores. */
 bool shoal_helpers_is_fixed(const struct shoal_helpers *helpers);
 /* Limits the width to `most` (at least 1) from now on, for trials. Jobs that are posted continue. */
 void shoal_helpers_limit(struct shoal_helpers *helpers, int most);

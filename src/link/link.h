@@ -20,21 +20,22 @@ struct shoal_link;
 /* The limits of a service. */
 struct shoal_link_service {
     uint32_t protocol;
-    uint8_t kind_end, verdict_end; /* of its frames */
+    uint8_t kind_end, verdict_end; /* the ends of the ranges that its frames use */
     bool has_heartbeats;
     uint16_t key_bytes_max;
     uint32_t value_bytes_max;
     size_t out_bytes_max; /* a link with more unsent bytes ends, because its peer does not read */
 };
 
-/* One side's description of itself. Constant while links have it. */
+/* One side's description of itself. It must not change while a link uses it. */
 struct shoal_link_identity {
     const struct shoal_link_service *service;
     struct shoal_link_hello hello; /* the nonce is filled in per link */
     struct shoal_link_greeting greeting;
     unsigned char secret[SHOAL_SECRET_BYTES];
-    /* The service's own judgement of the other side, after the common one; NULL if it has none. A listening side judges twice:
-     * the hello (the link's state is EXPECT_HELLO), and then the proof. A connecting side judges the other's hello. */
+    /* Checks the service's own conditions, after shoal_link_hello_judge(). NULL if it has none. A listening side calls it
+     * twice: after the hello (the link's state is EXPECT_HELLO), and after the proof. A connecting side calls it after the
+     * hello. */
     enum shoal_link_verdict (*judge)(void *arg, const struct shoal_link *link);
     void *arg;
 };
@@ -46,7 +47,7 @@ enum shoal_link_state {
     SHOAL_LINK_EXPECT_HELLO, /* the side that listens */
     SHOAL_LINK_EXPECT_PROOF,
     SHOAL_LINK_OPEN,
-    SHOAL_LINK_CLOSING, /* refused, or the caller's: what is queued is sent, and then the connection ends */
+    SHOAL_LINK_CLOSING, /* refused, or closed by the caller: queued bytes are sent, and then the connection ends */
     SHOAL_LINK_ENDED    /* `error` is the reason */
 };
 
@@ -60,7 +61,7 @@ struct shoal_link {
     int fd; /* -1 if it has no socket */
     bool is_client;
     bool is_other_proved;  /* the other side has proved the secret; false if there is none */
-    bool is_refused_there; /* the other side has refused, for the reason `verdict`; it may be anyone */
+    bool is_refused_there; /* the other side, which may be anyone, has refused, for the reason `verdict` */
     enum shoal_link_state state;
     enum shoal_link_verdict verdict; /* why it is refused */
     int error; /* an errno: ECONNRESET closed, EPROTO not a frame that is due, ENOBUFS too much unsent; 0 */
@@ -106,7 +107,7 @@ bool shoal_link_greet(struct shoal_link *link);
  * the end of the connection. Frames that came before are still handled; then shoal_link_next() returns BROKEN. */
 long shoal_link_receive(struct shoal_link *link);
 
-/* Appends bytes as if they had been received. Returns false if they are more than one frame may have, or if out of memory. */
+/* Appends bytes as if they had been received. Returns false if one frame may not have so many, or if out of memory. */
 bool shoal_link_feed(struct shoal_link *link, const void *data, size_t bytes);
 
 /* Handles the next whole frame of the received bytes. The frame's key and value are valid until the next call for this link. */
@@ -130,7 +131,7 @@ bool shoal_link_beat(struct shoal_link *link);
 /* Ends a link for the reason `error`, an errno. The first reason stays. */
 void shoal_link_end(struct shoal_link *link, int error);
 
-/* Returns true if a side that listens does not know yet who the other is. */
+/* Returns true if this side listens, and the other side has not proved itself yet. */
 static inline bool shoal_link_is_stranger(const struct shoal_link *link)
 {
     return !link->is_client && link->state < SHOAL_LINK_OPEN;

@@ -40,7 +40,7 @@ enum shoal_link_kind {
     SHOAL_LINK_KIND_END = 8 /* the first kind of a service */
 };
 
-/* The answer to a hello or a proof. In the frames of a service, it may define others from SHOAL_LINK_VERDICT_END on. */
+/* The answer to a hello or a proof. A service may define other verdicts for its own frames, from SHOAL_LINK_VERDICT_END on. */
 enum shoal_link_verdict {
     SHOAL_LINK_OK,
     SHOAL_LINK_NOT_OURS, /* another job, or another service */
@@ -89,7 +89,7 @@ struct shoal_link_greeting {
 
 /* The value of CHALLENGE; the greeting follows. */
 struct shoal_link_challenge {
-    struct shoal_link_hello server; /* without the job's number if that is another */
+    struct shoal_link_hello server; /* its `job` is 0 if the client has another job */
     unsigned char proof[SHOAL_AUTH_MAC_BYTES];
 };
 
@@ -107,8 +107,8 @@ static inline size_t shoal_link_frame_bytes(const struct shoal_link_head *head)
     return sizeof *head + head->key_bytes + head->value_bytes;
 }
 
-/* Returns the common judgement of the other side's hello: it is of this job and service, of this version and size, has a valid
- * rank and the same settings, and has a secret if this side has one. */
+/* Judges the other side's hello by the conditions that all services have. Returns OK if it is of this job and service, has this
+ * version, this size, a valid rank and the same settings, and has a secret exactly if this side has one. */
 enum shoal_link_verdict shoal_link_hello_judge(const struct shoal_link_hello *other, const struct shoal_link_hello *own);
 
 /* What a proof covers: the hellos and greetings of both sides. */
@@ -128,9 +128,8 @@ bool shoal_link_proof_check(const unsigned char secret[SHOAL_SECRET_BYTES], bool
 /* Returns the status that a verdict means. */
 enum shoal_status shoal_link_verdict_status(enum shoal_link_verdict verdict);
 
-/* Prints a refusal as one clause. "It" is the side of the hello `it`; the other side has a name, such as "rank 0" or "this
- * rank"; members are "ranks" or "hosts". SETTINGS, MIXED and PAST have no text
- * here: their service prints them. */
+/* Prints a refusal as one clause. In it, "it" is the side with the hello `it`, and other_name is the other side, such as "rank
+ * 0" or "this rank". members is "ranks" or "hosts". SETTINGS, MIXED and PAST have no text here: their service prints them. */
 void shoal_link_refusal_print(enum shoal_link_verdict verdict, const struct shoal_link_hello *it,
                               const struct shoal_link_hello *other, const char *other_name, const char *members, char *text,
                               size_t text_bytes);

@@ -77,7 +77,8 @@ static enum shoal_status check_degrees(const struct shoal_placement *placement, 
     return SHOAL_OK;
 }
 
-/* Fills in the order of the digits; letters: of the strategy. The replicas' digit becomes two, the shard the faster one. */
+/* Fills in the order of the digits for the letters of a strategy. The digit of the replicas becomes two, of which the shard is
+ * the faster. */
 static void order_digits(const char *letters, enum digit *order)
 {
     size_t count = 0;

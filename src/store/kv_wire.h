@@ -5,7 +5,7 @@
  *     SET key value | GET key number=timeout_ms | ERASE key | BYE    ------>
  *                                                                    <------   REPLY  verdict, value
  *
- * A hello's greeting is the settings that must agree. The hash in the hello is judged; the greeting lets both sides print which
+ * A hello's greeting is the settings that must agree. The hash in the hello decides; from the greeting both sides print which
  * settings differ. Pure functions, any thread. */
 #ifndef SHOAL_STORE_KV_WIRE_H
 #define SHOAL_STORE_KV_WIRE_H

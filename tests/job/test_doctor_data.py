@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`shoal doctor --data`: what storage gives, next to what a job needs, for folders, S3 (moto) and a web server."""
+"""`shoal doctor --data` for folders, S3 (moto) and a web server: the rate of storage, compared with the need of a job."""
 import contextlib
 import functools
 import http.server

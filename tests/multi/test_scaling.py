@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`shoal bench scaling` as a user sees it: numbers of workers, throughput and efficiency beside the prediction, the plot."""
+"""`shoal bench scaling` as a user sees it: numbers of workers, throughput and efficiency next to the prediction, the plot."""
 import atexit
 import json
 import os

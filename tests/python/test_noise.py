@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""DistributedDataParallel(noise_scale=True) measures what all ranks' gradients say, whatever else the module is asked for, and
-ScaledLR sets the rates of the rules, follows other schedules, and resumes."""
+"""DistributedDataParallel(noise_scale=True) measures the noise scale of all ranks' gradients with every other option, and ScaledLR
+sets the rates of the rules, follows other schedules, and resumes."""
 import copy
 import math
 import warnings

@@ -314,7 +314,7 @@ def wrong_parameters_are_refused(world):
     import smdistributed.modelparallel.torch as smp
     for given, kind, *words in (
             ({"tensor_parallel_degree": 2}, ValueError, "needs \"ddp\": true"), ({"tensor_parallel_degree": 0}, ValueError, "positive integer"),
-            ({"tensor_parallel_degree": 3, "ddp": True}, ValueError, f"{world.size} processes", "tensor_parallel_degree 3"),
+            ({"tensor_parallel_degree": 3, "ddp": True}, ValueError, f"{world.size} ranks", "tensor degree 3"),
             ({"tensor_parallel_degree": 2, "ddp": True, "sharded_data_parallel_degree": 2}, NotImplementedError, "without tensor parallelism")):
         fails(lambda given=given: smp.init({"partitions": 1, **given}), kind, *words)
     smp = started(world)

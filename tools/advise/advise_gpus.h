@@ -11,7 +11,7 @@ enum { ADVISE_GPU_NAME_BYTES = 128 };
 struct advise_gpus {
     size_t count;                     /* those that CUDA_VISIBLE_DEVICES leaves; 0 without a driver */
     char name[ADVISE_GPU_NAME_BYTES]; /* of the first */
-    double memory_bytes;              /* of the one that has least */
+    double memory_bytes;              /* the smallest memory of a GPU */
 };
 
 struct advise_gpus advise_gpus_find(void);

@@ -1,4 +1,4 @@
-/* `shoal bench scaling`: measures how training steps scale on the user's own hosts, beside the simulator's prediction. Options
+/* `shoal bench scaling`: measures how training steps scale on the user's own hosts, next to the simulator's prediction. Options
  * and help. */
 #include "bench_scaling.h"
 
@@ -87,7 +87,7 @@ enum option {
     OPTION_PLOT
 };
 
-/* The first row of a name counts: --memory is where gradients are, not a rate as for the simulator. */
+/* The first row of a name counts. So --memory is the kind of memory of the gradients, not the simulator's rate. */
 static const struct tool_option options_known[] = {
     {"--profile", OPTION_PROFILE, "MODEL"},
     {"--backward", OPTION_BACKWARD, "MS"},

@@ -10,7 +10,7 @@
 #include "bench_step.h"
 #include "sim/sim.h"
 
-/* What describes the network and the memory: given as an option, measured, or the simulator's default. */
+/* The origin of a rate or a latency: an option, a measurement, or the simulator's default. */
 enum scaling_source { SCALING_ASSUMED, SCALING_MEASURED, SCALING_GIVEN };
 
 struct scaling_options {
@@ -31,23 +31,23 @@ struct scaling_options {
  * together. */
 struct scaling_point {
     size_t workers, hosts;
-    int samples;                       /* of a worker; 0 if steps are counted */
-    double share;                      /* of the passes of the profile that a worker computes */
+    int samples;                       /* samples of a worker; 0 if steps are counted */
+    double share;                      /* the share of the profile's passes that a worker computes */
     double *step_us;                   /* rounds x steps numbers */
     double median_us, low_us, high_us; /* 50th, 10th and 90th percentile */
     double predicted_us;
-    const char *limit; /* of the predicted step, as `shoal sim step` names it */
+    const char *limit; /* what limits the predicted step, as `shoal sim step` names it */
 };
 
-/* What is measured of the network and the memory, before each round. */
+/* Measurements of the network and the memory, before each round. */
 struct scaling_probe {
-    double rate_gbit_s, ping_us; /* of a host each way, and half a round trip; 0 on one host */
+    double rate_gbit_s, ping_us; /* rate of a host each way, and half a round trip; 0 on one host */
     double memory_gb_s;
 };
 
 struct scaling_result {
     const struct scaling_options *options;
-    struct shoal_simulation model; /* with what was measured */
+    struct shoal_simulation model; /* with the measured rates */
     enum scaling_source rate, latency, memory;
     struct scaling_point *points;
     int count;
@@ -59,8 +59,8 @@ struct scaling_result {
 bool scaling_options_parse(int argc, char **argv, struct scaling_options *options_out, int *code_out);
 
 /* Fills in the numbers of workers for `hosts` hosts of `local` workers: 1, 2, 4 and so on inside a host, and whole hosts from
- * then on; or checks those of the options. Returns 0, or an exit code after printing one line (not all
- * ranks should). */
+ * then on. If the options have numbers, checks these instead. Returns 0 or an exit code; prints one line in that case if
+ * is_talking. */
 int scaling_points_make(const struct scaling_options *options, size_t hosts, size_t local, bool is_talking,
                         struct scaling_result *result_out);
 void scaling_points_free(struct scaling_result *result);

@@ -132,7 +132,7 @@ static enum shoal_status ping_measure(const struct pair *pair, double *us_out)
     return SHOAL_OK;
 }
 
-/* The ranks of a host share its adapter, so their rates add up; the slowest rank's stands for all. */
+/* The ranks of a host share its adapter, so their rates add up. Each is taken to be that of the slowest rank. */
 static enum shoal_status network_measure(const struct pair *pair, size_t local, struct scaling_probe *probe)
 {
     double gbit_s, half_us;

@@ -1,4 +1,4 @@
-/* What the options and results of `shoal bench step` mean. */
+/* Numbers that follow from the options and results of `shoal bench step`. */
 #include "bench_step.h"
 
 const char *const bench_step_compressions[] = {"none", "fp16", "bf16", "int8", NULL};

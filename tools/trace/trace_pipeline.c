@@ -1,6 +1,6 @@
-/* Finds the pipelines in a trace: how long their median step took, how much of it ranks computed and waited, and what its
- * schedule would take if nothing but its order delayed it. The first steps of a program take longer, so means of all steps
- * would compare little. */
+/* Finds the pipelines in a trace. For the step of median length: how long it took, how much of it ranks computed and waited,
+ * and how long it would take if only the order of its schedule delayed it. Means over all steps would mislead, because the
+ * first steps of a program take longer. */
 #include "trace.h"
 
 #include <inttypes.h>

@@ -138,7 +138,7 @@ def _loss_scale(optimizer):
 
 
 class _OfBatches(keras.callbacks.Callback):
-    """What both callbacks below share: they tell the optimizer's averages how many samples each rank has in a batch."""
+    """The base of both callbacks below: passes the number of samples of each rank's batch to the optimizer's averages."""
 
     _job = None
 

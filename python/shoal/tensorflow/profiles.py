@@ -3,9 +3,10 @@
     profile = shoal.tensorflow.profile(model, images, loss=lambda output: loss_object(labels, output))
     profile.save("mine.json")
 
-The passes are timed as model.fit runs them, inside a tf.function. When each gradient is ready is measured op by op, with a mark
-on the inputs of each layer: a mark notes when the gradient that leaves its layer is there, and then those of the layer's weights
-are there as well. Activations are counted in the graph: the tensors of the forward pass that the backward pass reads."""
+The passes are timed as model.fit runs them, inside a tf.function. The time at which each gradient is ready is measured op by op,
+with a mark on the inputs of each layer. A mark records when the gradient that leaves its layer is ready; those of the layer's
+weights are then ready as well. Activations are counted in the graph: the tensors of the forward pass that the backward pass
+reads."""
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,5 @@
-"""Modules of which each rank of a tensor-parallel group has a part: they take the place of the model's own modules by another class,
-so names, hooks and attributes stay.
+"""Modules of which each rank of a tensor-parallel group has a part. The model's own modules get these classes, so their names,
+hooks and attributes stay.
 
     Columns    of a linear layer: its weight's output features; the result is in parts
     Rows       of a linear layer: its weight's input features; the results of all ranks are added up

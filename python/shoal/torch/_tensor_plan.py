@@ -219,8 +219,8 @@ def own_plan_of(model):
 
 
 def named(model, plan, is_strict=True):
-    """Returns (choices, reasons for what stays whole) of a plan: styles by names of modules, in which * is any one part of a name.
-    Raises an error for what cannot be done, or, if not is_strict, leaves it whole."""
+    """Returns (choices, why other modules stay whole) for a plan: styles by names of modules, in which * is any one part of a name.
+    A module that cannot be divided is an error, or, if not is_strict, stays whole."""
     modules, choices, whole = dict(model.named_modules()), {}, {}
     for pattern, style in plan.items():
         expression = re.compile("[^.]+".join(re.escape(each) for each in pattern.split("*")))

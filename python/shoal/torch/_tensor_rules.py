@@ -1,4 +1,4 @@
-"""How torch's DTensor divides the operations of attention that it does not know on the CPU: by batch, or by heads."""
+"""Rules for operations of attention on the CPU that torch's DTensor lacks: it divides them by batch, or by heads."""
 from __future__ import annotations
 
 import warnings

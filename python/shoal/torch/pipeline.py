@@ -151,7 +151,8 @@ class Pipeline:
         return text
 
     def _text_of_first(self, text):
-        """Copies rank 0's text to all ranks. Of pipelines whose ranks divide layers, and of replicas, the first one's counts."""
+        """Copies rank 0's text to all ranks. With replicas, or with ranks that divide layers, the text of the first pipeline
+        counts."""
         if self.process_group.rank() == 0:
             text = self._tensor.share_text(text) if self._tensor is not None else text
             text = _first_replicas(text, self._replicas) if self._replicas is not None else text

@@ -4,7 +4,7 @@
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)                     # tuned for 64 samples
     scheduler = shoal.torch.ScaledLR(optimizer, "adascale", old_batch=64, batch=512, model=model)
 
-include/shoal/scaling.h has the rules; docs/batch-size.md says which one to take.
+include/shoal/scaling.h has the rules; docs/batch-size.md helps to choose one.
 """
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .._scaling import Noise  # noqa: F401
 
 
 class ScaledLR(LRScheduler):
-    """Multiplies the rates of an optimizer by what a global batch of `batch` samples needs, if they were tuned for `old_batch`.
-    Call step() after each step of the optimizer.
+    """Multiplies an optimizer's rates, which were tuned for a global batch of `old_batch` samples, by the factor for `batch`
+    samples. Call step() after each step of the optimizer.
 
-    rule: "linear", "sqrt", "adascale" or "none"; None takes "sqrt" for Adam and its like, and "linear" otherwise. "adascale" needs
+    rule: "linear", "sqrt", "adascale" or "none". None means "sqrt" for Adam and its like, and "linear" otherwise. "adascale" needs
     `model`, a shoal.torch.DistributedDataParallel with noise_scale=True, and multiplies by 1 until the noise scale is known.
 
-    schedule: what the rate would be without another batch, in steps of the old batch: a function of their number that returns a
-    factor, as for LambdaLR, or a scheduler of the same optimizer, which the program then does not step itself. Each step of the
-    new batch is worth `gain` of them, so the training ends when `iterations` reaches their number.
+    schedule: the schedule of the rate for the old batch, in steps of the old batch. It is a function of their number that returns a
+    factor, as for LambdaLR, or a scheduler of the same optimizer; the program must not step that scheduler itself. Each step of the
+    new batch is worth `gain` steps of the old batch, so the training ends when `iterations` reaches their number.
 
-    warmup: steps of the old batch in which the factor rises from 1. batch may be set to another number between steps."""
+    warmup: steps of the old batch in which the factor rises from 1 to its value. `batch` may be changed between steps."""
 
     def __init__(self, optimizer, rule=None, *, old_batch, batch, model=None, schedule=None, warmup=0, last_epoch=-1):
         if rule == "adascale" and model is None:
@@ -47,7 +47,7 @@ class ScaledLR(LRScheduler):
 
     @property
     def factor(self):
-        """By which the rate of the next step is multiplied."""
+        """The number by which the rate of the next step is multiplied."""
         return self._scaling.rate.factor
 
     @property
@@ -71,8 +71,8 @@ class ScaledLR(LRScheduler):
         return self.base_lrs if self._schedule is None else self._unscaled
 
     def _follow_schedule(self):
-        """Steps another scheduler as often as iterations have passed. Many compute a rate from the one before, so it sees rates
-        without the factor."""
+        """Steps another scheduler as often as iterations have passed. Many schedulers compute a rate from the one before, so this
+        one sees rates without the factor."""
         if not isinstance(self._schedule, LRScheduler) or self._schedule.last_epoch >= int(self.iterations):
             return
         for group, rate in zip(self.optimizer.param_groups, self._unscaled):
@@ -84,7 +84,8 @@ class ScaledLR(LRScheduler):
     # ---- Checkpoints ----
 
     def state_dict(self):
-        """With a model, also the averages of its noise scale. A function as schedule is not saved, as in LambdaLR."""
+        """Returns the state; with a model, also the averages of its noise scale. A schedule that is a function is not saved, as in
+        LambdaLR."""
         state = {name: getattr(self, name) for name in ("last_epoch", "_step_count", "_last_lr", "base_lrs", "_unscaled")}
         state["scaling"] = self._scaling.state()
         state["schedule"] = self._schedule.state_dict() if isinstance(self._schedule, LRScheduler) else None
@@ -92,8 +93,8 @@ class ScaledLR(LRScheduler):
         return state
 
     def load_state_dict(self, state):
-        """Restores it on all ranks. The optimizer's own state has the rates. The batch stays this scheduler's own, because the number of
-        ranks may be another one now."""
+        """Restores a state. Call it on all ranks. The rates are in the optimizer's own state. The batch stays this scheduler's own,
+        because the number of ranks may be another one now."""
         state = dict(state)
         state.pop("batch", None)  # in states of earlier checkouts
         self._scaling.load(state.pop("scaling"))
@@ -107,8 +108,8 @@ class ScaledLR(LRScheduler):
 
 def scale_moments(optimizer, k):
     """Sets the betas and epsilon of Adam and its like for k times the batch: 1 - beta is multiplied by k, and epsilon divided by the
-    root of k (Malladi et al. 2022, arXiv 2205.10287). Call it once, for an optimizer with the settings of the old batch; its rate
-    follows with ScaledLR and the rule "sqrt". Raises ValueError, and changes nothing, if k is above 1 / (1 - beta1)."""
+    root of k (Malladi et al. 2022, arXiv 2205.10287). Call it once, for an optimizer with the settings of the old batch. ScaledLR
+    with the rule "sqrt" sets its rate. Raises ValueError, and changes nothing, if k is above 1 / (1 - beta1)."""
     if not 0 < k < float("inf"):
         raise ValueError(f"shoal: the batch cannot be {k} times the old one")
     beta, chosen = _native.load().scaling_beta, []

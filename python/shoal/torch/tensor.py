@@ -37,19 +37,21 @@ _log = logging.getLogger("shoal.torch")
 def tensor_parallel(model, mesh=None, plan=None, *, within=None, init=None):
     """Divides the model's layers among the ranks of a group, in place, and returns the model. All ranks of the group call it.
 
-    `mesh`: a DeviceMesh of one dimension, a process group, or a degree: that many neighboring ranks; by default all ranks. All ranks
-    of the group train on the same batch; groups of data parallelism and pipelines are those of ranks with the same part.
+    `mesh`: a DeviceMesh of one dimension, a process group, or a degree, which means groups of that many neighboring ranks; by
+    default all ranks. All ranks of the group train on the same batch. For data parallelism and pipelines, use groups of ranks with
+    the same part.
 
-    `plan`: by default the plan that a model of transformers brings, and beyond it the automatic one: pairs of linear layers (nn.Linear,
-    and Conv1D of transformers), attention with separate or joined queries, keys and values, nn.MultiheadAttention, and embeddings with
-    the linear layers that score their rows. "hf": the model's own plan only. A dict: a style for each name of a module, in which * is
-    one part of a name: "colwise", "colwise_gather_output", "rowwise", "packed_colwise" (two sections of columns), "qkv" (three),
-    "heads", "replicate", or torch's ColwiseParallel() and RowwiseParallel(). `within`: a function that returns true for the names of
-    modules that a plan other than a dict may divide. What stays whole is said in a line of the log.
+    `plan`: by default the plan that a model of transformers brings, and for other modules the automatic plan. That divides pairs of
+    linear layers (nn.Linear, and Conv1D of transformers), attention with separate or joined queries, keys and values,
+    nn.MultiheadAttention, and embeddings with the linear layers that score their rows. "hf": the model's own plan only. A dict: a
+    style for each name of a module, in which * is one part of a name: "colwise", "colwise_gather_output", "rowwise",
+    "packed_colwise" (two sections of columns), "qkv" (three), "heads", "replicate", or torch's ColwiseParallel() and
+    RowwiseParallel(). `within`: a function that returns true for the names of modules that a plan other than a dict may divide. A
+    line of the log names the modules that stay whole.
 
     Parameters get the values of the group's first rank. If they are on the device meta, they get memory and values module by
-    module: by init(module), which sets what a module owns itself, or by its reset_parameters(). With the same seed they are those of
-    one process that makes its modules in this order.
+    module: by init(module), which sets only the module's own parameters, or by its reset_parameters(). With the same seed, the
+    values are those of one process that makes its modules in this order.
 
     The model's code stays as it is. Between divided modules, values are DTensors, which have the shape of the whole value. Dropout
     of values in parts draws the same numbers on each rank of the group."""
@@ -74,8 +76,9 @@ def plan_of(model, degree):
 
 
 def memory_of(model, degree, plan=None):
-    """Returns the bytes of parameters that each of so many ranks will have: a dict of bytes, of those that are the same on all of
-    them (same_bytes), and of the whole model (whole_bytes). With AdamW, parameters, gradients and states take four times as much."""
+    """Returns a dict: the bytes of parameters that each of this number of ranks will have (bytes), those among them that are the
+    same on all ranks (same_bytes), and those of the whole model (whole_bytes). With AdamW, parameters, gradients and states take
+    four times as much."""
     choices, _ = _choose(model, plan, degree)
     _tensor_plan.check(model, choices, degree)
     modules = dict(model.named_modules())
@@ -128,7 +131,7 @@ def _choose(model, plan, size, within=None):
 
 
 def _compare(team, choices):
-    """Raises an error on all ranks if one has another plan than the first."""
+    """Raises an error on all ranks if the plan of one differs from that of the first."""
     text = repr(sorted((name, choice.kind.__name__, *choice[1:]) for name, choice in choices.items()))
     own = torch.tensor([float(text != team.share_text(text))], device=team.mesh.device_type)
     others = team.sum(own).item()
@@ -137,7 +140,7 @@ def _compare(team, choices):
 
 
 def _tell(model, choices, whole, team):
-    """Says what stays whole, once."""
+    """Logs once which modules stay whole."""
     missing = {name: reason for name, reason in whole.items() if name not in choices}
     if team.size == 1 or dist.get_rank() != 0:
         return
@@ -191,7 +194,7 @@ def _divide(model, choices, team, init):
 
 
 def _refuse_tied(modules, by_owner):
-    """A parameter that several modules have must be divided in the same way in all of them."""
+    """Raises an error if several modules have one parameter and divide it in different ways."""
     first = {}
     for name, module in modules.items():
         for key, parameter in module._parameters.items():
@@ -230,13 +233,13 @@ class _Held:
         return was_meta
 
     def divide(self):
-        """Keeps this rank's part, in the same parameter, which an optimizer may have already."""
+        """Keeps only this rank's part, in the same parameter object, because an optimizer may have it already."""
         self.tensor.data, self.tensor.grad = self.part.own(self.tensor.detach()), None
 
 
 def _take_own(modules, by_owner, team, init):
-    """Gives all parameters and buffers the values of the first rank, and keeps this rank's parts, module by module: those inside
-    of a module before it, as they are made. A tied one is divided when the last module that has it has set its values."""
+    """Copies the first rank's values to all parameters and buffers, and keeps this rank's parts. It handles inner modules first, in
+    the order in which modules are made. A tied parameter is divided when the last module that has it has set its values."""
     held, of_module = {}, {}
     modules = _inner_first(modules)
     for module in modules.values():
@@ -260,7 +263,7 @@ def _take_own(modules, by_owner, team, init):
 
 
 def _inner_first(modules):
-    """Returns modules by names in another order: those inside of a module before it."""
+    """Returns modules by names, with inner modules first."""
     found, (whole, *_) = {}, modules.values()
     names = {id(module): name for name, module in modules.items()}
 
@@ -286,8 +289,8 @@ def _named_parts(model):
 
 @torch.no_grad()
 def full_state_dict(model, to=0):
-    """Collects the state of the whole model on the rank `to` of the group, as copies under the model's own names; other ranks get an
-    empty dict, and with to=None all ranks get it. All ranks of the group call it."""
+    """Collects the state of the whole model on the rank `to` of the group, as copies under the model's own names. Other ranks get
+    an empty dict. With to=None all ranks get the state. All ranks of the group call it."""
     parts, found = _named_parts(model), {}
     rank = _divided.parts_of(model)[1].rank
     for name, value in model.state_dict().items():
@@ -299,8 +302,8 @@ def full_state_dict(model, to=0):
 
 @torch.no_grad()
 def load_full_state_dict(model, state, strict=True):
-    """Loads the state of a whole model, as full_state_dict() or one process saves it, of which this rank keeps its parts. All ranks of
-    the group call it, with equal states."""
+    """Loads the state of a whole model, as full_state_dict() or one process saves it. This rank keeps its parts. All ranks of the
+    group call it, with equal states."""
     parts, own = _named_parts(model), model.state_dict()
     for name, part in parts.items():
         expected = part.whole_shape(own[name].shape)
@@ -312,13 +315,13 @@ def load_full_state_dict(model, state, strict=True):
 @torch.no_grad()
 def whole(model, state):
     """Returns a state in which the parts of parameters are replaced by whole tensors: entries by names of parameters, or, as in
-    flattened states of optimizers, state.NAME.KEY. So torch.distributed.checkpoint saves what one process would. All ranks of the
-    group call it."""
+    flattened states of optimizers, state.NAME.KEY. So torch.distributed.checkpoint saves the same tensors as one process. All ranks
+    of the group call it."""
     return _mapped(model, state, lambda part, value, shape: part.whole(value) if value.shape == shape else value)
 
 
 def own(model, state):
-    """Returns a state in which whole tensors are replaced by this rank's parts, as whole() has made it."""
+    """Undoes whole(): returns a state in which whole tensors are replaced by this rank's parts."""
     return _mapped(model, state, lambda part, value, shape: part.own(value) if value.shape == part.whole_shape(shape) else value)
 
 

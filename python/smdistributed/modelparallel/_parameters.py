@@ -1,5 +1,5 @@
-"""The parameters of a job: what each key means here. A key has its meaning, or one clear error, or one line of log where it has no
-meaning on this library. This module does not import torch, so that a front-end for another framework can use it."""
+"""The parameters of a job. Each key has an effect, or causes one clear error, or one line of the log that tells why it has no
+effect. This module does not import torch, so that a front-end for another framework can use it."""
 from __future__ import annotations
 
 import dataclasses

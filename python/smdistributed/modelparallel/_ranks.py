@@ -41,12 +41,12 @@ class Placement:
         return found
 
     def places(self, rank):
-        """Returns the rank among those that differ in one letter only, by letters."""
+        """Returns for each letter the rank's number among the ranks that differ in that letter only."""
         found = self._located(rank)
         return {"D": found.rdp, "P": found.pp, "T": found.tp}
 
     def group(self, kind, rank):
-        """Returns the ranks of the group of a kind that has this rank, in ascending order."""
+        """Returns the ranks of the rank's group of a kind, in ascending order."""
         return self._listed(_OF_KINDS[kind][0], rank)
 
     def shards_of(self, rank):

@@ -1,5 +1,5 @@
-"""Which units of a model are in which stage: the C library's partitioner (include/shoal/pipeline.h), for a chain of measured units. This
-module imports no framework."""
+"""Divides a chain of measured units into stages, with the C library's partitioner (include/shoal/pipeline.h). This module imports
+no framework."""
 from __future__ import annotations
 
 import contextlib
@@ -26,8 +26,8 @@ def _owned(kind, call):
 
 
 def first_units(units, ranks, microbatches, **options):
-    """Returns the numbers of the first units of stages 0, 1, ..., of which each rank has one, for the shortest step of 1F1B. units: dicts
-    as in a profile's JSON, in the order in which they run. options: fields of struct shoal_partition_options."""
+    """Returns the numbers of the first units of stages 0, 1, ... for the shortest step of 1F1B. Each rank has one stage. units:
+    dicts as in a profile's JSON, in the order in which they run. options: fields of struct shoal_partition_options."""
     library, given = _native.load(), json.dumps({"name": "model", "units": units}).encode()
     schedule_options = _native.ScheduleOptions(kind=_native.SCHEDULE_1F1B, ranks=ranks, microbatches=microbatches)
     partition_options, schedule, kind = _native.PartitionOptions(**options), ctypes.c_void_p(), ctypes.c_int()

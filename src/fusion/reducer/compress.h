@@ -11,7 +11,7 @@
 SHOAL_MUST_USE enum shoal_status fusion_compressor_open(struct shoal_reducer *reducer, char *text, size_t text_bytes);
 SHOAL_MUST_USE enum shoal_status fusion_compressor_start(struct shoal_reducer *reducer);
 
-/* Ends the compressor's thread. Free the rest when nothing completes on its communicators any longer. */
+/* Ends the compressor's thread. Free the rest when nothing can complete on its communicators. */
 void fusion_compressor_stop(struct shoal_reducer *reducer);
 void fusion_compressor_free(struct shoal_reducer *reducer);
 

@@ -15,7 +15,7 @@ void fusion_flow_reset(struct shoal_reducer *reducer);
 /* Posts all operations that can be posted. Call with the lock held; it is released meanwhile and held again on return. */
 void fusion_advance(struct shoal_reducer *reducer);
 
-/* With offload.h: the gradients of one more buffer, in index order, have come from the device. Locks as above. */
+/* With offload.h: call when the gradients of the next buffer in index order have come from the device. Locks as above. */
 void fusion_flow_arrive(struct shoal_reducer *reducer);
 
 /* Notes that the buffer is reduced or its operation has failed, and posts what had to wait. Call without the lock. */

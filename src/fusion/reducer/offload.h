@@ -39,8 +39,8 @@ SHOAL_MUST_USE enum shoal_status fusion_offload_advance(struct shoal_reducer *re
  * later sees them. */
 SHOAL_MUST_USE enum shoal_status fusion_offload_finish(struct shoal_reducer *reducer, bool is_skipped);
 
-/* For every reducer: a buffer is full. Posts what can be posted, if need be when its gradients have come from the device. Call
- * without the lock. Returns the reducer's failure. */
+/* Call when a buffer is full, for every reducer. Posts the operations that can be posted now. A buffer whose gradients must
+ * come from the device first is posted when they have arrived. Call without the lock. Returns the reducer's failure. */
 SHOAL_MUST_USE enum shoal_status fusion_post_full(struct shoal_reducer *reducer);
 
 /* Return true if gradients are still under way from the device; and if a thread is in fusion_offload_advance(). Call both with

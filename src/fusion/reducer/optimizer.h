@@ -49,7 +49,7 @@ int fusion_optimizer_place(const struct shoal_reducer *reducer);
 /* Makes the communicators, a collective call. */
 SHOAL_MUST_USE enum shoal_status fusion_optimizer_open(struct shoal_reducer *reducer);
 
-/* Call when nothing completes on the communicators any longer. */
+/* Call when nothing can complete on the communicators. */
 void fusion_optimizer_destroy(struct shoal_reducer *reducer);
 
 /* ---- A step ---- */

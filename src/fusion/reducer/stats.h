@@ -8,8 +8,8 @@
 SHOAL_MUST_USE enum shoal_status fusion_stats_create(struct shoal_reducer *reducer);
 void fusion_stats_destroy(struct shoal_reducer *reducer);
 
-/* Call when a step begins, when finish is called, and when the REDUCE step is over: the last keeps the measurements, with the
- * bytes that were counted for the step. */
+/* Call these when a step begins, when finish is called, and when the REDUCE step is over. The last one keeps the measurements,
+ * and the bytes that were counted for the step. */
 void fusion_stats_begin(struct shoal_reducer *reducer);
 void fusion_stats_finish(struct shoal_reducer *reducer);
 void fusion_stats_keep(struct shoal_reducer *reducer, const struct shoal_step_stats *counted);

@@ -1,4 +1,4 @@
-/* The payload of a step, by the layout and the settings of its buffers. */
+/* Computes the payload of a step from the layout and the settings of its buffers. */
 #ifndef SHOAL_FUSION_STEP_BYTES_H
 #define SHOAL_FUSION_STEP_BYTES_H
 

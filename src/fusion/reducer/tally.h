@@ -27,7 +27,7 @@ void fusion_tally_set_samples(struct shoal_reducer *reducer, double samples);
 
 /* ---- The tail: with the lock held, unless noted ------------- */
 
-/* Call when a step begins: its tail is not posted. If holds_tail, it cannot be claimed before it is released. */
+/* Call when a step begins: its tail is not posted. If holds_tail is true, the tail cannot be claimed before it is released. */
 void fusion_tally_reset(struct shoal_reducer *reducer, bool holds_tail);
 
 /* Call when norms of this rank's gradients have come from the device. */

@@ -1,6 +1,6 @@
-/* Which stages of a partition are recomputed. If the memory does not suffice without, some are: as few of the first stages as
- * will do, because the first ones keep their activations longest, or all of them. Of the better one of these two, stages are
- * then left out, the longest first, as long as the rest fits and the step gets shorter. */
+/* Chooses the stages that are recomputed, if the memory does not suffice otherwise. Two choices are compared: all stages, and
+ * as few of the first stages as suffice, because the first ones keep their activations longest. From the better one, stages are
+ * then removed, the longest first, as long as the rest fits and the step gets shorter. */
 #include "pipeline/partition/partition.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* Which ranks of a schedule are replicated, and how many ranks it has. For each number of ranks the replicas begin as equal as
- * possible; then one is moved from a rank to another as long as this helps. These trials search little. The best one is then
- * chosen with all effort. */
+/* Chooses the number of ranks of a schedule, and the replicas of each rank. For each number of ranks, the search begins with
+ * replicas as equal as possible. It then moves one replica from a rank to another as long as this helps. Partitions of these
+ * trials are made with little effort, and that of the best trial with all of it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,11 +17,11 @@ struct replication {
     const struct shoal_profile *profile;
     struct shoal_partition_options options; /* of a trial */
     struct shoal_schedule_options wanted;
-    struct shoal_schedule *schedule; /* of the number of ranks that is tried */
+    struct shoal_schedule *schedule; /* for the number of ranks that is tried */
     uint32_t all;                    /* ranks of the machine */
-    uint32_t ranks;                  /* of the schedule that is tried */
-    uint32_t *tried;                 /* [all]: replicas, the first `ranks` of them */
-    uint32_t *best;                  /* [all]: of the shortest step so far */
+    uint32_t ranks;                  /* ranks of that schedule */
+    uint32_t *tried;                 /* [all]: replicas of each rank; the first `ranks` are used */
+    uint32_t *best;                  /* [all]: `tried` at the shortest step so far */
     uint32_t best_ranks;             /* 0: none fits so far */
     double best_step;
     uint32_t trials;
@@ -54,7 +54,7 @@ static bool may_try(const struct replication *all)
     return all->trials * all->ranks < TRIALS_MOST;
 }
 
-/* Moves one replica to where it helps most. *helps_out: there was such a move. */
+/* Makes the move of one replica that helps most, if one helps. *helps_out is false if none does. */
 static enum shoal_status move_one(struct replication *all, double *step, bool *helps_out)
 {
     uint32_t best_from = 0, best_to = 0;

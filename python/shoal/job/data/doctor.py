@@ -1,7 +1,7 @@
-"""`shoal doctor --data URI`: measures what storage gives this host, and compares it with what a job needs.
+"""`shoal doctor --data URI`: measures how fast this host reads from storage, and compares that with the need of a job.
 
     found = measure("s3://bucket/train", streams=[1, 8], seconds=8)
-    found.best.rate          bytes per second with the number of streams that gave most
+    found.best.rate          bytes per second with the fastest number of streams
     verdict(found, need)     one sentence: is the job input-bound?
 
 It reads objects through the store of the job's own channels, and keeps none of the bytes. Nothing is written."""
@@ -136,7 +136,8 @@ def read_measure(store: Store, piece: Tuple[Item, int, int], rate: Rate, lock: t
 
 
 def rate_measure(store: Store, pieces: Iterator[Tuple[Item, int, int]], streams: int, seconds: float) -> Rate:
-    """Reads for that long with so many streams at once. Time counts until its end, or until the last read if that is earlier."""
+    """Reads for `seconds` with `streams` streams at once. The rate's time ends after `seconds`, or at the last read if that is
+    earlier."""
     rate, lock, stop = Rate(streams), threading.Lock(), threading.Event()
     begun = time.monotonic()
     until = begun + seconds
@@ -239,7 +240,7 @@ def place_text(place: Place) -> str:
 
 class Need(NamedTuple):
     rate: float  # bytes per second
-    text: str  # where it comes from
+    text: str  # how it was computed
 
 
 def number_read(text: str, suffix: str, takes: str) -> float:

@@ -1,5 +1,5 @@
-"""What the ranks of a job lose their time to: waiting for data, for late ranks, for communication. From the numbers that metrics.py
-keeps.
+"""What the ranks of a job lose their time to: waiting for data, for late ranks, for communication. Computed from the numbers that
+metrics.py keeps.
 
     found = losses_of(reader)         shares of a rank's time; they sum to at most 1
     change(reader, found)             the one change that would gain most, as a sentence

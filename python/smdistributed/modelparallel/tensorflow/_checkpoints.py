@@ -30,7 +30,8 @@ class CheckpointManager:
         return self._manager.save(checkpoint_number, check_interval, options)
 
     def restore(self, save_path=None):
-        """Restores a checkpoint, by default this rank's latest one. Variables that are not made yet get their values when they are."""
+        """Restores a checkpoint, by default this rank's latest one. Variables that do not exist yet get their values when they are
+        made."""
         self._check_parts()
         return self._checkpoint.restore(save_path or self.latest_checkpoint)
 

@@ -1,14 +1,14 @@
 """smp.DistributedModel: a Keras model whose layers are on several ranks.
 
-Each rank runs call() with all layers. A layer of another rank is not run: a stand-in of the same shape takes the place of its result.
-Where a layer uses a result of another rank, that rank broadcasts it; so does the rank that has the model's result.
+Each rank runs call() with all layers. A layer of another rank does not run: a stand-in of the same shape replaces its result. If a
+layer uses the result of another rank, that rank broadcasts it. The rank that has the model's result also broadcasts it.
 
     rank 0    conv   flatten  --broadcast-->  (dense1)  (dense2)  <--broadcast--     loss on all ranks
     rank 1   (conv) (flatten)                  dense1    dense2
 
-Gradients take the same way back: that of a broadcast sums the gradients of all ranks, and stand-ins have gradients of 0. All ranks take
-part in each broadcast, so all have a path from the loss to their variables through each of them: a stand-in depends on what its layer
-takes, and on `anchor`, a variable of each rank that is always 0."""
+Gradients go back the same way. The gradient of a broadcast is the sum of all ranks' gradients, and stand-ins have gradients of 0.
+All ranks must take part in each broadcast's backward pass, so each needs a path from the loss to its variables through each
+broadcast. For this reason a stand-in depends on its layer's inputs, and on `anchor`, a variable of each rank that is always 0."""
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +31,7 @@ LATENCY_US, BYTES_PER_US = 20, 2000  # of a message between ranks, as in shoal.t
 
 @contextlib.contextmanager
 def microbatch(number):
-    """A step function runs inside."""
+    """Inside, a step function runs."""
     _step.append(number)
     try:
         yield
@@ -41,7 +41,7 @@ def microbatch(number):
 
 @contextlib.contextmanager
 def partition(index):
-    """Layers that are assigned to the model inside are in this partition. Ignored with auto_partition."""
+    """Layers that are assigned to the model inside this context are in this partition. Ignored with auto_partition."""
     if not isinstance(index, int) or not 0 <= index < state.require().cfg.pipeline_parallel_degree:
         raise SMPConfigError(f"smp.partition: {index!r} must be a number less than the number of partitions, "
                              f"{state.cfg.pipeline_parallel_degree}")
@@ -56,7 +56,7 @@ def partition(index):
 
 
 def _stand_in(shape, kind, anchor, inputs):
-    """Returns zeros. The gradients of what they depend on are 0."""
+    """Returns zeros that depend on the inputs, with gradients of 0."""
     @tf.custom_gradient
     def zeros(anchor, *inputs):
         def gradient(_):
@@ -67,7 +67,7 @@ def _stand_in(shape, kind, anchor, inputs):
 
 @tf.custom_gradient
 def _counted_once(result):
-    """Returns the model's result, which is on all ranks. Each has the same gradient, and the broadcast sums them."""
+    """Returns the model's result with its gradient divided: all ranks have the same gradient, and the broadcast sums them."""
     return tf.identity(result), lambda gradient: gradient / tf.cast(size(), gradient.dtype)
 
 
@@ -154,7 +154,8 @@ class _Run:
 
 
 class _Pass(_Run):
-    """A call on this rank. owner: of tensors that are results of layers, the rank that has the values; None for the model's inputs."""
+    """A call on this rank. owner: for each tensor that is a layer's result, the rank that has its values; None for the model's
+    inputs."""
 
     def __init__(self, plan, units, anchor, training):
         super().__init__(units, training)
@@ -219,7 +220,7 @@ class _Pass(_Run):
 
 
 def _spec_of(layer, args):
-    """Returns what a layer would return: keras.KerasTensors, whose first length may be None."""
+    """Returns the specification of a layer's result: keras.KerasTensors, whose first length may be None."""
     inputs = tf.nest.map_structure(lambda each: keras.KerasTensor((None, *each.shape[1:]), _kind_of(layer, each)), args)
     try:
         shape = layer.compute_output_shape(*tf.nest.map_structure(lambda each: each.shape, inputs))
@@ -281,7 +282,7 @@ def _plan_of(model, units, args, kwargs, training):
 
 
 def _chosen(calls, count):
-    """Returns places of the shortest step, by rank 0's measurements."""
+    """Returns the partitions with the shortest step, by rank 0's measurements."""
     units = [_measured(layer, args) for layer, args in calls] if rank() == 0 else None
     units = shoal.broadcast_object(units, 0)
     first = _stages.first_units(units, count, state.cfg.microbatches, latency_us=LATENCY_US, bytes_per_us=BYTES_PER_US)
@@ -289,7 +290,7 @@ def _chosen(calls, count):
 
 
 def _marked(called, count):
-    """Returns the places that partition() has marked; others are in the default partition."""
+    """Returns the partitions that partition() has marked; other layers are in the default partition."""
     places = [getattr(layer, MARK, state.cfg.default_partition) for layer in called]
     missing = [number for number in range(count) if number not in places]
     if missing:

@@ -47,7 +47,7 @@ def init(config=None):
 
 
 def _serve_get_gradients():
-    """Gives Keras's optimizers the method that scripts for this library call. Keras 3 has it no longer."""
+    """Adds to Keras's optimizers the method get_gradients, which scripts for this library call and Keras 3 no longer has."""
     if not hasattr(keras.optimizers.Optimizer, "get_gradients"):
         keras.optimizers.Optimizer.get_gradients = _get_gradients
 
@@ -100,6 +100,6 @@ def dp_size():
 
 
 def barrier():
-    """Returns when all ranks have called it."""
+    """Waits until all ranks have called it."""
     state.require()
     shoal.barrier()

@@ -1,4 +1,4 @@
-"""smp.step: a function that runs once for each microbatch, inside a tf.function, and what it returns."""
+"""smp.step, which runs a function once for each microbatch, inside a tf.function; and StepOutput, which it returns."""
 from __future__ import annotations
 
 import functools

@@ -99,7 +99,7 @@ def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_co
 
 
 def _save_own(folder, tag, partial, model, optimizer, user_content):
-    """Saves a checkpoint whose parts the first replica has, or collects from the others."""
+    """Saves a checkpoint of the first replica, which collects the parts that it lacks from the others."""
     of_optimizer = None
     if optimizer is not None and (rdp_rank() == 0 or state.divides_step()):
         of_optimizer = optimizer.local_state_dict() if partial else optimizer.state_dict()
@@ -220,7 +220,7 @@ def _load_shards(folder, tag, wrapper):
 
 
 def _about(folder, tag):
-    """Returns what is noted of a partial checkpoint."""
+    """Returns the record of a partial checkpoint (parts.json)."""
     if not (folder / "parts.json").exists():
         raise SMPError(f"smp.resume_from_checkpoint: there is no partial checkpoint {tag} at {folder.parent}")
     return json.loads((folder / "parts.json").read_text())

@@ -11,8 +11,8 @@ from smdistributed.modelparallel.torch._state import state
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled=True):
-    """Parameters that are made inside have no memory until the model is partitioned. They get values by the module's
-    reset_parameters(), or by the model's _init_weights(module), on the rank that keeps them."""
+    """Parameters that are made inside this context have no memory until the model is partitioned. Then the rank that keeps them
+    sets their values, by the module's reset_parameters() or by the model's _init_weights(module)."""
     with torch.device("meta") if enabled else contextlib.nullcontext():
         yield
 

@@ -1,5 +1,5 @@
-"""What runs the passes of a DistributedModel: Whole, if a rank has the whole model, or Staged, a pipeline. Both call a function for
-each microbatch, inside of which the program calls the model and model.backward()."""
+"""The engines that run the passes of a DistributedModel: Whole or Sharded, if a rank runs the whole model, or Staged, a pipeline.
+They call a function for each microbatch, inside which the program calls the model and model.backward()."""
 from __future__ import annotations
 
 import contextlib
@@ -57,7 +57,7 @@ class Whole:
             broadcast_buffers=options["broadcast_buffers"], find_unused_parameters=True, optimizer=optimizer)
 
     def prepare(self, optimizer):
-        """Before the first step. optimizer: the program's, or None."""
+        """Call it before the first step. optimizer: the program's, or None."""
         if state.divides() and self._replicated is None:
             if optimizer is None:
                 raise SMPError("smp.step: shard_optimizer_state needs the optimizer: make optimizer = smp.DistributedOptimizer(optimizer) "
@@ -70,7 +70,7 @@ class Whole:
             self._replicate(optimizer)
 
     def run(self, call, count, is_training):
-        """Returns what the function has returned, by microbatch."""
+        """Runs a step. Returns the function's results, by microbatch."""
         self._passes += torch.is_grad_enabled()
         is_summed = self._passes % self._options["backward_passes_per_step"] == 0
         with state.running_as(self):
@@ -186,8 +186,8 @@ class _Pipeline(pipeline.Pipeline):
         return super()._text_of_first(text)
 
     def from_last(self, value):
-        """Returns the value of the last stage's rank on all ranks. It goes over the pipeline's communicator, which a rank that fails
-        ends, so that no other one waits for it."""
+        """Returns the value of the last stage's rank on all ranks. It is sent over the pipeline's communicator: a rank that fails
+        ends it, so that no other rank waits."""
         last, address = self.process_group.size() - 1, self._communicator.address
 
         def copy(data):

@@ -1,5 +1,5 @@
-"""shard_optimizer_state after the backward pass: each data-parallel rank steps its share of the parameters, keeps only their states,
-and sends the new values to the others.
+"""shard_optimizer_state with a step after the backward pass: each data-parallel rank steps its share of the parameters, keeps only
+the states of that share, and sends the new values to the others.
 
     step function       gradients become averages on all data-parallel ranks, as without shares
     the program         unscales and clips them
@@ -31,7 +31,7 @@ class Shares:
 
     @contextlib.contextmanager
     def _own_only(self):
-        """The optimizer has only this rank's share inside."""
+        """Inside, the optimizer has only this rank's share."""
         groups = self._optimizer.param_groups
         whole = [entry["params"] for entry in groups]
         for entry in groups:

@@ -17,8 +17,8 @@ BACKEND = "shoal"
 
 
 class ModuleManager:
-    """What transformers reads when it saves a model: pairs of functions that translate states of tensor-parallel modules. There are
-    none."""
+    """transformers reads translate_functions when it saves a model: pairs of functions that translate states of tensor-parallel
+    modules. Here it is empty."""
     translate_functions = ()
 
 
@@ -72,7 +72,7 @@ class State:
 
     @contextlib.contextmanager
     def running_as(self, thing):
-        """A step function runs inside."""
+        """Inside, a step function runs."""
         self.running = thing
         try:
             yield

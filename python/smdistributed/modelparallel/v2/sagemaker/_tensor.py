@@ -1,9 +1,9 @@
-"""Tensor parallelism: linear layers of which each rank of a group has a slice, by the plans that models of transformers bring.
+"""Tensor parallelism: each rank of a group has a slice of the linear layers, by the plans that models of transformers bring.
 
-The slices are plain tensors, not DTensors, because the published scripts rely on it: each tensor-parallel rank has an FSDP of its own
-and writes a checkpoint of its own (`tp2-0`, `tp2-1`), whose parts must be whole without the other's. The pair of layers is that of
-Megatron-LM (Shoeybi et al. 2019, section 3): the first one's outputs are divided, the second one's inputs, so that a pair needs one
-all-reduce forward and one backward."""
+The slices are plain tensors, not DTensors, because the published scripts rely on it: each tensor-parallel rank has its own FSDP and
+writes its own checkpoint (`tp2-0`, `tp2-1`), which must be complete by itself. The pair of layers is that of Megatron-LM (Shoeybi
+et al. 2019, section 3): the first one's outputs are divided, the second one's inputs, so that a pair needs one all-reduce forward
+and one backward."""
 from __future__ import annotations
 
 import re
@@ -96,7 +96,7 @@ class Divided(nn.Linear):
         return _Gather.apply(x, self.group) if self.style == GATHERED else x
 
     def axis(self, name):
-        """Returns along which axis a parameter is divided, or None if it is whole."""
+        """Returns the axis along which a parameter is divided, or None if it is whole."""
         if self.style == ROW:
             return 1 if name == "weight" else None
         return 0
@@ -117,7 +117,7 @@ class Divided(nn.Linear):
             parameter.copy_(self.slice(name, getattr(whole, name)))
 
     def _divide(self, state_dict, prefix, *_):
-        """Before values are loaded: slices those of a whole layer."""
+        """Called before values are loaded: slices the values of a whole layer."""
         for name, axis in (("weight", self.axis("weight")), ("bias", self.axis("bias"))):
             value = state_dict.get(prefix + name)
             if axis is not None and value is not None and value.shape[axis] == self.shape[1 - axis]:
@@ -181,8 +181,8 @@ def _check_shape(name, module, style, degree):
 
 @torch.no_grad()
 def send_values(model, group):
-    """Broadcasts the values of a whole model on the group's first rank to the others. A parameter without memory gets it. Buffers as
-    well."""
+    """Broadcasts the values of a whole model on the group's first rank to the others. Parameters without memory get memory. Buffers
+    are sent as well."""
     first = dist.get_global_rank(group, 0)
     for module in model.modules():
         for table in (module._parameters, module._buffers):

@@ -11,9 +11,9 @@ def transform(model, device=None, dtype=None, config=None, load_state_dict_from_
     """Divides a model of transformers among the tensor-parallel ranks, and its sequences among the context-parallel ranks, in place.
     Returns the model, to be wrapped in FSDP. All ranks call it.
 
-    device, dtype: moves the model, unless it is on the device meta. config: None, because mixtures of experts are not served.
-    load_state_dict_from_rank0: the first tensor-parallel group gets the values of rank 0; pass sync_module_states=True to FSDP, so
-    that all ranks get them. cp_comm_type: how keys and values travel between context-parallel ranks: "p2p", in a ring, or
+    device, dtype: moves the model, unless it is on the device meta. config: must be None, because mixtures of experts are not
+    served. load_state_dict_from_rank0: the first tensor-parallel group gets the values of rank 0; pass sync_module_states=True to
+    FSDP, so that all ranks get them. cp_comm_type: how keys and values travel between context-parallel ranks: "p2p", in a ring, or
     "all_gather", at once."""
     state.require()
     if config is not None:
@@ -35,7 +35,7 @@ def transform(model, device=None, dtype=None, config=None, load_state_dict_from_
 
 
 def _divide(model, group, is_meta, is_from_rank0):
-    """Divides a model among a tensor-parallel group. The first rank's values count, if there are any."""
+    """Divides a model among a tensor-parallel group. All ranks get the first rank's values, if it has any."""
     if not is_from_rank0:
         _tensor.check_values(is_meta, group)
     if state.rank < state.tensor_parallel_degree if is_from_rank0 else not is_meta:

@@ -17,7 +17,7 @@ def clip_grad_norm_(model, max_norm, norm_type=2.0):
     """Scales the gradients of a model so that their norm is at most max_norm. Returns the norm before. All ranks call it.
 
     model: FSDP, a module in which an FSDP is (as offload_wrapper makes one), a module after fully_shard, or one that is not divided.
-    Each parameter counts once, whoever has it."""
+    Each parameter counts once, on whichever ranks it is."""
     outer = next((module for module in model.modules() if isinstance(module, FullyShardedDataParallel)), None)
     if state.tensor_parallel_degree == 1:
         if outer is not None:

@@ -27,7 +27,7 @@ def _degree(name):
 
 
 class State:
-    """What tsm.init has set up. Groups that consist of one rank are None, like those of the vendor's library without its features."""
+    """What tsm.init has set up. A group of one rank is None, as in the vendor's library if the feature is not used."""
     hybrid_shard_degree = _degree("hybrid_shard_degree")
     tensor_parallel_degree = tp_size = _degree("tensor_parallel_degree")
     context_parallel_degree = cp_size = _degree("context_parallel_degree")

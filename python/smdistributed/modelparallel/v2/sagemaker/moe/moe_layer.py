@@ -5,7 +5,7 @@ from torch.sagemaker.moe.moe_config import MoEConfig
 
 
 class MoELayer(nn.Module):
-    """No module is one: scripts ask which modules are."""
+    """A class for isinstance() in scripts. No module is an instance of it."""
 
     def __init__(self, *args, **kwargs):
         super().__init__()

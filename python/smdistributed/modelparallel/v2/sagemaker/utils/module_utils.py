@@ -6,7 +6,7 @@ from torch import nn
 @torch.no_grad()
 def empty_module_params(module, device=None, recurse=False):
     """Gives memory to the parameters of a module that are on the device meta. Their values are undefined. Buffers on meta get memory
-    as well; all others stay. device: the CPU by default. recurse: also those of modules inside. Returns the module."""
+    as well; all others stay. device: the CPU by default. recurse: also for inner modules. Returns the module."""
     device = device or torch.device("cpu")
     for owner in module.modules() if recurse else [module]:
         for name, parameter in owner._parameters.items():

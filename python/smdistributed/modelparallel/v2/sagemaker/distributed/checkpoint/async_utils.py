@@ -5,7 +5,7 @@ from torch.sagemaker.distributed.checkpoint.filesystem import failures_named
 
 
 class AsyncCallsQueue:
-    """The saves that have been begun and not yet been waited for."""
+    """The saves that have begun and for which nobody has waited yet."""
 
     def __init__(self):
         self._futures, self._count = {}, 0

@@ -13,7 +13,7 @@ _groups = {}  # groups in which threads save, by their ranks
 
 
 class PyTorchDistSaveShardedStrategy:
-    """The one strategy that there is: torch.distributed.checkpoint."""
+    """The only strategy: torch.distributed.checkpoint."""
 
 
 def save(state_dict, *, checkpoint_id=None, storage_writer=None, planner=None, process_group=None, coordinator_rank=0, **options):
