@@ -125,12 +125,12 @@ static void print_who(const struct shoal_recorder *recorder, const struct stamp 
 
 static void print_what(const struct shoal_record *r, FILE *out)
 {
+    fprintf(out, ",\"sequence\":%llu,", (unsigned long long)r->sequence);
+    print_text(out, "kind", r->collective); /* of a span: the caller's words */
     fprintf(out,
-            ",\"sequence\":%llu,\"kind\":\"%s\",\"algorithm\":\"%s\",\"count\":%llu,\"type\":\"%s\",\"op\":\"%s\",\"root\":%d,"
-            "\"tag\":%u,\"status\":\"%s\"",
-            (unsigned long long)r->sequence, r->collective, r->algorithm, (unsigned long long)r->count,
-            recorder_print_type_name(r->type), recorder_print_op_name(r->op), r->root, r->trace_tag,
-            shoal_status_name((enum shoal_status)r->status));
+            ",\"algorithm\":\"%s\",\"count\":%llu,\"type\":\"%s\",\"op\":\"%s\",\"root\":%d,\"tag\":%u,\"status\":\"%s\"",
+            r->algorithm, (unsigned long long)r->count, recorder_print_type_name(r->type), recorder_print_op_name(r->op),
+            r->root, r->trace_tag, shoal_status_name((enum shoal_status)r->status));
 }
 
 static void print_when(const struct shoal_record *r, const struct stamp *stamp, FILE *out)

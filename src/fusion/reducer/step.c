@@ -296,8 +296,8 @@ static bool is_posting(const struct shoal_reducer *reducer)
     return fusion_flow_is_posting(reducer) || fusion_offload_is_working(reducer);
 }
 
-/* Work that is put on the caller's stream from now on runs after all lane work on its gradients. */
-/* Another thread's mark may be putting a buffer on its lane; that must also end first. */
+/* Work that is put on the caller's stream from now on runs after all lane work on its gradients. Another thread's mark may be
+ * putting a buffer on its lane; that must also end first. */
 static enum shoal_status step_give_up(struct shoal_reducer *reducer)
 {
     fusion_lock(reducer);
