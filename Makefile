@@ -11,6 +11,7 @@
 #   make bench   benchmarks every collective against Intel MPI, Open MPI and MPICH
 #   make bench-hosts  over emulated hosts, against Open MPI and Gloo
 #   bench/bench_step.py  training steps over emulated hosts and through PyTorch, against Gloo
+#   bench/bench_scaling.py, bench/bench_memory.py  steps over emulated hosts and memory of a rank, next to what is predicted
 #   make bench-torch  PyTorch's back-end, against Gloo and DeepSpeed
 #   make build   the command build/shoal, and the libraries in the same folder
 #   make wheels  the wheels of a release, for x86-64 and aarch64, checked: build/wheels (docs/releasing.md)
