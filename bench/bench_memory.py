@@ -28,7 +28,7 @@ sys.path[:0] = [str(TOP / "python"), str(TOP / "bench"), str(TOP / "examples/tor
 
 COMMAND = os.environ.get("SHOAL_COMMAND", str(TOP / "build/shoal"))
 RANKS, PERIOD_S, SAMPLE_S, LIMIT_S, MIB = 2, 5.0, 0.03, 900, 1 << 20
-MODELS = {"gpt2": 1, "bert-base": 2, "resnet50": 4, "gpt-example": 4}  # samples of a rank
+MODELS = {"gpt2": 1, "bert-base": 1, "resnet50": 4, "gpt-example": 4}  # samples of a rank
 BUILT_IN = ("gpt2", "resnet50")
 OPTIMIZERS = {"resnet50": "momentum"}  # the others: adamw
 # the ladder's names of the ways
