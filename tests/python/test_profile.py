@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """shoal.torch.profile: what it measures of small models, that it leaves them as they were, and that the tools read its files."""
 import collections
+import gc
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ from tap import call, expect, run_cases
 from torch import nn
 
 import shoal.torch
+from shoal.torch import _backward, _profile
 
 COMMAND = os.environ.get("SHOAL_COMMAND", ranks.TOP / "build/shoal")
 BATCH, INPUTS, HIDDEN, OUTPUTS = 6, 10, 40, 3
@@ -58,6 +60,24 @@ def a_batch_norm_keeps_its_input():
     profile = shoal.torch.profile(model, torch.randn(4, 3, 16, 16))
     expected = 4 * (3 + 4 * 8) * 256
     expect(profile.batch_norms == 2 and expected <= profile.activation_bytes <= expected + 4 * 4 * 8 * 2, profile, expected)
+
+
+def units_that_were_measured_are_freed():
+    """Pipelines measure units in two halves of a backward pass, which leave the graph whole. It must not hold itself through the
+    hook that counts: attention keeps a part of what the layer before it has returned."""
+    x = torch.randn(1, 5, 8, requires_grad=True)
+    layer = nn.Linear(8, 24)
+    kept = _profile._Kept(list(layer.parameters()))
+    with kept.counted():
+        query, key, value = layer(x).view(1, 5, 3, 1, 8).permute(2, 0, 3, 1, 4)
+        output = nn.functional.gelu(nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True))
+    _, rest = _backward.input_gradients([output], [torch.ones_like(output)], [x])
+    rest()
+    expect(kept.bytes >= 4 * 5 * (24 + 8), kept.bytes)
+    del query, key, value, output, rest
+    gc.collect()
+    alive = [each for each in gc.get_objects() if type(each) is torch.Tensor and each.untyped_storage().nbytes() == 4 * 5 * 24]
+    expect(not alive, "the output of the layer is alive", alive)
 
 
 def the_model_is_left_as_it_was():
@@ -138,6 +158,6 @@ def wrong_arguments_are_refused():
 
 
 if __name__ == "__main__":
-    run_cases([gradients_are_in_the_order_of_the_backward_pass, activations_are_what_autograd_keeps, a_batch_norm_keeps_its_input,
+    run_cases([gradients_are_in_the_order_of_the_backward_pass, activations_are_what_autograd_keeps, a_batch_norm_keeps_its_input, units_that_were_measured_are_freed,
                the_model_is_left_as_it_was, a_failed_step_also_leaves_the_model, examples_have_several_forms,
                frozen_and_unused_parameters, tools_read_the_file, wrong_arguments_are_refused])

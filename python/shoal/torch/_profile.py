@@ -143,7 +143,7 @@ class _Kept:
             self._seen.add(storage._cdata)
             self._held.append(storage)
             self.bytes += storage.nbytes()
-        return tensor
+        return tensor.detach()  # the graph would hold itself through the tensor, and never be freed
 
 
 def measure(model, recorded, example):
