@@ -1,6 +1,6 @@
-/* The lines of `shoal run --events FD`: one JSON object each. run_events.h has the events of workers; here are those of any part
- * of the command, above all its errors. Without --events nothing is written, except that run_error_print still prints. libc
- * only; one thread. */
+/* The lines of `shoal run --events FD`: one JSON object each. run_events.h has the events of workers; here are those of any
+ * part of the command, above all its errors. Without --events nothing is written, except that run_error_print still prints.
+ * libc only; one thread. */
 #ifndef SHOAL_TOOLS_RUN_EVENT_LINE_H
 #define SHOAL_TOOLS_RUN_EVENT_LINE_H
 
