@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "membership/control_link.h"
+#include "mutate.h"
 
 #define SIZE 4
 #define LINK_COUNT 3
@@ -192,14 +193,6 @@ static size_t build_seed(uint8_t *seed)
     fact = (struct shoal_control_fact){.rank = 0, .pauses = 1};
     used += add_piece(seed + used, 0, SHOAL_CONTROL_FACT, "", 0, &fact, sizeof fact);
     return used;
-}
-
-static size_t mutate(uint8_t *input, size_t bytes, unsigned *random)
-{
-    const int changes = rand_r(random) % 6;
-    for (int i = 0; i < changes; i++)
-        input[(size_t)rand_r(random) % bytes] = (uint8_t)(rand_r(random) >> 5);
-    return rand_r(random) % 4 == 0 ? (size_t)rand_r(random) % bytes + 1 : bytes;
 }
 
 int main(int argc, char **argv)

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "link/link.h"
+#include "mutate.h"
 
 enum { LISTENS, CONNECTS, IS_OPEN, LINK_COUNT };
 enum { WORD = SHOAL_LINK_KIND_END, KIND_END };
@@ -148,14 +149,6 @@ static size_t build_seed(uint8_t *seed)
         used += add_piece(seed + used, slot, (struct shoal_link_head){.kind = WORD, .key_bytes = 4, .value_bytes = 60}, zeros);
     }
     return used;
-}
-
-static size_t mutate(uint8_t *input, size_t bytes, unsigned *random)
-{
-    const int changes = rand_r(random) % 6;
-    for (int i = 0; i < changes; i++)
-        input[(size_t)rand_r(random) % bytes] = (uint8_t)(rand_r(random) >> 5);
-    return rand_r(random) % 4 == 0 ? (size_t)rand_r(random) % bytes + 1 : bytes;
 }
 
 int main(int argc, char **argv)

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "../../tools/run/run_wire.h"
+#include "mutate.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
@@ -77,14 +78,6 @@ static size_t build_seed(uint8_t *seed)
         used += 3 + bytes;
     }
     return used;
-}
-
-static size_t mutate(uint8_t *input, size_t bytes, unsigned *random)
-{
-    const int changes = rand_r(random) % 6;
-    for (int i = 0; i < changes; i++)
-        input[(size_t)rand_r(random) % bytes] = (uint8_t)(rand_r(random) >> 5);
-    return rand_r(random) % 4 == 0 ? (size_t)rand_r(random) % bytes + 1 : bytes;
 }
 
 int main(int argc, char **argv)

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "store/kv_session.h"
+#include "mutate.h"
 
 #define SESSION_COUNT 3
 #define STEP_NS (40 * SHOAL_NS_PER_MS)
@@ -144,14 +145,6 @@ static size_t build_seed(uint8_t *seed)
     used += add_piece(seed + used, 2, SHOAL_KV_ERASE, "shoal/a/0", "", 0);
     used += add_piece(seed + used, 2, SHOAL_KV_BYE, "", "", 0);
     return used;
-}
-
-static size_t mutate(uint8_t *input, size_t bytes, unsigned *random)
-{
-    const int changes = rand_r(random) % 6;
-    for (int i = 0; i < changes; i++)
-        input[(size_t)rand_r(random) % bytes] = (uint8_t)(rand_r(random) >> 5);
-    return rand_r(random) % 4 == 0 ? (size_t)rand_r(random) % bytes + 1 : bytes;
 }
 
 int main(int argc, char **argv)
