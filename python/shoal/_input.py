@@ -16,7 +16,7 @@ import threading
 import time
 from typing import Any, Callable, NamedTuple, Optional
 
-VARIABLE = "SHOAL_JOB_INPUT"  # "%p" in it stands for the process
+VARIABLE = "SHOAL_JOB_INPUT"  # "%p" in it is replaced by the process's number
 _FORM = struct.Struct("<ddd")
 _meter: Optional["Meter"] = None
 

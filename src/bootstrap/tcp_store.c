@@ -219,7 +219,7 @@ struct search {
     const struct shoal_address_list *list;
     const struct shoal_kv_identity *identity;
     uint64_t deadline_ns;
-    char reason[SHOAL_KV_REASON_MAX]; /* of the most informative failed attempt */
+    char reason[SHOAL_KV_REASON_MAX]; /* why the most informative attempt failed */
     int weight;                       /* how informative that is */
     bool met_secret;                  /* met a job with another secret */
     uint64_t begun_ns, warn_ns;       /* when to log what it waits for; 0: never */

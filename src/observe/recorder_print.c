@@ -126,7 +126,7 @@ static void print_who(const struct shoal_recorder *recorder, const struct stamp 
 static void print_what(const struct shoal_record *r, FILE *out)
 {
     fprintf(out, ",\"sequence\":%llu,", (unsigned long long)r->sequence);
-    print_text(out, "kind", r->collective); /* of a span: the caller's words */
+    print_text(out, "kind", r->collective); /* a span has the caller's words */
     fprintf(out,
             ",\"algorithm\":\"%s\",\"count\":%llu,\"type\":\"%s\",\"op\":\"%s\",\"root\":%d,\"tag\":%u,\"status\":\"%s\"",
             r->algorithm, (unsigned long long)r->count, recorder_print_type_name(r->type), recorder_print_op_name(r->op),

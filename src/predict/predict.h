@@ -55,7 +55,7 @@ struct shoal_model {
     int switch_ranks;    /* below a switch; 0: all of a host */
     size_t header_bytes;
     size_t frame_bytes;
-    int cores;             /* of a host, or of the one machine */
+    int cores;             /* on each host, or on the only machine */
     int threads;           /* that each rank has */
     bool is_adapter_below; /* below the ranks' switches */
     bool is_one_machine;

@@ -12,7 +12,7 @@ WORDS, LENGTH, SAMPLES = 97, 24, 400  # of a GPT-2
 BERT = {"vocab_size": 104, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4, "hidden_act": "gelu",
         "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "initializer_range": 0.02, "max_position_embeddings": 16,
         "type_vocab_size": 2}
-SPECIAL, MASK, MASKED = 5, 4, 3  # numbers below SPECIAL are no words
+SPECIAL, MASK, MASKED = 5, 4, 3  # numbers below SPECIAL are not words
 
 
 def sequences(random, count, length, words):

@@ -203,7 +203,7 @@ def rules_set_the_rates(world):
     scheduler.batch = 32
     scheduler.step()
     expect(scheduler.gain == 2 and scheduler.iterations == 16, scheduler.iterations)
-    other = scaled(optimizer, None, old_batch=16, batch=128)  # on more ranks, say
+    other = scaled(optimizer, None, old_batch=16, batch=128)  # as on more ranks
     other.load_state_dict(scaled(optimizer, None, old_batch=16, batch=64).state_dict())
     other.step()
     expect(other.batch == 128 and other.gain == 8, other.gain)

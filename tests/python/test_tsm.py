@@ -31,7 +31,7 @@ except ImportError:
 
 warnings.filterwarnings("ignore")
 WORDS, LENGTH = 96, 16
-SECONDS_MAX = 300  # of the cases that train many models
+SECONDS_MAX = 300  # for cases that train many models
 HYBRID = ShardingStrategy.HYBRID_SHARD
 
 

@@ -799,7 +799,7 @@ static void given_divisions_are_recomputed(void **state)
     const struct {
         uint64_t memory;
         int first, second; /* recomputed */
-        uint64_t bytes;    /* of activations on rank 0 */
+        uint64_t bytes;    /* expected activations on rank 0 */
     } cases[] = {{0, 0, 0, 200}, {210, 0, 0, 200}, {209, 1, 0, 100}, {50, 1, 1, 100}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         options.memory_bytes = cases[i].memory;

@@ -109,7 +109,7 @@ class Pass:
         self._stages, self._complete = {stage.number: stage for stage in stages}, complete
         self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
         self._kept, self._rest, self._draws = {}, {}, {}
-        self.results = {}  # of the model in an evaluation, by microbatch
+        self.results = {}  # what the model returns in an evaluation, by microbatch
         for stage in stages:
             stage.begin()
         self.loss = 0.0  # the mean over all samples

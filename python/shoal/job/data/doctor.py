@@ -43,7 +43,7 @@ class Reading(NamedTuple):
     bytes: int
     seconds: float
     first_s: float  # until the first bytes came
-    size: int  # of the whole object
+    size: int  # bytes in the whole object
 
 
 @dataclasses.dataclass

@@ -18,7 +18,6 @@ import math
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ import shoal
 from shoal import _input
 from shoal.job.document import Metric
 from shoal.job.document.folder import JobFolder
+from shoal.job.processes import shoal_command
 
 LINE_MAX = 8192  # characters of a line that are searched: some expressions are slow on long lines
 INTERVAL_S = 1.0
@@ -82,21 +82,6 @@ class Value:
         data = {"time": now, "host": host, "rank": self.rank, "name": self.name,
                 "value": self.value if math.isfinite(self.value) else None, "step": self.step}
         return json.dumps({**data, "waits_for": self.waits_for} if self.waits_for else data) + "\n"
-
-
-def shoal_command() -> str:
-    """Returns the command `shoal`: the one that started us, else the one of this package, else the one on PATH. Raises
-    FileNotFoundError."""
-    named = os.environ.get("SHOAL_COMMAND")
-    if named:
-        return named
-    try:
-        return str(shoal.command_path())
-    except FileNotFoundError:
-        found = shutil.which("shoal")
-        if found:
-            return found
-        raise
 
 
 def stderr_say(text: str) -> None:
