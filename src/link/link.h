@@ -87,7 +87,7 @@ enum shoal_link_event {
  * is cut off is noticed, whereas a process that is only slow or stopped keeps its connection. */
 void shoal_link_watch(int fd, unsigned silent_ms);
 
-/* Returns true if an error of accept() or socket() means that descriptors or memory are used up, so a later call may succeed. */
+/* Returns true if an error of accept() or socket() means that descriptors or memory are used up: a later call may succeed. */
 static inline bool shoal_link_is_exhausted(int error)
 {
     return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
