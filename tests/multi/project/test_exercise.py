@@ -10,7 +10,7 @@ import tempfile
 
 from tap import Skip, call, expect, run_cases
 
-TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+TOP = pathlib.Path(__file__).resolve().parents[3]
 BUILD_S = 600
 RUN_S = 300
 

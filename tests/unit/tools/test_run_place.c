@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../tools/run/run_place.h"
+#include "../../../tools/run/run_place.h"
 
 /* A variable is "NAME=value"; the list ends with NULL. */
 struct place_case {

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../../tools/bind.h"
+#include "../../../tools/bind.h"
 
 enum { WORKERS_MAX = 16 };
 

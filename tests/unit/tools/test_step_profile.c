@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../tools/step/step_profile.h"
+#include "../../../tools/step/step_profile.h"
 
 enum { SHARES = 6, MODELS = 3 };
 

@@ -11,8 +11,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../../tools/run/run_agents_state.h"
-#include "../../tools/run/run_events.h"
+#include "../../../tools/run/run_agents_state.h"
+#include "../../../tools/run/run_events.h"
 
 enum { HOSTS = 2, POLLS_MAX = 64 };
 

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "../../tools/run/run_blame.h"
+#include "../../../tools/run/run_blame.h"
 
 enum { WORKERS = 4 };
 

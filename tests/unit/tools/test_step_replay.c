@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../../tools/step/step_replay.h"
+#include "../../../tools/step/step_replay.h"
 
 enum { TENSORS = 4, BUFFERS = 3 };
 

@@ -9,7 +9,7 @@ import tempfile
 
 from tap import Skip, call, expect, run_cases
 
-TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+TOP = pathlib.Path(__file__).resolve().parents[3]
 BUILD = pathlib.Path(os.environ["SHOAL_COMMAND"]).parent
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-install-"))
 PREFIX = ROOT / "usr/local"

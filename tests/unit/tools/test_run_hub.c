@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../tools/run/run_hub.h"
+#include "../../../tools/run/run_hub.h"
 
 /* ANSWER_MS: for two workers on each host. */
 enum { HOSTS = 3, MEET_MS = 1000, END_MS = 5000, ANSWER_MS = RUN_HUB_ANSWER_MS + 2 * RUN_HUB_WORKER_MS };

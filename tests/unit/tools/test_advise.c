@@ -11,11 +11,11 @@
 
 #include <shoal/pipeline.h>
 
-#include "../../tools/advise/advise_counts.h"
-#include "../../tools/advise/advise_memory.h"
-#include "../../tools/advise/advise_model.h"
-#include "../../tools/advise/advise_rate.h"
-#include "../../tools/advise/advise_shape.h"
+#include "../../../tools/advise/advise_counts.h"
+#include "../../../tools/advise/advise_memory.h"
+#include "../../../tools/advise/advise_model.h"
+#include "../../../tools/advise/advise_rate.h"
+#include "../../../tools/advise/advise_shape.h"
 
 static void assert_near(double value, double wanted, double error)
 {

@@ -15,7 +15,7 @@ import xml.etree.ElementTree
 
 from tap import Skip, call, expect, run_cases
 
-TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+TOP = pathlib.Path(__file__).resolve().parents[3]
 sys.path.append(str(TOP / "dev"))  # its programs import modules from the same folder
 
 

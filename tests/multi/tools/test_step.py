@@ -23,7 +23,7 @@ from tap import Skip, call, expect, run_cases
 SHOAL = os.environ["SHOAL_COMMAND"]
 IS_SANITIZED = os.environ.get("SHOAL_TEST_BUILD") == "asan"  # few hosts show it as much as hundreds
 SVG = "{http://www.w3.org/2000/svg}"
-LEAKS = pathlib.Path(__file__).with_name("libfabric.supp").resolve()
+LEAKS = pathlib.Path(__file__).resolve().parents[1] / "libfabric.supp"
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-step-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
 

@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../tools/run/run_workers.h"
-#include "../../tools/tool.h"
+#include "../../../tools/run/run_workers.h"
+#include "../../../tools/tool.h"
 
 /* ---- not used here: the start of workers, and their output ---- */
 

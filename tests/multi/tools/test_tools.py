@@ -20,7 +20,7 @@ FIELDS = ["collective", "ranks", "hosts", "bytes", "dtype", "memory", "in_place"
 REDUCING = ["allreduce", "reduce", "reducescatter"]
 MOVING = ["broadcast", "allgather", "gather", "scatter", "alltoall"]
 OPERATORS = ["sum", "avg", "max", "min", "prod", "scaled-sum"]
-TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+TOP = pathlib.Path(__file__).resolve().parents[3]
 INTEGERS = ["int64", "int32", "int8", "uint8"]
 # AddressSanitizer's leak check takes half of a short run. Runs that differ only in a type leave that check to others.
 LEAKS_ELSEWHERE = {**os.environ, "ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}

@@ -266,7 +266,7 @@ def other_partitions_are_compared():
     (checkout / "optimizer").mkdir()
     (checkout / "profiler/none/profiles/tiny/graph.txt").write_text(GRAPH)
     (checkout / "optimizer/optimizer_graph_hierarchical.py").write_text(OPTIMIZER)
-    bench = pathlib.Path(__file__).resolve().parents[2] / "bench/bench_partition.py"
+    bench = pathlib.Path(__file__).resolve().parents[3] / "bench/bench_partition.py"
     code, out, err = call(sys.executable, bench, "--pipedream", checkout, "-n", "2")
     expect(code == 0 and not err and len(out.splitlines()) == 1, code, out, err)
     # stages of 8 and 14 ms, or of 6 and 16: one microbatch takes 22 ms, seven more 14 or 16 each; transfers take nanoseconds

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../tools/run/run_wire.h"
+#include "../../../tools/run/run_wire.h"
 #include "link/secret.h"
 
 /* Makes one message of each kind, with texts of some length. */

@@ -11,7 +11,7 @@ import tempfile
 
 from tap import Skip, call, expect, run_cases
 
-TOP = pathlib.Path(__file__).resolve().parent.parent.parent
+TOP = pathlib.Path(__file__).resolve().parents[3]
 ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-docs-"))
 PAGES = ROOT / "html/latest"
 COMMAND = pathlib.Path(os.environ.get("SHOAL_COMMAND", TOP / "build/shoal"))

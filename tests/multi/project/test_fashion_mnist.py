@@ -21,7 +21,7 @@ EXAMPLES = os.environ.get("SHOAL_EXAMPLES", ".")
 DATA = os.environ.get("SHOAL_DATA", "/usr/share/datasets/fashion-mnist")
 FASHION = os.path.join(EXAMPLES, "fashion_mnist")
 SECONDS_MAX = 120
-TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../..")
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../..")
 LEAKS = os.path.join(TOP, "tests/multi/libfabric.supp")
 
 

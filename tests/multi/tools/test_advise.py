@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """`shoal advise` as a user sees it: whole pages, the JSON object, the HTML page, bad input. (test_advise.c tests the arithmetic.)
 
-The pages of six questions are in advice_pages/. `SHOAL_COMMAND=build/shoal tests/multi/test_advise.py --write` writes them anew."""
+The pages of six questions are in advice_pages/. To write them anew:
+PYTHONPATH=tests/multi SHOAL_COMMAND=build/shoal tests/multi/tools/test_advise.py --write"""
 import atexit
 import html
 import json
@@ -352,7 +353,7 @@ def what_is_not_known_is_said():
 
 def help_has_all_options_and_shapes():
     code, out, err = call(SHOAL, "advise", "--help")
-    source = pathlib.Path(__file__).parents[2] / "tools/advise"
+    source = pathlib.Path(__file__).resolve().parents[3] / "tools/advise"
     options = re.findall(r'\{"(--[\w-]+)",', (source / "advise_options.c").read_text())
     shapes = re.findall(r'^\s*\{"([\w.-]+)", "', (source / "advise_shape.c").read_text(), re.M)
     expect(code == 0 and not err and len(shapes) > 20, code, err)
