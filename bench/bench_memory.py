@@ -225,7 +225,10 @@ def profile_of(name, samples, folder):
         return name
     import shoal.torch
     case, file = Case(name, samples), folder / f"{name}.json"
-    shoal.torch.profile(case.model, case.example, case.loss, steps=1).save(file)
+    profile = shoal.torch.profile(case.model, case.example, case.loss, steps=1)
+    case.halve()
+    profile.activation_16_bytes = shoal.torch.profile(case.model, case.example, case.loss, steps=1).activation_16_bytes
+    profile.save(file)
     return str(file)
 
 

@@ -181,6 +181,35 @@ static void recomputation_and_stages_change_activations(void **state)
     assert_near(advise_layer_bytes(&model, &setup), columns * (66 + 9 * 8), 1);
 }
 
+/* torch's CPUs have masks of values, and compute attention of 16 bits in float32. */
+static void attention_of_cpus_is_in_float32(void **state)
+{
+    (void)state;
+    const struct advise_model model = {.layers = 24, .width = 1024, .heads = 16, .sequence = 512, .vocabulary = 0};
+    struct advise_setup setup = {.micro = 1, .is_16 = true, .tensor = 1, .stages = 1, .has_value_masks = true};
+    const double columns = 512 * 1024;
+    assert_near(advise_layer_bytes(&model, &setup), columns * (4 * 2 + 2 * 2 + 3 * 4 + 9 * 2 + 12 * 8), 1);
+    setup.tensor = 4;
+    assert_near(advise_layer_bytes(&model, &setup), columns * (4 * 2 + 2 * 2 + (3 * 4 + 9 * 2 + 12 * 8) / 4.0), 1);
+    setup.fuses_attention = true;
+    assert_near(advise_layer_bytes(&model, &setup), columns * (4 * 2 + 2 * 2 + 12 * 2 / 4.0), 1);
+}
+
+/* If activations of 16 bits were measured, they replace the half. */
+static void measured_activations_of_16_bits_count(void **state)
+{
+    (void)state;
+    struct advise_model model = {.sample_bytes = 1000, .recomputed_bytes = 100};
+    struct advise_setup setup = {.micro = 3, .is_16 = true, .tensor = 1, .stages = 1};
+    assert_near(advise_memory_of(&model, &setup).activations, 1500, 0);
+    model.sample_16_bytes = 800;
+    assert_near(advise_memory_of(&model, &setup).activations, 2400, 1e-9);
+    setup.recomputes = true;
+    assert_near(advise_memory_of(&model, &setup).activations, 240, 1e-9);
+    setup.is_16 = false;
+    assert_near(advise_memory_of(&model, &setup).activations, 300, 0);
+}
+
 /* The last stage keeps one microbatch, and the logits of it: with a large vocabulary it is the heaviest. */
 static void the_heaviest_stage_counts(void **state)
 {
@@ -476,6 +505,8 @@ int main(void)
         cmocka_unit_test(states_take_what_zero_says),
         cmocka_unit_test(layers_keep_what_korthikanti_measured),
         cmocka_unit_test(recomputation_and_stages_change_activations),
+        cmocka_unit_test(attention_of_cpus_is_in_float32),
+        cmocka_unit_test(measured_activations_of_16_bits_count),
         cmocka_unit_test(the_heaviest_stage_counts),
         cmocka_unit_test(buffers_are_the_largest_tensor_or_the_units),
         cmocka_unit_test(the_first_way_that_fits_is_found),

@@ -240,6 +240,7 @@ static void facts_come_first_in_a_file(void **state)
         {F("\"activation_bytes\":0") "," A "]", "\"activation_bytes\" is not a number above 0"},
         {F("\"activation_bytes\":-1") "," A "]", "\"activation_bytes\" is not a number above 0"},
         {F("\"activation_bytes\":\"1\"") "," A "]", "\"activation_bytes\" is not a number above 0"},
+        {F("\"recomputed_bytes\":0") "," A "]", "\"recomputed_bytes\" is not a number above 0"},
         {F("\"batch_norms\":1.5") "," A "]", "\"batch_norms\" is not a whole number from 0"},
         {F("\"batch\":4") "," A "]", "\"batch\" is there twice"},
         {F("\"activation_bytes\":8,\"batch_norms\":0") "]", "there is no tensor"},
@@ -252,7 +253,7 @@ static void facts_come_first_in_a_file(void **state)
     };
     struct step_profile profile, again;
     (void)state;
-    const char text[] = F("\"activation_bytes\":8.25,\"other\":true,\"batch_norms\":53") "," A "]";
+    const char text[] = F("\"activation_bytes\":8.25,\"recomputed_bytes\":4.5,\"activation_16_bytes\":5,\"other\":true,\"batch_norms\":53") "," A "]";
     file_write(text, sizeof text - 1);
     assert_int_equal(step_file_open(&profile, "test", path), 0);
     assert_string_equal(profile.name, "net");
@@ -260,6 +261,7 @@ static void facts_come_first_in_a_file(void **state)
     assert_false(profile.is_built_in);
     assert_true(profile.facts.is_there && profile.facts.batch == 3 && profile.facts.forward_ms == 1.5);
     assert_true(profile.facts.backward_ms == 20 && profile.facts.activation_bytes == 8.25 && profile.facts.batch_norms == 53);
+    assert_true(profile.facts.recomputed_bytes == 4.5 && profile.facts.activation_16_bytes == 5);
     FILE *file = fopen(path, "w");
     step_profile_print(&profile, file);
     fclose(file);
