@@ -2,7 +2,7 @@
 """`shoal advise` as a user sees it: whole pages, the JSON object, the HTML page, bad input. (test_advise.c tests the arithmetic.)
 
 The pages of six questions are in advice_pages/. To write them anew:
-PYTHONPATH=tests/multi SHOAL_COMMAND=build/shoal tests/multi/tools/test_advise.py --write"""
+PYTHONPATH=tests/multi SHOAL_COMMAND=build/shoal python3 tests/multi/tools/test_advise.py --write"""
 import atexit
 import html
 import json
