@@ -175,23 +175,6 @@ void shoal_engine_destroy(struct shoal_engine *engine)
 
 /* ---- Questions ----------------------------------------------------------------------------------------------------------- */
 
-bool shoal_engine_is_in_callback(const struct shoal_engine *engine)
-{
-    return engine->is_in_progress;
-}
-
-/* The size of a chunk, or of the largest payload of an announcement. */
-size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts)
-{
-    const size_t chunk = shoal_select_most_chunk_bytes(engine->settings->chunk_bytes, engine->size, engine->hosts, is_in_parts);
-    return shoal_max_size(chunk, SHOAL_PAYLOAD_MAX);
-}
-
-int shoal_engine_most_locals(const struct shoal_engine *engine)
-{
-    return engine->most_locals;
-}
-
 const struct shoal_failure *shoal_engine_look_for_failure(struct shoal_engine *engine)
 {
     if (!engine->is_in_progress) /* the lists are being walked otherwise */
@@ -204,21 +187,6 @@ void shoal_engine_abort(struct shoal_engine *engine, const struct shoal_failure 
     engine->ops->abort(engine->transport, cause);
 }
 
-struct shoal_recorder *shoal_engine_recorder(struct shoal_engine *engine)
-{
-    return &engine->recorder;
-}
-
-const struct shoal_record *shoal_engine_last(const struct shoal_engine *engine)
-{
-    return engine->last && engine->last->done ? engine->last : NULL;
-}
-
-void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_transport_peer *name)
-{
-    engine->ops->peer_name(engine->transport, rank, name);
-}
-
 void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_usage *usage)
 {
     engine->ops->memory(engine->transport, usage);
@@ -226,21 +194,4 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
                          shoal_blame_bytes(engine->size) + engine->plans_bytes + engine->peer_sets_bytes;
     usage->local_bytes +=
         (size_t)((engine->stores != NULL) + (engine->widths != NULL)) * SHOAL_TRIAL_COUNT * sizeof *engine->stores;
-}
-
-void shoal_engine_traffic(const struct shoal_engine *engine, struct shoal_traffic *traffic)
-{
-    if (engine->ops->traffic)
-        engine->ops->traffic(engine->transport, traffic);
-}
-
-bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location)
-{
-    const uint64_t segment = shoal_location_segment(location);
-    for (const struct shoal_request *request = shoal_intake_first_announced(engine); request; request = request->next) {
-        if (shoal_location_segment(request->announcement.input) == segment ||
-            shoal_location_segment(request->announcement.output) == segment)
-            return true;
-    }
-    return false;
 }

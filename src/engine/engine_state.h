@@ -11,6 +11,7 @@
 
 #include "base/assert.h"
 #include "collective/rounds.h"
+#include "engine/call_text.h"
 #include "engine/engine.h"
 #include "engine/engine_settings.h"
 #include "engine/failure.h"
@@ -293,15 +294,21 @@ static inline enum shoal_phase shoal_request_phase(const struct shoal_request *r
 /* Any thread. */
 static inline enum shoal_status shoal_request_status(struct shoal_request *request)
 {
-    /* acquire: pairs with the release of complete(), so that the caller sees the outputs. */
+    /* acquire: pairs with the release of shoal_request_complete(), so that the caller sees the outputs. */
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
+}
+
+/* Returns true for a send or a receive: the call's root is its peer. */
+static inline bool shoal_call_has_peer(enum shoal_collective_type collective)
+{
+    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
 }
 
 /* Returns true for requests of p2p.h. */
 static inline bool shoal_request_is_message(const struct shoal_request *request)
 {
     const enum shoal_collective_type collective = request->call.collective;
-    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV || collective == SHOAL_COLLECTIVE_DRAIN;
+    return shoal_call_has_peer(collective) || collective == SHOAL_COLLECTIVE_DRAIN;
 }
 
 /* Returns true if a thread waits for the request. */
@@ -329,8 +336,10 @@ static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
 extern const char shoal_engine_eager[], shoal_engine_asked[];
 
-/* Sets the result, calls the callback, frees a detached request. */
+/* completion.c: sets the result, calls the callback, frees a detached request. */
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
+/* Withdraws the wait that this rank has published (stall.h): it continues. */
+void shoal_engine_go_on(struct shoal_engine *engine);
 
 /* cache.c keeps plans and peer sets from one operation to the next. Sets the plan that the request will have if the ranks share
  * the same operands as the last time. Returns false if there is no such plan with early steps. */
@@ -404,11 +413,6 @@ static inline int shoal_peer_set_source(const struct shoal_peer_set *peer_set, i
 {
     return SHOAL_LIKELY(!peer_set) ? index : peer_set->sources.at[index];
 }
-
-struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
-
-/* Returns the payload bytes that a peer's announcement of a direct operation carries. */
-size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
 
 /* The operator for kernels: the whole operation in one pass, or one pass of it when there are several hosts. */
 static inline struct shoal_reduction shoal_engine_operation(const struct shoal_engine *engine, const struct shoal_call *call)

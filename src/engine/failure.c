@@ -1,13 +1,12 @@
 /* Everything that goes wrong in a communicator: calls that do not agree, peers that ended, deadlines, failures elsewhere. The
  * first cause is published once and becomes the status of every operation. */
-#include <ctype.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "engine/call_sizes.h"
 #include "engine/engine_state.h"
 
 struct shoal_blame {
@@ -52,100 +51,6 @@ const shoal_location *shoal_engine_exposed(const struct shoal_engine *engine, si
     return engine->blame->exposed;
 }
 
-void shoal_engine_append(char *text, size_t bytes, const char *format, ...)
-{
-    const size_t used = strlen(text);
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text + used, bytes - used, format, args);
-    va_end(args);
-}
-
-/* Adds the name of a type or operator in small letters: SCALED_SUM becomes "scaled sum". */
-static void append_word(char *text, size_t bytes, const char *name)
-{
-    size_t used = strlen(text);
-    for (; *name && used + 1 < bytes; name++)
-        text[used++] = *name == '_' ? ' ' : (char)tolower((unsigned char)*name);
-    text[used] = 0;
-}
-
-static const char *failure_type_name(unsigned type)
-{
-    static const char *const names[] = {
-#define TYPE_NAME(name, number, bytes) [number] = #name,
-        SHOAL_TYPE_LIST(TYPE_NAME)
-#undef TYPE_NAME
-    };
-    return type < SHOAL_COUNT_OF(names) ? names[type] : "elements of an unknown type";
-}
-
-static const char *failure_op_name(unsigned op)
-{
-    static const char *const names[] = {
-#define OP_NAME(name, number) [number] = #name,
-        SHOAL_OP_LIST(OP_NAME)
-#undef OP_NAME
-    };
-    return op < SHOAL_COUNT_OF(names) ? names[op] : "unknown operator";
-}
-
-static bool failure_is_message(unsigned collective)
-{
-    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
-}
-
-void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_t bytes)
-{
-    const struct shoal_collective_traits *traits = shoal_collective_traits((enum shoal_collective_type)d->collective);
-    const struct shoal_shape *shape = &traits->shape;
-    if (d->collective == SHOAL_COLLECTIVE_SPLIT) {
-        snprintf(text, bytes, "shoal_comm_split");
-        return;
-    }
-    snprintf(text, bytes, "%s", traits->name);
-    if (shape->is_empty)
-        return;
-    shoal_engine_append(text, bytes, " of %s%llu ", d->collective == SHOAL_COLLECTIVE_ALLTOALL && d->detail ? "up to " : "",
-                        (unsigned long long)d->count);
-    append_word(text, bytes, failure_type_name(d->type));
-    if (d->type_tag)
-        shoal_engine_append(text, bytes, " tagged %d", d->type_tag);
-    if (shape->is_input_partitioned || shape->is_output_partitioned)
-        shoal_engine_append(text, bytes, " per rank");
-    if (shape->is_reduced) {
-        shoal_engine_append(text, bytes, ", ");
-        append_word(text, bytes, failure_op_name(d->op));
-    }
-    if (d->way == SHOAL_WAY_DEVICES)
-        shoal_engine_append(text, bytes, ", summed by GPUs");
-    if (shape->root_contributes || shape->root_receives || failure_is_message(d->collective))
-        shoal_engine_append(text, bytes, ", %s %d", failure_is_message(d->collective) ? "peer" : "root", d->root);
-}
-
-static struct shoal_descriptor describe_call(const struct shoal_request *request)
-{
-    const struct shoal_call *call = &request->call;
-    return (struct shoal_descriptor){.sequence = request->sequence,
-                                     .count = call->count,
-                                     .detail = call->layout ? call->layout->detail : 0,
-                                     .root = (int16_t)call->root,
-                                     .collective = (uint8_t)call->collective,
-                                     .type = (uint8_t)call->type,
-                                     .op = (uint8_t)call->op,
-                                     .type_tag = call->type_tag,
-                                     .way = shoal_call_sum(call) ? SHOAL_WAY_DEVICES : SHOAL_WAY_HOST};
-}
-
-/* With the tag of a message. The tag is not compared between ranks and is not in a descriptor. */
-static void print_request(const struct shoal_request *request, char *text, size_t bytes)
-{
-    const struct shoal_descriptor call = describe_call(request);
-    shoal_engine_print_call(&call, text, bytes);
-    if (failure_is_message(request->call.collective))
-        shoal_engine_append(text, bytes, ", tag %d", request->call.tag);
-}
-
 /* ---- Composing ----------------------------------------------------------------------------------------------------------- */
 
 static uint64_t waited_ms(const struct shoal_engine *engine, const struct shoal_request *request)
@@ -172,7 +77,7 @@ void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_
     }
     if (request) {
         int peer;
-        print_request(request, failure->operation, sizeof failure->operation);
+        shoal_engine_print_request(request, failure->operation, sizeof failure->operation);
         shoal_runner_find_step(engine, request, &failure->step, &peer);
         failure->sequence = request->sequence;
         failure->waited_ms = waited_ms(engine, request);
@@ -444,7 +349,7 @@ struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, st
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
     wait.is_for_device = shoal_runner_find_unready(engine, request) >= 0;
     shoal_runner_find_step(engine, request, &step, &wait.peer);
-    if (failure_is_message(request->call.collective))
+    if (shoal_call_has_peer(request->call.collective))
         wait.peer = request->call.root;
     return wait;
 }
@@ -627,7 +532,7 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
     engine->blame->has_warned = true;
     engine->blame->warned_rank = rank;
     engine->blame->warn_next_ns = next_warning_ns(stalled_ns);
-    print_request(request, call_text, sizeof call_text);
+    shoal_engine_print_request(request, call_text, sizeof call_text);
     shoal_p2p_append_unexpected(engine, request, after, sizeof after);
     if (shoal_engine_find_deadlock(engine, cycle, sizeof cycle))
         shoal_engine_append(after, sizeof after, "; %s", cycle);
@@ -660,7 +565,7 @@ static int say_blocked(struct shoal_engine *engine, uint64_t stalled_ns)
     const int rank = request ? find_waited_for(engine, request) : -1;
     if (rank < 0)
         return -1;
-    engine->ops->say_waits_for(engine->transport, failure_is_message(request->call.collective) ? UINT64_MAX : request->sequence,
+    engine->ops->say_waits_for(engine->transport, shoal_request_is_message(request) ? UINT64_MAX : request->sequence,
                                rank | SHOAL_WAIT_BLOCKED);
     return rank;
 }
@@ -686,15 +591,6 @@ static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
     engine->is_wait_said = true;
 }
 
-void shoal_engine_go_on(struct shoal_engine *engine)
-{
-    if (!engine->is_wait_said || engine->is_broken)
-        return;
-    engine->ops->say_waits_for(engine->transport, shoal_intake_done(engine) + 1, -1);
-    shoal_recorder_note_wait(&engine->recorder, -1, 0);
-    engine->is_wait_said = false;
-}
-
 static void fail_late(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_failure failure;
@@ -702,7 +598,7 @@ static void fail_late(struct shoal_engine *engine, struct shoal_request *request
     if (shoal_engine_settle(engine, true))
         return;
     /* Calls run in order, so the first one names the ranks that all of them wait for. */
-    struct shoal_request *const first = failure_is_message(request->call.collective) ? request : shoal_intake_first(engine);
+    struct shoal_request *const first = shoal_request_is_message(request) ? request : shoal_intake_first(engine);
     int rank = name_missing(engine, first, what, sizeof what);
     const bool is_deadlock = shoal_engine_find_deadlock(engine, what, sizeof what);
     rank = is_deadlock ? -1 : rank;

@@ -40,9 +40,6 @@ uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns);
  * up to its timeout. 0 only shortens deadlines. */
 void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns);
 
-/* Withdraws the published wait of this rank. */
-void shoal_engine_go_on(struct shoal_engine *engine);
-
 /* ---- Breaking ------------------------------------------------------------------------------------------------------------ */
 
 /* Publishes this failure as the cause, unless there is one already, and completes all requests with the first cause. */
@@ -53,10 +50,6 @@ bool shoal_engine_heed_failure(struct shoal_engine *engine);
 /* Fills in status, rank (-1: no rank is to blame), operation and location of a failure; the caller writes the text. */
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
                                 int rank, struct shoal_failure *failure);
-/* Appends to a text, truncated at the end of the buffer. */
-SHOAL_PRINTF(3, 4) void shoal_engine_append(char *text, size_t bytes, const char *format, ...);
-/* "all-reduce of 1024 float32, sum" */
-void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
 
 /* ---- Ranks that a request waits for -------------------------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "engine/call_sizes.h"
 #include "engine/engine_state.h"
 #include "engine/reduce_step.h"
 
