@@ -125,7 +125,8 @@ PARTS = {
 OPAQUE = {
     "shoal_progress": ["engine/progress_state.h", "engine/progress.c"],
     "shoal_p2p": ["engine/p2p.c"],
-    "shoal_blame": ["engine/failure.c"],
+    "shoal_breakage": ["engine/failure.c"],
+    "shoal_stall": ["engine/stall.c"],
     "shoal_dispute": ["engine/mismatch.c"],
     "fusion_comms": ["fusion/reducer/comms.c"],
     "fusion_marks": ["fusion/reducer/marks.c"],

@@ -506,6 +506,18 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
     }
 }
 
+/* A step that failed breaks the engine. */
+static void heed_failed_step(struct shoal_engine *engine)
+{
+    const struct shoal_failed_step *step = shoal_runner_failed_step(engine);
+    struct shoal_failure failure;
+    if (SHOAL_LIKELY(!step))
+        return;
+    shoal_engine_begin_failure(engine, step->request, step->status, step->peer, &failure);
+    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
+    shoal_engine_fail(engine, &failure);
+}
+
 static void engine_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -541,8 +553,10 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     request->state = SHOAL_REQUEST_ANNOUNCED;
     if (request->is_direct && SHOAL_UNLIKELY(call->layout != NULL))
         shoal_runner_release(request, SHOAL_OPERAND_INPUT, 0, call->count);
-    if (!request->is_direct && engine->hosts == 1)
-        shoal_engine_start_early(engine, request);
+    if (request->is_direct || engine->hosts > 1)
+        return;
+    shoal_engine_start_early(engine, request);
+    heed_failed_step(engine);
 }
 
 void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
@@ -753,8 +767,10 @@ static bool progress_once(struct shoal_engine *engine)
         did |= announce_queued(engine);
     if (engine->intake.active_head) {
         did |= SHOAL_UNLIKELY(engine->size == 1) ? progress_alone(engine) : start_announced(engine);
-        if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next))
+        if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next)) {
             did |= shoal_engine_run_chunks(engine);
+            heed_failed_step(engine);
+        }
         if (!engine->is_broken)
             did |= retire_done(engine);
     }

@@ -51,14 +51,17 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
     engine->dests = calloc(size + 1, sizeof(void *));
     engine->scaled = calloc(size, sizeof(const void *));
     engine->shared = calloc(2 * size, sizeof *engine->shared);
-    engine->blame = shoal_blame_create(engine->size);
+    engine->nearest = calloc(size, sizeof *engine->nearest);
+    engine->breakage = shoal_breakage_create();
+    engine->stall = shoal_stall_create();
     engine->dispute = shoal_dispute_create();
     engine->most_locals = find_most_locals(engine);
     const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
-    const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->most_locals;
-    const bool has_parts = engine->blame && engine->dispute && shoal_runner_init(engine, start);
+    const bool has_scratch =
+        engine->sources && engine->dests && engine->scaled && engine->nearest && engine->shared && engine->most_locals;
+    const bool has_parts = engine->breakage && engine->stall && engine->dispute && shoal_runner_init(engine, start);
     if (!engine->addresses || !has_scratch || !has_parts || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
@@ -101,6 +104,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->anchor = options->progress ? shoal_progress_anchor(options->progress) : NULL;
     engine->now_ns = options->now_ns;
     engine->now_arg = options->now_arg;
+    engine->on_break = shoal_engine_end_all;
     engine->timeout_ms = options->timeout_ms;
     engine->rank = options->transport->rank;
     engine->size = options->transport->size;
@@ -165,8 +169,10 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->sources);
     free(engine->dests);
     free(engine->scaled);
+    free(engine->nearest);
     free(engine->shared);
-    shoal_blame_destroy(engine->blame);
+    shoal_breakage_destroy(engine->breakage);
+    shoal_stall_destroy(engine->stall);
     shoal_dispute_destroy(engine->dispute);
     free(engine->stores);
     free(engine->widths);
@@ -191,7 +197,8 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
 {
     engine->ops->memory(engine->transport, usage);
     usage->local_bytes = sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record) +
-                         shoal_blame_bytes(engine->size) + engine->plans_bytes + engine->peer_sets_bytes;
+                         shoal_breakage_bytes() + shoal_stall_bytes() + (size_t)engine->size * sizeof *engine->nearest +
+                         engine->plans_bytes + engine->peer_sets_bytes;
     usage->local_bytes +=
         (size_t)((engine->stores != NULL) + (engine->widths != NULL)) * SHOAL_TRIAL_COUNT * sizeof *engine->stores;
 }

@@ -11,6 +11,7 @@
 
 #include "base/assert.h"
 #include "collective/rounds.h"
+#include "engine/blame.h"
 #include "engine/call_text.h"
 #include "engine/engine.h"
 #include "engine/engine_settings.h"
@@ -19,6 +20,7 @@
 #include "engine/mismatch.h"
 #include "engine/p2p.h"
 #include "engine/runner.h"
+#include "engine/stall.h"
 #include "engine/stores.h"
 #include "plan/plan.h"
 
@@ -173,6 +175,7 @@ struct shoal_engine {
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
     const void **scaled;  /* [size] scratch: the sources, after some had to be scaled */
+    uint16_t *nearest;    /* [size] scratch of shoal_blame_find() */
     uint8_t *shared;      /* [2 * size] scratch: ranks whose input is shared, ranks whose output is */
 
     struct shoal_runner runner;
@@ -195,10 +198,12 @@ struct shoal_engine {
     bool awaits_device;              /* in its last turn some operand was not ready on this rank's device */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* set around progress; callbacks run inside it and may post */
-    bool is_wait_said;               /* this rank has published which rank it waits for; failure.c */
+    bool is_wait_said;               /* this rank has published which rank it waits for; stall.c */
     bool is_broken;                  /* the cause is in failure.c */
     bool is_fresh;                   /* it had nothing under way since the last shoal_engine_check() */
-    struct shoal_blame *blame;
+    struct shoal_breakage *breakage;
+    void (*on_break)(struct shoal_engine *engine); /* called once, when is_broken has been set */
+    struct shoal_stall *stall;
     struct shoal_dispute *dispute;
     bool is_finalized;
     shoal_step_fn on_step;
@@ -247,6 +252,12 @@ static inline bool shoal_engine_is_busy(const struct shoal_engine *engine)
 static inline bool shoal_runner_is_busy(const struct shoal_engine *engine)
 {
     return engine->runner.active > 0;
+}
+
+/* Returns the step that failed, or NULL if none has. */
+static inline const struct shoal_failed_step *shoal_runner_failed_step(const struct shoal_engine *engine)
+{
+    return SHOAL_LIKELY(!engine->runner.failed.request) ? NULL : &engine->runner.failed;
 }
 
 /* Returns true if the range of this rank's operand may be accessed, false if it is on a device and not ready yet. */
@@ -321,6 +332,11 @@ static inline bool shoal_request_is_awaited(struct shoal_request *request)
 static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
 {
     return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_anchor_time_ns(engine->anchor, ticks);
+}
+
+static inline double shoal_engine_ns_per_tick(const struct shoal_engine *engine)
+{
+    return engine->anchor ? engine->anchor->ns_per_tick : 1;
 }
 
 /* The current time on the clock of deadlines. */
