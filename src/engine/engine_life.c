@@ -102,6 +102,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->progress = options->progress;
     engine->waited = options->progress ? shoal_progress_waited(options->progress) : NULL;
     engine->anchor = options->progress ? shoal_progress_anchor(options->progress) : NULL;
+    engine->context_engines = options->progress ? shoal_progress_engines(options->progress) : NULL;
     engine->now_ns = options->now_ns;
     engine->now_arg = options->now_arg;
     engine->on_break = shoal_engine_end_all;

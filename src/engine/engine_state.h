@@ -148,11 +148,12 @@ struct shoal_engine {
     const struct shoal_tuning *tuning;
     struct shoal_log *log;
     struct shoal_progress *progress;
-    struct shoal_waited *waited;    /* the progress engine's; NULL in a simulation, which never waits */
-    struct shoal_engine *next;      /* next in the progress engine's list */
-    struct shoal_engine *busy_next; /* next in its list of engines with something under way */
-    bool is_listed;                 /* it is in the busy list */
-    bool is_closing;                /* it is in neither list */
+    struct shoal_waited *waited;                 /* the progress engine's; NULL in a simulation, which never waits */
+    struct shoal_engine *next;                   /* next in the list of the context's engines */
+    struct shoal_engine *const *context_engines; /* the head of that list; NULL in a simulation */
+    struct shoal_engine *busy_next;              /* next in its list of engines with something under way */
+    bool is_listed;                              /* it is in the busy list */
+    bool is_closing;                             /* it is in neither list */
     uint64_t (*now_ns)(void *now_arg);
     void *now_arg;
     uint32_t timeout_ms;
@@ -398,8 +399,9 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine
 /* The request is done when `round` exceeds the number of rounds. */
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
 
-/* progress.c: returns the context's engines, linked by `next`. Under the lock. */
-struct shoal_engine *shoal_progress_engines(const struct shoal_progress *progress);
+/* progress.c: returns the address of the head of the list of the context's engines, linked by `next`. Follow it under the
+ * lock. */
+struct shoal_engine *const *shoal_progress_engines(const struct shoal_progress *progress);
 struct shoal_waited *shoal_progress_waited(struct shoal_progress *progress);
 /* Returns false in a forked child, which may not make progress. Any thread. */
 bool shoal_progress_is_parent(const struct shoal_progress *progress);
