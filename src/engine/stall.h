@@ -1,8 +1,8 @@
 /* Looks every few milliseconds whether the operations under way can still end, and breaks the engine if not.
  *
- *   say     a blocked rank publishes which rank it waits for, so that no rank blames it
- *   warn    slow operations are logged with the rank that is waited for
- *   break   a deadline has passed, a rank is lost, or ranks called different operations (mismatch.h)
+ *   publish  a blocked rank publishes which rank it waits for, so that no rank blames it
+ *   warn     slow operations are logged with the rank that is waited for
+ *   break    a deadline has passed, a rank is lost, or ranks called different operations (mismatch.h)
  *
  * Everything is under the progress engine's lock. */
 #ifndef SHOAL_ENGINE_STALL_H
