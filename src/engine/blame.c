@@ -152,7 +152,6 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine
     return in_phase[shoal_request_phase(wait->request)](engine, wait, peer);
 }
 
-/* True if the rank has not announced the operation, has not received what was sent, or is the peer of the request's step. */
 bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank)
 {
     if (wait->is_for_device)
@@ -173,10 +172,11 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
     return shoal_p2p_awaited(engine);
 }
 
-/* Finds the ranks at the ends of the request's chains of waits. nearest[r] is 0 if no chain ends at r. Otherwise it is 1 + the
- * first rank of that chain: one that waits for r, directly or through others, or r itself. Returns the lowest such r, or -1. */
-int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest)
+/* Sets nearest[r] to 0 if no chain ends at r. Otherwise to 1 + the first rank of that chain: one that waits for r, directly or
+ * through others, or r itself. */
+int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request)
 {
+    uint16_t *const nearest = engine->nearest;
     const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
     int first = 0;
     memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
@@ -209,11 +209,10 @@ static void blame_append_rank(struct shoal_engine *engine, int rank, int nearest
     shoal_engine_append(text, bytes, ")");
 }
 
-/* Writes what the request waits for, naming at most eight ranks. Returns the first rank. */
 int shoal_blame_name(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes)
 {
-    uint16_t *const nearest = engine->nearest;
-    const int first = shoal_blame_find(engine, request, nearest);
+    const uint16_t *const nearest = engine->nearest;
+    const int first = shoal_blame_find(engine, request);
     const bool is_for_device = shoal_engine_look(engine, request).is_for_device;
     int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");

@@ -31,9 +31,9 @@ bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer);
 
 /* ---- The ends of chains of waits ----------------------------------------------------------------------------------------- */
 
-/* Finds the ranks at the ends of the request's chains of waits. nearest[r] is 0 if no chain ends at r. Otherwise it is 1 + the
- * first rank of that chain: one that waits for r, directly or through others, or r itself. Returns the lowest such r, or -1. */
-int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request, uint16_t *nearest);
+/* Follows the waits that ranks have published, from each rank that the request waits for. Returns the lowest rank at the end of
+ * such a chain, or -1 if the request waits for no rank. */
+int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request);
 /* Writes what the request waits for, naming at most eight ranks. Returns the first rank, or -1. */
 int shoal_blame_name(struct shoal_engine *engine, struct shoal_request *request, char *text, size_t bytes);
 

@@ -436,12 +436,8 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
 static void heed_failed_step(struct shoal_engine *engine)
 {
     const struct shoal_failed_step *step = shoal_runner_failed_step(engine);
-    struct shoal_failure failure;
-    if (SHOAL_LIKELY(!step))
-        return;
-    shoal_engine_begin_failure(engine, step->request, step->status, step->peer, &failure);
-    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
-    shoal_engine_fail(engine, &failure);
+    if (SHOAL_UNLIKELY(step != NULL))
+        shoal_engine_fail_by_last_error(engine, step->request, step->status, step->peer);
 }
 
 static void engine_announce(struct shoal_engine *engine, struct shoal_request *request)
@@ -488,12 +484,8 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
 void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
 {
     const bool is_group = request->call.collective == SHOAL_COLLECTIVE_GROUP;
-    struct shoal_failure failure;
-    if (shoal_request_status(request) != SHOAL_PENDING)
-        return;
-    shoal_engine_begin_failure(engine, is_group ? NULL : request, status, engine->rank, &failure);
-    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
-    shoal_engine_fail(engine, &failure);
+    if (shoal_request_status(request) == SHOAL_PENDING)
+        shoal_engine_fail_by_last_error(engine, is_group ? NULL : request, status, engine->rank);
 }
 
 /* Finds the peers of a request that does not involve all ranks. */

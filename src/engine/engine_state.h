@@ -176,7 +176,7 @@ struct shoal_engine {
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
     const void **scaled;  /* [size] scratch: the sources, after some had to be scaled */
-    uint16_t *nearest;    /* [size] scratch of shoal_blame_find() */
+    uint16_t *nearest;    /* [size] scratch of blame.c */
     uint8_t *shared;      /* [2 * size] scratch: ranks whose input is shared, ranks whose output is */
 
     struct shoal_runner runner;

@@ -108,6 +108,15 @@ void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *
     break_with(engine, engine->ops->failed(engine->transport, &first) ? &first : failure);
 }
 
+void shoal_engine_fail_by_last_error(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
+                                     int rank)
+{
+    struct shoal_failure failure;
+    shoal_engine_begin_failure(engine, request, status, rank, &failure);
+    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
+    shoal_engine_fail(engine, &failure);
+}
+
 bool shoal_engine_heed_failure(struct shoal_engine *engine)
 {
     struct shoal_failure first;

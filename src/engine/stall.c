@@ -151,7 +151,7 @@ static void say_wait(struct shoal_engine *engine, uint64_t now_ns)
     if (rank < 0) {
         if (!request)
             return;
-        rank = shoal_blame_find(engine, request, engine->nearest);
+        rank = shoal_blame_find(engine, request);
         engine->ops->say_waits_for(engine->transport, request->sequence, rank);
     }
     shoal_recorder_note_wait(&engine->recorder, rank,
