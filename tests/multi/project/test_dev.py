@@ -144,6 +144,23 @@ def files_that_call_each_other_are_found():
         circles.KNOWN = kept
 
 
+def a_picture_of_floors_that_differs_from_the_code_is_found():
+    files = {"src/a/high.c": "int low(void);\nint high(void)\n{\n    return low();\n}\n", "src/a/low.c": "int low(void)\n{\n    return 0;\n}\n",
+             "src/a/other.c": "int other(void)\n{\n    return 0;\n}\n"}
+
+    def faults(*lines):
+        picture = "".join(f" {line}\n" for line in ("floors of src/a", *lines))
+        return check_found("check_circles", {**files, "docs/architecture.md": f"```text\n{picture}```\n"})
+
+    expect(faults("high        what it does", "low, other  what they do") == [])
+    expect(faults("other, high", "low") == [])
+    for lines in (["low, other", "high"], ["other", "high, low"]):
+        found = faults(*lines)
+        expect(len(found) == 1 and "high.c calls low.c, which is not below it" in found[0], lines, found)
+    found = faults("high, more", "low")
+    expect(len(found) == 2 and "have more.c, which is not there" in found[0] and "lack other.c, which is there" in found[1], found)
+
+
 def a_command_that_includes_another_is_found():
     files = {"tools/a/a.c": '#include "tool.h"\n#include "b/b.h"\n', "tools/b/b.h": "", "tools/tool.h": ""}
     expect(check_found("check_commands", files, COMMANDS={"a": {"b"}, "b": set()}) == [])
