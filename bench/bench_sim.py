@@ -21,6 +21,7 @@ SHOAL = TOP / "build/shoal"
 sys.path[:0] = [str(TOP / "tests/hosts"), str(TOP / "bench")]
 
 import bench_report  # noqa: E402
+import bench_sim_plot  # noqa: E402
 import cluster as emulated  # noqa: E402
 
 HOSTS = ["--hosts", "1-256", "--ranks-per-host", "8", "--bytes", "100M,1G"]
@@ -122,12 +123,12 @@ def rows_write(name, rows):
 
 def record(name):
     title, words = SUITES[name]
-    plot = FIGURES / f"sim-{name}.svg"
-    result = subprocess.run([SHOAL, "sim", *words, "--format", "json", "--plot", plot], stdout=subprocess.PIPE, text=True)
+    result = subprocess.run([SHOAL, "sim", *words, "--format", "json"], stdout=subprocess.PIPE, text=True)
     if result.returncode:
         return result.returncode
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     rows_write(name, rows)
+    (FIGURES / f"sim-{name}.svg").write_text(bench_sim_plot.plot(rows))
     (FIGURES / f"sim-{name}.md").write_text(page(name, title, " ".join(["shoal sim", *words]), rows))
     print(f"docs/figures/sim-{name}.md")
     return 0

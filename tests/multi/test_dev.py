@@ -242,6 +242,22 @@ def tables_plots_and_the_chart_are_the_records():
         expect(code == 1 and "dev/readme.py" in out, "a block without an end is not told", code, out)
 
 
+def plots_of_predictions_are_their_records():
+    sys.path.append(str(TOP / "bench"))
+    import bench_sim_plot
+    for name in ("allreduce", "gpu-pcie", "gpu-pcie-peers", "gpu-p4d", "gpu-p4d-staged", "step"):
+        rows = [json.loads(line) for line in (TOP / f"docs/figures/sim-{name}.jsonl").read_text().splitlines()]
+        drawn = bench_sim_plot.plot(rows)
+        expect((TOP / f"docs/figures/sim-{name}.svg").read_text() == drawn, f"run bench/bench_sim.py {name}")
+        root = xml.etree.ElementTree.fromstring(drawn)
+        dots = root.findall("{http://www.w3.org/2000/svg}circle")
+        expect(len(dots) == len(rows), "each row has a dot", name)
+        expect(all(70 <= float(dot.get("cx")) <= 730 and 50 <= float(dot.get("cy")) <= 360 for dot in dots),
+               "a dot is outside", name)
+    one = bench_sim_plot.plot([dict(rows[0], profile="a<b & c")])
+    expect("a&lt;b &amp; c, backward 120 ms" in one and xml.etree.ElementTree.fromstring(one) is not None, one)
+
+
 def drawings_are_their_descriptions():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
@@ -527,7 +543,8 @@ if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
                what_a_run_waits_for_never_has_idle_priority, each_test_is_in_one_part, a_recording_is_a_picture_of_its_lines,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
-               tables_plots_and_the_chart_are_the_records, drawings_are_their_descriptions, rows_of_versions_that_ran_with_other_sources_are_told,
+               tables_plots_and_the_chart_are_the_records, plots_of_predictions_are_their_records,
+               drawings_are_their_descriptions, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
                a_name_that_two_modules_share_is_found,
