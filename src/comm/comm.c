@@ -503,11 +503,14 @@ int shoal_comm_size(const struct shoal_comm *comm)
     return comm ? comm->size : -1;
 }
 
-/* Call with the lock held. */
+/* Writes the flight recorder if the user has named a file. Call with the lock held. */
 static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
-    const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.comm.trace_file, false};
+    const char *name = context->settings.engine.trace_file;
+    const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", name, false};
+    if (!strcmp(name, "auto") || !strcmp(name, "no"))
+        return;
     (void)shoal_recorder_append(shoal_engine_recorder(comm->engine), comm->name, comm->rank,
                                 shoal_progress_anchor(context->progress)->ns_per_tick, &file, NULL);
 }

@@ -59,12 +59,12 @@ static const struct shoal_setting settings_of_engine[] = {
      .preset = "auto",
      .words = moves,
      .text = "auto: a rank that shares its core with another rank moves to a free core; no: it stays"},
-    {.name = "SHOAL_RECORDER_FILE",
+    {.name = "SHOAL_TRACE_FILE",
      .type = SHOAL_SETTING_TEXT,
-     .offset = OF(recorder_file),
+     .offset = OF(trace_file),
      .preset = "auto",
-     .text = "file that receives the flight recorder on failure; %h is the host, %p the process, %r the rank; auto: one in the "
-             "temporary folder; no: none"},
+     .text = "file that receives the flight recorder when a communicator is finalized, is freed or fails; %h is the host, %p "
+             "the process, %r the rank; auto: on failure only, one in the temporary folder; no: none"},
 };
 #undef OF
 const struct shoal_setting_table shoal_engine_setting_table = {settings_of_engine, SHOAL_COUNT_OF(settings_of_engine)};

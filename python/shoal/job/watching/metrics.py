@@ -245,7 +245,7 @@ def trace_environment(folder: JobFolder, host: str) -> Dict[str, str]:
     there how long they wait for data. Makes the folder."""
     folder.traces.mkdir(exist_ok=True)
     path = str(folder.traces / f"{host}.%r")
-    return {"SHOAL_TRACE_FILE": path, "SHOAL_RECORDER_FILE": path, _input.VARIABLE: str(_input_file(folder, host, "%p"))}
+    return {"SHOAL_TRACE_FILE": path, _input.VARIABLE: str(_input_file(folder, host, "%p"))}
 
 
 def _input_file(folder: JobFolder, host: str, pid: Any) -> pathlib.Path:
