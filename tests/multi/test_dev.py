@@ -3,6 +3,7 @@
 import argparse
 import importlib.util
 import json
+import lzma
 import os
 import pathlib
 import re
@@ -357,23 +358,23 @@ def rows_of_versions_ran_with_the_sources_of_today():
 def code_for_gpus_of_another_source_is_found():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
-        for name in ("dev/ptx.py", *(path.relative_to(TOP) for path in TOP.glob("src/device/c*/**/*") if path.suffix in (".h", ".ptx"))):
+        for name in ("dev/ptx.py", *(path.relative_to(TOP) for path in TOP.glob("src/device/c*/**/*") if path.suffix in (".h", ".xz"))):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / name, top / name)
-        source, code, check = (top / "src/device/cuda/kernels" / name for name in ("gpu_kernel_body.h", "kernels.ptx", "../../../../dev/ptx.py"))
-        expect(call(check, "--check") == (0, "", ""), "kernels.ptx is not that of its source", *call(check, "--check"))
-        text, made = source.read_text(), code.read_text()
+        source, code, check = (top / "src/device/cuda/kernels" / name for name in ("gpu_kernel_body.h", "kernels.ptx.xz", "../../../../dev/ptx.py"))
+        expect(call(check, "--check") == (0, "", ""), "the code is not that of its source", *call(check, "--check"))
+        text, made = source.read_text(), lzma.decompress(code.read_bytes()).decode()
         source.write_text("/* What the source says is no other code. */\n" + text.replace("{\n", "{\n\n"))
         expect(call(check, "--check") == (0, "", ""), "a comment counts", *call(check, "--check"))
         source.write_text(text.replace("0x1.8p+23f", "0x1.8p+22f"))
         status, out, _ = call(check, "--check")
-        expect(status == 1 and out.startswith("src/device/cuda/kernels/kernels.ptx:1: ") and "run dev/ptx.py" in out, out)
+        expect(status == 1 and out.startswith("src/device/cuda/kernels/kernels.ptx.xz:1: ") and "run dev/ptx.py" in out, out)
         source.write_text(text)
         for wrong in ("add.f32", "fma.rn.f32", "mul.rn.ftz.f32", "div.approx.f32", "mad.rn.f32"):
-            code.write_text(made.replace("add.rn.f32", wrong, 1))
+            code.write_bytes(lzma.compress(made.replace("add.rn.f32", wrong, 1).encode()))
             line = made[:made.index("add.rn.f32")].count("\n") + 1
             status, out, _ = call(check, "--check")
-            expect(status == 1 and out.startswith(f"src/device/cuda/kernels/kernels.ptx:{line}: ") and wrong in out, wrong, out)
+            expect(status == 1 and out.startswith(f"src/device/cuda/kernels/kernels.ptx.xz:{line}: ") and wrong in out, wrong, out)
 
 
 def dev_ptx():
@@ -386,11 +387,11 @@ def code_for_gpus_is_what_clang_compiles():
     compiler = next(filter(None, map(shutil.which, ptx.COMPILERS)), None)
     if not compiler:
         raise Skip("no clang 14 or newer")
-    compiled, committed = ptx.compile_ptx(compiler), ptx.WRITTEN.read_text()
+    compiled, committed = ptx.compile_ptx(compiler), ptx.committed()
     expect(not list(ptx.differences(compiled)), *ptx.differences(compiled))
     heads = [text.splitlines()[0] for text in (compiled, committed)]
     if heads[0] != heads[1]:
-        raise Skip(f"clang compiles it, but another version than the one of kernels.ptx: {heads}")
+        raise Skip(f"clang compiles it, but another version than that of the code in the tree: {heads}")
     differing = [both for both in zip(compiled.splitlines(), committed.splitlines()) if both[0] != both[1]]
     expect(compiled == committed, "clang compiles the source to other code, first at", *differing[:1])
 
