@@ -13,7 +13,6 @@ import difflib
 import json
 import os
 import pathlib
-import re
 import shlex
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
@@ -118,8 +117,7 @@ def _workers_per_host(job: Job, host_gpus: int) -> int:
 
 def mistakes(job: Job) -> List[Mistake]:
     """Returns all mistakes in the `distribution` of a job whose other fields have the right types."""
-    asked = Asked(job.distribution, job.framework, instance_type=job.instance_type, entry_point=job.entry_point,
-                  image_uri="given")
+    asked = Asked(job.distribution, job.framework, job.entry_point)
     found = all_mistakes(asked)
     place = strategy_of(job.distribution)
     per_host = _settings(job.distribution, ("mpi",)).get("processes_per_host")
@@ -183,15 +181,10 @@ def _parameters_not_served(distribution: Dict[str, Any], framework: Optional[str
 
 @dataclasses.dataclass
 class Asked:
-    """The values that the SDK uses to check a distribution. If `image_uri` is given, the SDK checks no version and no instance
-    type."""
+    """The values with which a distribution is checked."""
 
     distribution: Any
     framework: Optional[str]
-    framework_version: Optional[str] = None
-    py_version: Optional[str] = None
-    image_uri: Optional[str] = None
-    instance_type: Optional[str] = None
     entry_point: Optional[str] = None
 
 
@@ -308,24 +301,13 @@ def _is_enabled(settings: Dict[str, Any]) -> bool:
 
 # ------------------------------------------------------------ what the SDK refuses
 
-# Versions for which the SDK has a container. The SDK checks them only if there is no image_uri.
-_DATAPARALLEL_VERSIONS = {
-    "tensorflow": ["2.3", "2.3.1", "2.3.2", "2.4", "2.4.1", "2.4.3", "2.5", "2.5.0", "2.5.1", "2.6", "2.6.0", "2.6.2", "2.6.3",
-                   "2.7", "2.7.1", "2.8", "2.8.0", "2.9", "2.9.1", "2.9.2", "2.10", "2.10.1", "2.11", "2.11.0"],
-    "pytorch": ["1.6", "1.6.0", "1.7", "1.7.1", "1.8", "1.8.0", "1.8.1", "1.9", "1.9.0", "1.9.1", "1.10", "1.10.0", "1.10.2",
-                "1.11", "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0"],
-}
-_TORCHRUN_GPU_VERSIONS = ["1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0", "2.3.0", "2.3.1", "2.4.1", "2.5.1", "2.6.0",
-                          "2.7.1", "2.8.0"]
-_TORCHRUN_TRAINIUM_VERSIONS = ["1.11", "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0"]
-_TRAINIUM_STRATEGIES = ["torch_distributed"]
-_IMAGES_WITHOUT_SMDISTRIBUTED = ("2.0.1-gpu-py310-cu121",)
 BOTH = "Cannot use both pytorchddp and smdistributed distribution options together."
 
 
 def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
     """Yields what the SDK refuses, in its order and words. Leaves settings that would crash the SDK by their type to
-    own_mistakes()."""
+    own_mistakes(). Versions and instance types are not checked: the SDK's lists are those of Amazon's containers, a job on
+    one's own machines uses none of these, and a job on SageMaker is checked by the SDK that starts it."""
     chosen, is_pytorch = asked.distribution, asked.framework != "tensorflow"
     if not isinstance(chosen, dict):
         return
@@ -333,10 +315,8 @@ def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
         yield ("pytorchddp",), BOTH
     if isinstance(chosen.get("instance_groups"), (list, tuple, str)) and chosen["instance_groups"]:
         yield ("instance_groups",), "Instance groups not specified in the estimator !"  # our estimators cannot specify any
-    yield from _vendor_trainium(asked)
     yield from _vendor_smdistributed(asked)
     if is_pytorch:
-        yield from _vendor_dataparallel(("pytorchddp",), asked)
         yield from _vendor_torchrun(asked)
     if asked.framework == "pytorch" and "pytorchxla" in chosen:
         yield ("pytorchxla",), (
@@ -344,39 +324,7 @@ def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
             "enabled. To learn more, see Enable SageMaker Training Compiler at "
             "https://docs.aws.amazon.com/sagemaker/latest/dg/training-compiler-enable.html.")
     yield from _vendor_modelparallel(chosen)
-    yield from _vendor_machines(asked)
     yield from _vendor_mirrored(asked)
-
-
-def _vendor_machines(asked: Asked) -> Iterator[Mistake]:
-    """Yields instance types and images that the vendor's library does not support."""
-    place: Place = ("smdistributed",)
-    if not _settings(asked.distribution, place) or _is_enabled(_settings(asked.distribution, ("torch_distributed",))):
-        return
-    for image in _IMAGES_WITHOUT_SMDISTRIBUTED:
-        if image in (asked.image_uri or ""):
-            yield place, (f"SMDistributed is currently incompatible with DLC image: {asked.image_uri}. "
-                          "(Could be due to CUDA version being greater than 11.)")
-    if "p5.48xlarge" in (asked.instance_type or ""):
-        yield place, "SMModelParallel and SMDataParallel currently do not support p5 instances."
-
-
-def _vendor_trainium(asked: Asked) -> Iterator[Mistake]:
-    strategies = list(asked.distribution)
-    if not _is_of_family(asked.instance_type, ("trn",)):
-        return
-    if len(strategies) > 1:
-        yield (), ("Multiple distribution strategies are not supported for Trainium instances.\n"
-                   f"Please specify one of the following supported distribution strategies: {_TRAINIUM_STRATEGIES} ")
-    elif strategies and strategies[0] not in _TRAINIUM_STRATEGIES:
-        yield (strategies[0],), (f"Provided distribution strategy {strategies[0]} is not supported for Trainium instances.\n"
-                                 "Please specify one of the following supported distribution strategies: "
-                                 f"{_TRAINIUM_STRATEGIES} \n")
-
-
-def _is_of_family(instance_type: Optional[str], families: Tuple[str, ...]) -> bool:
-    match = re.match(r"^ml[._]([a-z\d]+)\.?\w*$", instance_type or "")
-    return bool(match and match[1].startswith(families))
 
 
 def _vendor_smdistributed(asked: Asked) -> Iterator[Mistake]:
@@ -394,46 +342,12 @@ def _vendor_smdistributed(asked: Asked) -> Iterator[Mistake]:
             if strategy not in SMDISTRIBUTED_STRATEGIES:
                 yield place + (str(strategy),), (f"Invalid smdistributed strategy provided: {strategy} \n"
                                                  f"Supported strategies: {SMDISTRIBUTED_STRATEGIES}")
-        yield from _vendor_dataparallel(("smdistributed", "dataparallel"), asked)
-
-
-def _vendor_dataparallel(place: Place, asked: Asked) -> Iterator[Mistake]:
-    """Checks dataparallel. `pytorchddp` has the same error texts, because the SDK converts it to smdistributed.dataparallel."""
-    if not _is_enabled(_settings(asked.distribution, place)):
-        return
-    text = "" if asked.instance_type else "Please specify an instance_type for smdataparallel.\n"
-    if not asked.image_uri:
-        versions = _DATAPARALLEL_VERSIONS.get(asked.framework or "", [])
-        if asked.framework_version not in versions:
-            text += (f"Provided framework_version {asked.framework_version} is not supported by smdataparallel.\n"
-                     f"Please specify one of the supported framework versions: {versions} \n")
-        if "py3" not in (asked.py_version or ""):
-            text += (f"Provided py_version {asked.py_version} is not supported by smdataparallel.\n"
-                     "Please specify py_version>=py3")
-    if text:
-        yield place, text
 
 
 def _vendor_torchrun(asked: Asked) -> Iterator[Mistake]:
-    if not _is_enabled(_settings(asked.distribution, ("torch_distributed",))):
-        return
-    text = ""
-    if not asked.image_uri:
-        if "py3" not in (asked.py_version or ""):
-            text += (f"Provided py_version {asked.py_version} is not supported by torch_distributed.\n"
-                     "Please specify py_version>=py3\n")
-        is_gpu = asked.instance_type == "local_gpu" or _is_of_family(asked.instance_type, ("p", "g"))
-        versions = _TORCHRUN_GPU_VERSIONS if is_gpu else _TORCHRUN_TRAINIUM_VERSIONS
-        if not is_gpu and not _is_of_family(asked.instance_type, ("trn",)):
-            text += "Currently torch_distributed is supported only for GPU and Trainium instances.\n"
-        elif asked.framework_version not in versions:
-            text += (f"Provided framework_version {asked.framework_version} is not supported by torch_distributed for instance "
-                     f"{asked.instance_type}.\nPlease specify one of the supported framework versions:{versions} \n")
-    if not (asked.entry_point or "").endswith(".py"):
-        text += ("Unsupported entry point type for the distribution torch_distributed.\n"
-                 "Only python programs (*.py) are supported.")
-    if text:
-        yield ("torch_distributed",), text
+    if _is_enabled(_settings(asked.distribution, ("torch_distributed",))) and not (asked.entry_point or "").endswith(".py"):
+        yield ("torch_distributed",), ("Unsupported entry point type for the distribution torch_distributed.\n"
+                                       "Only python programs (*.py) are supported.")
 
 
 def _vendor_mirrored(asked: Asked) -> Iterator[Mistake]:
@@ -443,17 +357,10 @@ def _vendor_mirrored(asked: Asked) -> Iterator[Mistake]:
     if asked.framework and asked.framework != "tensorflow":
         yield place, ("Multi Worker Mirrored Strategy is currently only supported with dict_keys(['tensorflow']) frameworks "
                       f"but received {asked.framework}")
-    elif asked.framework_version and _numbers(asked.framework_version) < (2, 9):
-        yield place, ("Multi Worker Mirrored Strategy is only supported from framework_version 2.9 "
-                      f"but received {asked.framework_version}")
     others = ["smdistributed", "parameter_server"]
     if any(other in asked.distribution for other in others):
         yield place, ("Multi Worker Mirrored Strategy is currently not supported with the following distribution strategies: "
                       f"{others}")
-
-
-def _numbers(version: str) -> Tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 def _vendor_modelparallel(chosen: Dict[str, Any]) -> Iterator[Mistake]:
