@@ -26,7 +26,7 @@ import cluster as emulated  # noqa: E402
 
 HOSTS = ["--hosts", "1-256", "--ranks-per-host", "8", "--bytes", "100M,1G"]
 
-# For GPUs. docs/performance.md names the sources of the numbers.
+# For GPUs. docs/figures/predictions.md names the sources of the numbers.
 PCIE = ["--hosts", "1", "--ranks-per-host", "8", "--bytes", "1M-1G", "--factor", "4", "--pcie", "gen4", "--memory", "24GB/s",
         "--host-memory", "300GB/s"]
 P4D = ["--hosts", "2-64", "--ranks-per-host", "8", "--bytes", "25M,256M", "--rate", "400gbit", "--pcie", "gen3", "--pcie-switch",
@@ -149,7 +149,7 @@ where links are not shaped. The smallest size says what CPU time a message takes
 and in each suite the latency, in which are sleeping, waking and ranks that leave the barrier before one another. Operations
 follow each other, each after a barrier: where more goes out than comes into a bucket meanwhile, the next finds only what comes
 in during the pause; where there is none the bucket is full. CPU time is that of all ranks, the time measured also that in which
-they wait awake. All else is the model's default. `docs/performance.md` says what follows."""
+they wait awake. All else is the model's default. `docs/figures/predictions.md` says what follows."""
 
 
 def measured_of(record, size):

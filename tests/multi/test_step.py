@@ -81,7 +81,7 @@ def efficiency_is_of_as_many_single_workers():
 
 def many_hosts_lose_little():
     """The published figure to beat is 85 % with 2,048 workers. Beyond 128 workers efficiency falls no further than
-    docs/performance.md states; with 200 hosts, not a power of two, it falls by up to 5 points."""
+    docs/figures/predictions.md states; with 200 hosts, not a power of two, it falls by up to 5 points."""
     falls = {"resnet50": 0.035, "bert-large": 0.02, "gpt2": 0.02}
     words = ("--profile", "resnet50,bert-large,gpt2", "--backward", "120,400,250", "--rate", "100gbit", "--memory", "20GB/s")
     hosts = "16,64" if IS_SANITIZED else "16,64,200,256"

@@ -57,7 +57,7 @@ static bool time_read(const struct tool_args *args, double *us_out)
     return tool_quantity_read(args, time_units, "a time such as 30us, 1.5ms or 0.2, which is microseconds", us_out);
 }
 
-/* Rate of one GPU's link in each direction, by the link's generation. docs/performance.md has the sources of the numbers. */
+/* Rate of one GPU's link in each direction, by the link's generation. Sources: docs/figures/predictions.md. */
 struct link {
     const char *name;
     double gb_s;
