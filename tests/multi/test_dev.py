@@ -259,6 +259,37 @@ def plots_of_predictions_are_their_records():
     expect("a&lt;b &amp; c, backward 120 ms" in one and xml.etree.ElementTree.fromstring(one) is not None, one)
 
 
+def tests_are_found_by_the_names_they_use():
+    tested = importlib.import_module("tested")
+    kept = tested.TOP, tested.PAGE
+    files = {"src/link/link.h": "int shoal_link_open(void);\n", "src/base/log.c": "static int shoal_log_x(void)\n{\n}\n",
+             "src/link/link.c": "int shoal_link_open(void)\n{\n    return 0;\n}\n", "src/device/cpu/sum.h": "", "tools/top/top.h": "",
+             "tests/unit/opens.h": "#include \"link/link.h\"\n", "tests/unit/deep/test_header.c": "#include \"opens.h\"\n",
+             "tests/multi/test_calls.py": "lib.shoal_link_open()\ncall(SHOAL, \"top\")\n", "docs/tested-by.md": "",
+             "tests/multi/test_none.c": "shoal_log_x();\n",
+             "tests/job/test_page.py": "from shoal.job import (document,\n    watching)\nimport shoal.torch\n"}
+    with tempfile.TemporaryDirectory() as folder:
+        tested.TOP, tested.PAGE = pathlib.Path(folder), pathlib.Path(folder) / "docs/tested-by.md"
+        try:
+            for name, text in files.items():
+                (tested.TOP / name).parent.mkdir(parents=True, exist_ok=True)
+                (tested.TOP / name).write_text(text)
+            page = tested.page()
+            for module, cells in (("src/link", "`unit/test_header`, `multi/test_calls`"), ("src/base", "none names it: tests of its users"),
+                                  ("src/device/cpu", "none names it: tests of its users"), ("tools/top", "`multi/test_calls`"),
+                                  ("python/shoal/job/document", "`job/test_page`"), ("python/shoal/job/watching", "`job/test_page`"),
+                                  ("python/shoal/torch", "`job/test_page`"), ("python/shoal/job/sdk", "none names it: tests of its users")):
+                expect(f"| `{module}` | {cells} |" in page, module, page)
+            expect(len(tested.differences()) == 1, "an empty page is current")
+            tested.PAGE.write_text(page)
+            expect(tested.differences() == [])
+            (tested.TOP / "tests/unit/test_new.c").write_text("#include \"link/link.h\"\n")
+            ((path, line, text),) = tested.differences()
+            expect("`src/link`" in page.splitlines()[line - 1] and "run dev/tested.py" in text, line, text)
+        finally:
+            tested.TOP, tested.PAGE = kept
+
+
 def drawings_are_their_descriptions():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
@@ -544,7 +575,7 @@ if __name__ == "__main__":
     run_cases([openblas_is_told_of_a_processor_that_it_knows, environments_are_made_of_the_machines_python_if_it_is_the_same,
                what_a_run_waits_for_never_has_idle_priority, each_test_is_in_one_part, a_recording_is_a_picture_of_its_lines,
                more_lanes_take_tests_while_cores_are_idle, tests_of_python_wait_for_what_is_installed,
-               tables_plots_and_the_chart_are_the_records, plots_of_predictions_are_their_records,
+               tables_plots_and_the_chart_are_the_records, plots_of_predictions_are_their_records, tests_are_found_by_the_names_they_use,
                drawings_are_their_descriptions, rows_of_versions_that_ran_with_other_sources_are_told,
                a_program_that_dies_is_not_written_as_passed, rows_of_versions_ran_with_the_sources_of_today, code_for_gpus_of_another_source_is_found,
                code_for_gpus_is_what_clang_compiles, code_for_gpus_is_assembled_into_the_registers_that_are_written,
