@@ -98,7 +98,7 @@ def summary(record):
 
 
 def folder_of(suite):
-    """Returns where a suite's record is kept: with the benchmark if only developers compare it, in the manual otherwise."""
+    """Returns the folder of a suite's record: that of the benchmark if only developers compare it, else that of the manual."""
     return ROOT / ("bench/records" if suite.startswith(DEVELOPERS) else "docs/figures")
 
 

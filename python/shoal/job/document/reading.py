@@ -4,7 +4,11 @@
     job = job_of(data)              data as json.load returns them, or as_data(job): job_of(as_data(job)) == job
     problems(data)                  every mistake with its place
 
-Limits are those of SageMaker's API, so that a document that runs here also runs there."""
+Limits are those of SageMaker's API, so that a document that runs here also runs there.
+
+Types are checked here, and not by pydantic or jsonschema: each host reads the document with the Python of the script, whose
+packages and versions are the script's to choose. Lines of keys are found here, because json, tomllib, tomli and tomlkit report
+none (decision 76)."""
 from __future__ import annotations
 
 import copy

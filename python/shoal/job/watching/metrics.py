@@ -1,6 +1,7 @@
 """The numbers of a job: those that its metric definitions find in the log, and those that Shoal and the kernel have of each
 rank while it trains. The job does nothing for this: `shoal top` reads the memory in which the ranks record their operations
-anyway; /proc has the rest.
+anyway; /proc has the rest. psutil would read the same files, but would have to be installed in the Python of the script on
+each host (decision 76).
 
     agent of a host --> LogMetrics.line(...)  --.
                     --> Sampler, a thread     --+--> Record --> metrics.jsonl, tensorboard/HOST
