@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """smdistributed.modelparallel.torch: scripts for SageMaker's model-parallel library. Losses, gradients and states equal those of one
 process, with one partition and with several, with and without replicas; each misuse has its error."""
+import contextlib
 import copy
 import json
 import os
 import pathlib
 import shutil
 import tempfile
+import time
 import warnings
 
 import ranks
@@ -827,11 +829,13 @@ def checkpoints_resume(world):
     smp = started(world)
     with Folder(smp) as folder:
         model, optimizer, one = trained(smp, Words, sentences, words_loss)
-        for partial in (True, False):
-            for tag in ("a", "b", "c"):
-                smp.save_checkpoint(folder, tag, partial, model, optimizer, {"step": tag, "values": [1, 2]},
-                                    num_kept_partial_checkpoints=2 if partial else None)
-        smp.barrier()
+        with slow_writes(smp):
+            for partial in (True, False):
+                for tag in ("a", "b", "c"):
+                    smp.save_checkpoint(folder, tag, partial, model, optimizer, {"step": tag, "values": [1, 2]},
+                                        num_kept_partial_checkpoints=2 if partial else None)
+                    kind = "partial" if partial else "full"
+                    expect(json.loads(pathlib.Path(folder, "newest").read_text())[kind] == tag, "complete on each rank at once")
         partials = sorted(each for each in os.listdir(folder) if each.endswith("_partial"))
         expect(partials == ["b_partial", "c_partial"], partials)
         for partial in (True, False):
@@ -849,6 +853,16 @@ def checkpoints_resume(world):
                 pathlib.Path(folder, "c_partial/parts.json").write_text(json.dumps({"pipeline_parallel_degree": 7}))
             smp.barrier()
             fails(lambda: smp.resume_from_checkpoint(folder), RuntimeError, "has 7 partitions, and this job 2")
+
+
+@contextlib.contextmanager
+def slow_writes(smp):
+    """Inside, the files of rank 0 take their time, so that a rank that does not wait for them finds none."""
+    plain, torch.save = torch.save, lambda *words, **more: (time.sleep(0.1 * (smp.rank() == 0)), plain(*words, **more))
+    try:
+        yield
+    finally:
+        torch.save = plain
 
 
 def resumes(smp, folder, partial, tag, one):
