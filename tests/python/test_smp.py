@@ -936,9 +936,11 @@ def vendors_optimizers_step(world):
         fails(lambda bad=bad: FusedLAMB([parameter], **bad), ValueError, "smp: ")
         fails(lambda bad=bad: FusedNovoGrad([parameter], **bad), ValueError, "smp: ")
     fails(lambda: FusedNovoGrad([parameter], norm_type=1), ValueError, "norm_type must be 2 or 0")
-    smp = started(world)
-    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedLAMB(each, lr=0.01, max_grad_norm=0.0))
-    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedNovoGrad(each, lr=0.01))
+    for is_divided in {False, world.size > 2}:
+        smp = started(world, shard_optimizer_state=is_divided)
+        for bound in (0.0, 0.1):
+            trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedLAMB(each, lr=0.01, max_grad_norm=bound))
+        trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedNovoGrad(each, lr=0.01))
 
 
 def optimizers_may_be_made_after_the_first_step(world):
@@ -1380,7 +1382,7 @@ CASES = [
     Case("files are saved and loaded", files_are_saved_and_loaded, (1, 2, 4)),
     Case("checkpoints resume", checkpoints_resume, (1, 2, 4)),
     Case("optimizers pass on what they lack", optimizers_pass_on_what_they_lack, (1, 2)),
-    Case("vendor's optimizers step", vendors_optimizers_step, (1, 2)),
+    Case("vendor's optimizers step", vendors_optimizers_step, (1, 2, 4)),
     Case("optimizers may be made after the first step", optimizers_may_be_made_after_the_first_step, (2,)),
     Case("losses are scaled", losses_are_scaled, (1, 2, 3)),
     Case("activations are computed again", activations_are_computed_again, (1, 2)),

@@ -103,6 +103,10 @@ class Whole:
         """Returns the module that has this rank's parameters, under the model's names."""
         return self.module
 
+    def counted_once(self, parameters):
+        """Returns the parameters that no lower rank of the pipeline has."""
+        return parameters
+
     def state_dict(self, *args, **kwargs):
         return _tensor.whole_state(self.module, *args, **kwargs)
 
@@ -279,3 +283,6 @@ class Staged:
 
     def parts(self):
         return self._pipeline.module if self.is_partitioned else self._module
+
+    def counted_once(self, parameters):
+        return self._pipeline._ties.counted_once(parameters)

@@ -4,9 +4,10 @@ from __future__ import annotations
 import torch
 
 from smdistributed.modelparallel.exceptions import SMPError
-from smdistributed.modelparallel.torch import _messages, _shares, _tensor
+from smdistributed.modelparallel.torch import _messages, _norms, _shares, _tensor
 from smdistributed.modelparallel.torch._state import log, state
 from smdistributed.modelparallel.torch.model import PARTIAL
+from smdistributed.modelparallel.torch.optimizers import _Optimizer
 
 
 def _clip(max_norm, norm_type=2):
@@ -82,6 +83,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, *args, **kwargs):
         shares = self._divide()
+        if isinstance(self.inner, _Optimizer) and "norms" not in vars(self.inner) and self._is_complete():
+            self.inner.norms = _norms.JobNorms(state.model(), shares is not None)
         return shares.step(self.inner.step, *args, **kwargs) if shares else self.inner.step(*args, **kwargs)
 
     def _divide(self):
@@ -91,7 +94,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not hasattr(self.inner, "param_groups"):
                 raise SMPError(f"smp.DistributedOptimizer: {type(self.inner).__name__} has no param_groups, which shard_optimizer_state "
                                "divides: leave shard_optimizer_state out")
-            self._shares = _shares.Shares(self.inner, state.group("RDP_GROUP"))
+            self._shares = _shares.Shares(self.inner, state.group("RDP_GROUP"), _tensor.sizes_of_whole())
             self._shares.drop_others()
         return self._shares
 
