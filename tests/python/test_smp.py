@@ -1244,6 +1244,110 @@ def own_types_are_sliced(world):
     expect(first.concat().tolist() == list(range(8)) and [each.tolist() for each in named["one"].outputs] == [[0], [1], [2], [3]])
 
 
+class Boxes:
+    """What a detector finds in an image: different numbers of boxes."""
+
+    def __init__(self, values):
+        self.values = values
+
+
+class Images:
+    def __init__(self, tensors, sizes):
+        self.tensors, self.sizes = tensors, sizes
+
+    def smp_slice(self, num_mb, mb, axis):
+        rows = len(self.sizes) // num_mb
+        return Images(self.tensors.narrow(axis, mb * rows, rows), self.sizes[mb * rows:(mb + 1) * rows])
+
+
+class BoxesOfImages:
+    def __init__(self, boxes):
+        self.boxes = boxes
+
+    def smp_slice(self, num_mb, mb, axis):
+        rows = len(self.boxes) // num_mb
+        return self.boxes[mb * rows:(mb + 1) * rows]
+
+
+class Detector(nn.Module):
+    """Its arguments are objects; a unit returns objects and a dict of losses, which the code around units unpacks."""
+
+    class Proposals(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 1)
+
+        def forward(self, images, x, boxes):
+            if any(size != 8 for size in images.sizes):
+                raise ValueError("another image")
+            scores = self.fc(x).squeeze(1)
+            losses = {"score": sum((score - each.values.sum()) ** 2 for score, each in zip(scores, boxes)) / len(boxes)}
+            return [Boxes(each.values[each.values > 0.3] * score.sigmoid()) for score, each in zip(scores, boxes)], losses
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x, proposals, boxes):
+            kept = torch.stack([each.values.sum() for each in proposals]).unsqueeze(1)
+            return {"box": (self.fc(x) * kept).square().mean(), "count": (self.fc(x).sum() - sum(len(each.values) for each in boxes)) ** 2 / 9}
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
+        self.proposals, self.heads = self.Proposals(), self.Heads()
+
+    def forward(self, images, boxes=None):
+        if not isinstance(images, Images):
+            raise TypeError("pass Images")
+        x = images.tensors
+        for each in self.body:
+            x = each(x)
+        proposals, losses = self.proposals(images, x, boxes)
+        found = {}
+        found.update(self.heads(x, proposals, boxes))
+        found.update(losses)
+        return found
+
+
+def detections(step, rows=8):
+    made = torch.Generator().manual_seed(step)
+    boxes = [Boxes(torch.rand(int(torch.randint(1, 5, (), generator=made)), generator=made)) for _ in range(rows)]
+    return Images(torch.randn(rows, 6, generator=made), [8] * rows), boxes
+
+
+def models_are_called_with_objects(world):
+    """Objects that change from step to step: each rank has them, also if ranks read different batches at first."""
+    for is_shared in (False, True):
+        smp = started(world, world.size, microbatches=2)
+        one, plain = seeded(Detector), seeded(Detector)
+        wanted, inner = torch.optim.SGD(one.parameters(), lr=0.01), torch.optim.SGD(plain.parameters(), lr=0.01)
+        model, optimizer = smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
+
+        @smp.step
+        def train_step(model, images, boxes):
+            losses = model(images, boxes)
+            model.backward(sum(losses.values()))
+            return losses
+        for step in range(3):
+            images, boxes = detections(step)
+            wanted.zero_grad()
+            parts = [one(images.smp_slice(2, half, 0), boxes[4 * half:4 * half + 4]) for half in range(2)]
+            (sum(sum(each.values()) for each in parts) / 2).backward()
+            wanted.step()
+            optimizer.zero_grad()
+            images, boxes = detections(step + (10 * smp.rank() if is_shared else 0))
+            losses = train_step(model, images, BoxesOfImages(boxes))
+            optimizer.step()
+            for name, each in losses.items():
+                same(each.reduce_mean(), sum(part[name] for part in parts).detach() / 2, name)
+            for name, parameter in model.local_named_parameters():
+                same(parameter.detach(), one.get_parameter(name).detach(), name)
+    if world.size > 1:
+        fails(lambda: train_step(model, detections(0)[0], BoxesOfImages(detections(0, rows=4)[1])), RuntimeError, "for other arguments")
+
+
 def steps_that_misuse_the_model_are_refused(world):
     smp = started(world, 2)
     model = smp.DistributedModel(seeded(Words))
@@ -1395,6 +1499,7 @@ CASES = [
     Case("parameters without effect are named", parameters_without_effect_are_named, (1,)),
     Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
     Case("own types are sliced", own_types_are_sliced, (1, 2)),
+    Case("models are called with objects", models_are_called_with_objects, (1, 2, 3)),
     Case("graphs stay if asked for", graphs_stay_if_asked_for, (1,)),
     Case("wrong marks are refused", wrong_marks_are_refused, (2,)),
     Case("models with few parts are refused", models_with_few_parts_are_refused, (2,)),

@@ -148,12 +148,13 @@ class _Kept:
 
 def measure(model, recorded, example):
     """Returns what each unit takes, by its name."""
-    tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+    inputs = recorded.inputs_in(pytree.tree_leaves(example))
+    tensors = [leaf for leaf in inputs if isinstance(leaf, torch.Tensor)]
     is_meta = any(each.is_meta for each in (*model.parameters(), *model.buffers(), *tensors))
     mode = torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) if is_meta else contextlib.nullcontext()
     with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
         meter = (_FlopMeter if is_meta else _ClockMeter)(model, recorded)
-        meter.run(*([torch.empty(each.shape, dtype=each.dtype) for each in tensors] if is_meta else tensors))
+        meter.run(*([torch.empty(each.shape, dtype=each.dtype) for each in tensors] if is_meta else inputs))
     return meter.found
 
 

@@ -182,7 +182,8 @@ class Sharded:
 
 
 class _Pipeline(pipeline.Pipeline):
-    """A pipeline whose replicas have the same stages."""
+    """A pipeline whose replicas have the same stages. Each rank runs the step function, so each has the model's arguments."""
+    _takes_objects = True
 
     def _text_of_first(self, text):
         if self.process_group.rank() == 0:  # the first replica's profile is that of all
