@@ -58,17 +58,14 @@ class Message:
                         "unit, or let the unit return tensors, numbers, tuples, lists or dicts of them")
 
     def _form_of_object(self, value):
-        inside, written = [], io.BytesIO()
-        pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
-        pickler.persistent_id = lambda each: inside.append(each) or len(inside) - 1 if isinstance(each, torch.Tensor) else None
         try:
-            pickler.dump(value)
+            pickled, inside = pickled_without_tensors(value)
         except Exception as error:
             raise TypeError(f"shoal: a value of the type {type(value).__name__} cannot be handed from one stage to the next, because it cannot "
                             f"be pickled ({type(error).__name__}: {error}): cut at another unit") from error
         forms = [self._form_of_tensor(each) for each in inside]
-        self._place(torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8))
-        return ["o", written.tell(), *forms]
+        self._place(torch.frombuffer(bytearray(pickled), dtype=torch.uint8))
+        return ["o", len(pickled), *forms]
 
     def _form_of_tensor(self, tensor):
         if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -137,10 +134,9 @@ class Received:
         return tuple(values) if kind == "u" else values
 
     def _object(self, size, inside):
-        unpickler = pickle.Unpickler(io.BytesIO(self._memory[self._used:self._used + size].numpy().tobytes()))
-        unpickler.persistent_load = inside.__getitem__
+        pickled = self._memory[self._used:self._used + size].numpy().tobytes()
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
-        return unpickler.load()
+        return unpickled(pickled, inside)
 
     def _tensor(self, dtype, needs_gradient, shape):
         dtype = getattr(torch, dtype)
@@ -151,6 +147,22 @@ class Received:
             tensor = tensor.requires_grad_() if needs_gradient and torch.is_grad_enabled() else tensor.clone()
         self.tensors.append(tensor)
         return tensor
+
+
+def pickled_without_tensors(value):
+    """Returns the bytes of an object, and its tensors."""
+    tensors, written = [], io.BytesIO()
+    pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+    pickler.persistent_id = lambda each: tensors.append(each) or len(tensors) - 1 if isinstance(each, torch.Tensor) else None
+    pickler.dump(value)
+    return written.getvalue(), tensors
+
+
+def unpickled(pickled, tensors):
+    """Returns a copy of the object, with these tensors."""
+    unpickler = pickle.Unpickler(io.BytesIO(pickled))
+    unpickler.persistent_load = tensors.__getitem__
+    return unpickler.load()
 
 
 def bytes_at(address, count, owner=None):

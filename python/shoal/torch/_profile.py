@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import _native
 from .._native import OK
-from . import _backward, _graph, _schedules
+from . import _backward, _graph, _parcels, _schedules
 
 TIMES = 3  # a unit is run; the shortest time counts
 FLOPS_PER_US, BYTES_PER_US = 10e3, 10e3  # of a core, for a model without values
@@ -85,7 +85,12 @@ class _Meter(Interpreter):
 
 
 def _detached(value):
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, _graph.CONSTANTS):
+        return value
+    pickled, tensors = _parcels.pickled_without_tensors(value)
+    return _parcels.unpickled(pickled, [each.detach() for each in tensors])
 
 
 def _leaf(value):
