@@ -1451,10 +1451,17 @@ def only_forward_passes(world):
 def calls_before_init_are_refused(world):
     import smdistributed.modelparallel.torch as smp
     smp.state.reset()
-    for call in (smp.rank, smp.dp_rank, lambda: smp.DistributedModel(nn.Linear(1, 1)), smp.step(lambda: None), lambda: smp.barrier(),
+    expect((smp.rank(), smp.size(), smp.local_rank(), smp.local_size()) == (world.rank, world.size, world.rank, world.size))
+    for call in (smp.dp_rank, lambda: smp.DistributedModel(nn.Linear(1, 1)), smp.step(lambda: None), lambda: smp.barrier(),
                  lambda: smp.save(1, "x")):
         fails(call, RuntimeError, "call smp.init() first")
     expect(not smp.is_initialized())
+    former = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK") if name in os.environ}
+    try:
+        for call in (smp.rank, smp.local_rank):
+            fails(call, RuntimeError, "call smp.init() first")
+    finally:
+        os.environ.update(former)
 
 
 CASES = [
