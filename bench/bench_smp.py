@@ -16,7 +16,7 @@ rounds.
 and connections take is there, and is not counted: MiB "before". Then it trains on, while its memory is sampled (Pss: pages that both
 ranks map count half); the largest sample, less that before the model was made. malloc returns what is freed, because it maps each
 larger block, and Shoal's buffer cache (SHOAL_MEMORY_KEPT) is off. Predicted: what the partitioner counts for a rank, the parameters,
-gradients, states, activations and buffers.
+gradients, states, activations and buffers; for shards what `shoal advise` counts.
 
 Examples:
   bench/bench_smp.py --rounds 5 --json smp.json
@@ -357,11 +357,36 @@ def memory(mode, options):
     return [(start, top - start, wanted) for start, top, wanted in zip(before, most, predicted)]
 
 
+def profile(options):
+    """Prints the file of the model's profile, for the half of a batch that a rank of shards has."""
+    from torch import nn
+    import shoal.torch
+    prepared()
+    inputs, targets = batch_of(options, 0)
+    half = len(inputs) // 2
+    measured = shoal.torch.profile(nn.Sequential(*layers_of(options)), inputs[:half], lambda result: loss_of(result, targets[:half]), steps=1)
+    measured.save(options.memory_of)
+
+
+def predicted_of_shards(options):
+    """Returns the bytes that `shoal advise` predicts for a rank that has half of parameters, gradients and states."""
+    words, environment, _ = command_of("profile", options)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        subprocess.run([*words[words.index(str(PYTHON)):], "--memory-of", file.name], check=True, env=environment, stderr=subprocess.DEVNULL)
+        advice = subprocess.run([SHOAL, "advise", "--profile", file.name, "--samples", "1000", "--batch", str(options.batch), "--machine", "this",
+                                 "--per-machine", "2", "--worker-memory", "1000G", "--optimizer", "adamw", "--format", "json"], check=True,
+                                capture_output=True, text=True, env={**environment, "CUDA_VISIBLE_DEVICES": ""})
+    rungs = {rung["way"]: rung for rung in json.loads(advice.stdout)["points"][0]["ladder"]}
+    return rungs["sharded parameters"]["total_bytes"] - rungs["sharded parameters"]["constant_bytes"]
+
+
 def memory_table(modes, options):
     """Prints a row for each rank."""
+    of_shards = predicted_of_shards(options) if OURS["shards"] in modes else None
     print("| | rank | before, MiB | training, MiB | predicted, MiB | predicted / measured |\n|---|---:|---:|---:|---:|---:|")
     for mode in modes:
         for rank, (before, added, predicted) in enumerate(memory(mode, options)):
+            predicted = of_shards if mode == OURS["shards"] else predicted
             wanted = ["", ""] if predicted is None else [f"{predicted / 2**20:.1f}", f"{predicted / added:.2f}"]
             print(f"| {mode} | {rank} | {before / 2**20:.0f} | {added / 2**20:.1f} | {' | '.join(wanted)} |", flush=True)
 
@@ -376,6 +401,8 @@ def main():
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank_of == "profile":
+        return profile(options)
     if options.rank_of:
         return rank_for_memory(options) if options.memory_of else rank(options)
     kinds = [options.only] if options.only else list(OURS)

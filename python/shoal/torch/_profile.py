@@ -174,12 +174,20 @@ def profile_of(model, recorded, example):
         if last > used[node]:
             outputs.setdefault(used[node], {}).setdefault(last, []).append(_graph.bytes_of(node.meta["example"]))
     parameters = _parameters_of(model, recorded, used)
+    found[recorded.units[-1]]["kept_bytes"] += _bytes_of_loss(recorded)
     for number, name in enumerate(recorded.units):
         sent = {last: sum(sizes) for last, sizes in outputs.get(number, {}).items()}
         units.append({"name": name, **found[name], "parameter_bytes": sum(size for size, users in parameters if number in users),
                       "output_bytes": sent.pop(number + 1, 0),
                       "outputs": [{"to": recorded.units[last], "bytes": size} for last, size in sorted(sent.items()) if size]})
     return json.dumps({"name": type(model).__name__, "units": units, "ties": _ties(recorded.units, parameters)})
+
+
+def _bytes_of_loss(recorded):
+    """Returns the bytes that the last unit has besides, for the loss: that keeps about as much as the model's result, whose gradient is
+    as large."""
+    output = next(node for node in recorded.graph.nodes if node.op == "output")
+    return 2 * sum(_graph.bytes_of(node.meta["example"]) for node in output.all_input_nodes)
 
 
 def _unit_of(recorded):

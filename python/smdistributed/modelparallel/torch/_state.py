@@ -43,6 +43,8 @@ class State:
 
     def init(self, config=None):
         cfg, notes = _parameters.read(_parameters.given(config))
+        if cfg.horovod:
+            raise SMPUnsupportedError("smp.init: horovod: true is for TensorFlow: with PyTorch write \"ddp\": true")
         if not dist.is_initialized():
             _environment.complete()
             if not _environment.started_as_job():
