@@ -154,6 +154,11 @@ SCRIPTS = [
            "on_keras.py", [
                Run(2, {"partitions": 2, "microbatches": 2}, [], [("Epoch 5, ", 2), ("Finished sync", 1)]),
                Run(1, {"partitions": 1, "microbatches": 2}, [], [("Epoch 5, ", 1)])]),
+    Script("tf2-hvd", EXAMPLES, "f2f9985b931eba4bcfb9327fc3c8f522b330b5c0", "training/distributed_training/tensorflow/model_parallel/mnist/utils",
+           ("tf2_hvd.py",), (("tf2_hvd.py", "import horovod.tensorflow", "import shoal.horovod.tensorflow"),
+                             ("tf2_hvd.py", "reset_states()", "reset_state()"), ("tf2_hvd.py", "optimizer.variables()", "optimizer.variables")),
+           "tensorflow", "on_keras.py", [
+               Run(4, {"partitions": 2, "microbatches": 2, "horovod": True}, [], [("Epoch 5, ", 4)])]),
 ]
 
 
