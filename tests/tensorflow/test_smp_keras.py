@@ -162,7 +162,7 @@ def models_train_as_one_process(rank):
 def replicas_average(rank):
     """Pipelines with batches of their own, whose gradients Horovod's calls average: they train as one process on all batches."""
     import shoal.horovod.tensorflow as hvd
-    for partitions, strategy in {(1, "cluster"), (smp_size() // 2, "cluster"), (smp_size() // 2, "spread")}:
+    for partitions, strategy in ((1, "cluster"), (smp_size() // 2, "cluster"), (smp_size() // 2, "spread"))[smp_size() == 2:]:
         begin(partitions, horovod=True, placement_strategy=strategy)
         replicas = smp_size() // partitions
         assert (smp.dp_size(), smp.pp_size(), hvd.size(), hvd.rank()) == (replicas, partitions, replicas, smp.dp_rank())
@@ -192,8 +192,7 @@ def replicas_average(rank):
         smp.barrier()
         if rank == 0:
             shutil.rmtree(folder)
-        if partitions > 1:
-            fails(lambda: hvd.add_process_set([0]), NotImplementedError, "process sets together with partitions")
+        fails(lambda: hvd.add_process_set([0]), NotImplementedError, "process sets together with partitions")
 
 
 def smp_size():
@@ -250,6 +249,21 @@ def checkpoints_resume(rank):
         shutil.rmtree(folder)
 
 
+def parameters_decide(rank):
+    """memory_weight chooses stages of equal bytes; what has no effect is logged."""
+    logged = []
+    tf.get_logger().warning, plain = (lambda text, *words: logged.append(text % words)), tf.get_logger().warning
+    begin(memory_weight=1.0, pipeline="simple", active_microbatches=3, ddp=True)
+    tf.get_logger().warning = plain
+    assert rank or [each.split(" has no effect")[0].split()[-1] for each in logged] == ["pipeline", "active_microbatches", "ddp"], logged
+    make = lambda: [seeded(keras.layers.Conv2D, 2, 3, seed=1), keras.layers.Flatten(), seeded(keras.layers.Dense, 64, seed=2),  # noqa: E731
+                    keras.layers.Dropout(0.0), seeded(keras.layers.Dense, 64, seed=3)]
+    model = model_of(make, run_chain)
+    smp.step(lambda x: model(x))(tf.constant(data(0)[0]))
+    held = sum(each.shape.num_elements() for each in model.local_variables())
+    assert held == (20 + 32 * 64 + 64 if rank == 0 else 64 * 64 + 64), held
+
+
 def outputs_have_the_form_of_one_call(rank):
     begin()
     model = model_of(chain, run_chain)
@@ -302,5 +316,5 @@ def cases(size, *functions):
 
 
 run_cases([*cases(1, models_train_as_one_process), *cases(2, models_train_as_one_process), *cases(3, models_train_as_one_process),
-           *cases(2, replicas_average), *cases(4, replicas_average), *cases(2, partitions_follow_marks), *cases(2, checkpoints_resume), *cases(2, outputs_have_the_form_of_one_call),
+           *cases(2, replicas_average), *cases(4, replicas_average), *cases(2, partitions_follow_marks), *cases(2, checkpoints_resume), *cases(2, parameters_decide), *cases(2, outputs_have_the_form_of_one_call),
            *cases(2, misuse_is_refused)])

@@ -13,7 +13,8 @@ from .._common.job import (  # noqa: F401
     start_timeline, stop_timeline)
 
 _sets = {}  # process sets in use, by id, which is the number of their communicator
-_whole = 0  # the number of the communicator of all ranks; another one if init_over() was called
+_whole = 0  # the number of the communicator of all ranks; another one if init_over() has chosen one
+_is_over = False  # init_over() has begun the job
 
 
 class ProcessSet(job.ProcessSet):
@@ -43,11 +44,11 @@ def init(comm=None, process_sets=None):
 def init_over(world):
     """Begins like init(), for a job whose ranks are those of one communicator of shoal.tensorflow: each of its groups of replicas
     calls it. world: its number. Process sets cannot be added then."""
-    global _whole
-    if is_initialized() and _whole != world and not _whole:
+    global _whole, _is_over
+    if is_initialized() and not _is_over:
         raise RuntimeError("shoal: hvd.init() was called before: leave it out, because the model-parallel library begins Horovod's job")
     _sets.clear()
-    _whole = world
+    _whole, _is_over = world, True
     global_process_set.ranks, global_process_set.process_set_id = list(range(size_of_whole())), world
     _sets[world] = global_process_set
 
@@ -63,8 +64,8 @@ def shutdown():
 
 
 def _forget():
-    global _whole
-    _whole = 0
+    global _whole, _is_over
+    _whole, _is_over = 0, False
     for each in _sets.values():
         each._invalidate()
     _sets.clear()
@@ -82,7 +83,7 @@ def add_process_set(process_set):
     id."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    if _whole:
+    if _is_over:
         raise NotImplementedError("shoal: process sets together with partitions of a model are not served: leave them out")
     job.check_new(process_set, _sets, size())
     _agree(f"add the process set {process_set.ranks}")

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 import shoal.tensorflow as shoal
+from shoal import _native
 from shoal.tensorflow import _operations
 from smdistributed.modelparallel import _stages
 from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError, SMPUnsupportedError
@@ -283,10 +284,12 @@ def _plan_of(model, units, args, kwargs, training):
 
 
 def _chosen(calls, count):
-    """Returns the partitions with the shortest step, by rank 0's measurements."""
+    """Returns the partitions with the shortest step, or those of memory_weight, by rank 0's measurements."""
     units = [_measured(layer, args) for layer, args in calls] if rank() == 0 else None
     units = shoal.broadcast_object(units, 0)
-    first = _stages.first_units(units, count, state.cfg.microbatches, latency_us=LATENCY_US, bytes_per_us=BYTES_PER_US)
+    weight = state.cfg.memory_weight
+    options = {} if weight is None else {"method": _native.PARTITION_TREE, "memory_weight": weight}
+    first = _stages.first_units(units, count, state.cfg.microbatches, latency_us=LATENCY_US, bytes_per_us=BYTES_PER_US, **options)
     return [max(stage for stage in range(count) if first[stage] <= number) for number in range(len(units))]
 
 

@@ -13,6 +13,10 @@ from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError, SMP
 # Parameters that are served in PyTorch only, with the value for which they ask for nothing.
 OF_PYTORCH = {"tensor_parallel_degree": 1, "sharded_data_parallel_degree": 1, "shard_optimizer_state": False,
               "delayed_parameter_initialization": False, "fp16": False, "bf16": False}
+# Parameters without effect in TensorFlow, with the value for which they ask for nothing, and why.
+WITHOUT_EFFECT = {"pipeline": ("interleaved", "TensorFlow runs each layer as soon as its inputs are there"),
+                  "active_microbatches": (None, "TensorFlow runs each layer as soon as its inputs are there"),
+                  "ddp": (False, "\"horovod\": true is for replicas in TensorFlow")}
 
 
 class State:
@@ -51,6 +55,9 @@ def init(config=None):
         from shoal.horovod.tensorflow import _world as horovod_world
         horovod_world.init_over(state.worlds["DP_GROUP"])
     state.cfg = cfg
+    for name, (value, reason) in WITHOUT_EFFECT.items():
+        if getattr(cfg, name) != value:
+            notes.append(f"{name} has no effect: {reason}")
     for note in notes:
         log(note)
     _serve_get_gradients()
