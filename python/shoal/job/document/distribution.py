@@ -135,7 +135,7 @@ def mistakes(job: Job) -> List[Mistake]:
 
 
 # Parameters of smdistributed.modelparallel. The package of that name (python/smdistributed) serves them, or names them in the log,
-# except for those in _MP_REFUSED_1 and _2; it also checks their values.
+# except for those in _MP_REFUSED_OF_PYTORCH and _2; it also checks their values.
 _MP_OF_BOTH = ("activation_loading_horizon", "tensor_parallel_degree")
 _MP_VERSION_1 = (
     "active_microbatches", "auto_partition", "bf16", "checkpoint_attentions", "contiguous", "ddp", "ddp_dist_backend", "ddp_port",
@@ -148,7 +148,7 @@ _MP_VERSION_2 = ("allow_empty_shards", "context_parallel_degree", "expert_parall
                  "hybrid_shard_degree", "random_seed", "sm_activation_offloading")
 _MP_KNOWN = (*_MP_OF_BOTH, *_MP_VERSION_1, *_MP_VERSION_2)
 # Those that are not served, with the value for which they mean nothing, and what to use instead.
-_MP_REFUSED_1: Dict[str, Tuple[Any, str]] = {"horovod": (False, "\"ddp\": true trains replicas together")}
+_MP_REFUSED_OF_PYTORCH: Dict[str, Tuple[Any, str]] = {"horovod": (False, "\"ddp\": true trains replicas together")}
 _MP_REFUSED_2: Dict[str, Tuple[Any, str]] = {
     "expert_parallel_degree": (1, "hybrid_shard_degree divides the parameters of experts as well")}
 
@@ -165,7 +165,7 @@ def _parameters_not_served(distribution: Dict[str, Any], framework: Optional[str
     except ValueError:
         return  # already reported
     is_2 = _is_version_2(distribution, parameters)
-    refused = _MP_REFUSED_2 if is_2 else _MP_REFUSED_1
+    refused = _MP_REFUSED_2 if is_2 else {} if framework == "tensorflow" else _MP_REFUSED_OF_PYTORCH
     for name, value in parameters.items():
         keys = _MODELPARALLEL + ("parameters", name)
         if name not in _MP_KNOWN:
