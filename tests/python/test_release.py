@@ -143,7 +143,7 @@ def newer_glibc_is_named():
     """pthread_create has a version of 2.34 on a machine with that glibc or a newer one."""
     start = "#include <pthread.h>\nint f(pthread_t *t, void *(*g)(void *)) { return pthread_create(t, 0, g, 0); }"
     newer = library(f"{PLAIN}\n{start}")
-    if not any(needed > (2, 28) for needed in wheel_check.read_elf(newer)["glibc"]):
+    if not any(needed > (2, 28) for needed in wheel_check.read_elf(newer)["GLIBC"]):
         raise Skip("this machine's glibc has no symbol that is newer than 2.28 here")
     expect_problem(problems_with({"shoal/lib/libshoal.so.0": newer}), "libshoal.so.0 needs GLIBC_2.", "glibc 2.28 lacks")
 
