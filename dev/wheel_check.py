@@ -23,7 +23,7 @@ PROVIDERS = {"shoal/lib/libfabric/libefa-fi.so", "shoal/lib/libfabric/libverbs-f
 # The shims of torch (dev/wheel_shims.py) are loaded by a torch that has loaded these already.
 SHIM = re.compile(r"shoal/torch/compiled/shoal_torch-(?P<torch>[\d.]+)-(?P<inputs>\w+)\.cpython-\d+-\w+-linux-gnu\.so")
 TORCH = {"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libstdc++.so.6", "libgcc_s.so.1"}
-NEWEST_CXX = {"GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}  # of gcc 8, which the systems of manylinux_2_28 have
+NEWEST_CXX = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}  # the policy of manylinux_2_28
 BUNDLED = {"shoal/lib/libfabric.so.1", "shoal/lib/libsodium.so", *PROVIDERS}
 REQUIRED = BUNDLED | {"shoal/lib/libshoal.so.0", "shoal/lib/libshoal_tensorflow.so", "shoal/bin/shoal", "shoal/__init__.py",
                       "shoal/include/shoal/shoal.h"}
@@ -80,7 +80,7 @@ def problems_of_libraries(files, name):
                      for library in sorted(facts["needed"] - allowed)]
         problems += [f"{file} needs GLIBC_{'.'.join(map(str, version))}, which glibc 2.{name['glibc']} lacks"
                      for version in sorted(facts["GLIBC"]) if version > (2, int(name["glibc"]))]
-        problems += [f"{file} needs {kind}_{'.'.join(map(str, version))}, which gcc 8 lacks" for kind, newest in NEWEST_CXX.items()
+        problems += [f"{file} needs {kind}_{'.'.join(map(str, version))}, newer than manylinux_2_28 has" for kind, newest in NEWEST_CXX.items()
                      for version in sorted(facts[kind]) if version > newest]
         problems += [f"{file} searches for libraries in {path}" for path in facts["paths"] if not path.startswith("$ORIGIN")]
         problems += [f"{file} changes its own code when it is loaded (TEXTREL)"] * facts["has_text_relocations"]

@@ -7,6 +7,7 @@ compiler is ziglang's, as for the rest of the wheel, with the headers of this ma
 is not at hand here is left out of the wheel, with a line that says so, and compiled on the user's machine as before."""
 import collections
 import concurrent.futures
+import functools
 import importlib.util
 import os
 import pathlib
@@ -27,17 +28,21 @@ PLACE = "shoal/torch/compiled"
 Torch = collections.namedtuple("Torch", "version git_version folder licences")
 # A Python whose headers are here, in `folder`.
 Python = collections.namedtuple("Python", "version exact folder")
-# libstdc++: the folders of its headers, the release of gcc that it belongs to, the file.
-Library = collections.namedtuple("Library", "folders release file")
+# libstdc++: the folders of its headers, the release of gcc that it belongs to, its files.
+Library = collections.namedtuple("Library", "folders release files")
 # What a wheel carries: the files, and what they were compiled with.
 Shims = collections.namedtuple("Shims", "files torches pythons library")
-LIBSTDCXX = "libstdc++.so.6"
+LIBRARIES = ("libstdc++.so.6", "libgcc_s.so.1")
 NONE = Shims([], [], [], None)
 
-# libstdc++ of gcc 12 asks glibc 2.32 whether a process has one thread, and has a newer version of a function that did not
-# change for its callers. Both would keep the shim from systems that the wheel serves.
+# The headers of a newer libstdc++ use functions of glibc 2.30 and 2.32, and the newer version of a function that did not change
+# for its callers. All would keep a shim from systems that the wheel serves.
 SINGLE_THREADED = "static constexpr char __libc_single_threaded = 0;\n"
-OLDER_SYMBOLS = r"""
+OLDER_SYSTEMS = r"""
+#include <bits/c++config.h>
+#undef _GLIBCXX_USE_PTHREAD_COND_CLOCKWAIT
+#undef _GLIBCXX_USE_PTHREAD_MUTEX_CLOCKLOCK
+#undef _GLIBCXX_USE_PTHREAD_RWLOCK_CLOCKLOCK
 __asm__(".symver _ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE,"
         "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.11");
 """
@@ -127,11 +132,11 @@ def find_library(machine):
     if machine == os.uname().machine:
         tops.insert(0, pathlib.Path("/usr"))
     for top in tops:
-        shared = [path for path in (top / f"lib/{machine}-linux-gnu", top / "lib64", top / "lib") if (path / LIBSTDCXX).exists()]
+        shared = [path for path in (top / f"lib/{machine}-linux-gnu", top / "lib64", top / "lib") if (path / LIBRARIES[0]).exists()]
         for common in sorted(top.glob("include/c++/*"), key=lambda path: path.name.zfill(4), reverse=True):
             for own in (top / f"include/{machine}-linux-gnu/c++" / common.name, common / f"{machine}-linux-gnu"):
                 if shared and (own / "bits/c++config.h").exists():
-                    return Library((common, own), common.name, shared[0] / LIBSTDCXX)
+                    return Library((common, own), common.name, [shared[0] / name for name in LIBRARIES])
     print(f"libstdc++ for {machine} is not at hand (Debian: g++-{machine.replace('_', '-')}-linux-gnu), so the wheel carries no "
           "shims")
     return None
@@ -155,6 +160,7 @@ def add(one, content, cache, python, environment):
         suffix = f".cpython-{headers.version.replace('.', '')}-{one.machine}-linux-gnu.so"
         made = content / PLACE / shim_file.name_of(torch.version, inputs, suffix)
         run(python, *command(one, shim_file, torch, headers, library, stubs, content), "-o", made, env=environment)
+        check_symbols(made, torch, content / "shoal/lib/libshoal.so.0")
         return f"{PLACE}/{made.name}"
 
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -163,11 +169,11 @@ def add(one, content, cache, python, environment):
 
 
 def write_own_headers(folder, pythons):
-    """Writes the header that this glibc lacks, and the older symbols. Links the folder in which Debian has a Python's
+    """Writes the header that glibc 2.28 lacks, and what every shim includes first. Links the folder in which Debian has a Python's
     pyconfig.h, under the name of either processor: both have the same types."""
     (folder / "include/sys").mkdir(parents=True)
     (folder / "include/sys/single_threaded.h").write_text(SINGLE_THREADED)
-    (folder / "older_symbols.h").write_text(OLDER_SYMBOLS)
+    (folder / "older_systems.h").write_text(OLDER_SYSTEMS)
     for one in pythons:
         config = one.folder.parent / (sysconfig.get_config_var("MULTIARCH") or "none") / one.folder.name
         if config.is_dir():
@@ -178,8 +184,7 @@ def write_own_headers(folder, pythons):
 
 
 def make_stubs(folder, one, python, environment):
-    """Makes libraries with the names of torch's and nothing in them. With them a shim for another processor names what it needs;
-    only loading it shows that torch has all of it."""
+    """Makes libraries with the names of torch's and nothing in them, for a processor that the torch at hand is not for."""
     folder.mkdir()
     for name in load_shim_file(one.folder / "source").TORCH_LIBRARIES:
         run(python, "-m", "ziglang", "cc", "-target", f"{one.machine}-linux-gnu.2.28", "-shared", "-nostdlib", "-x", "c",
@@ -188,8 +193,7 @@ def make_stubs(folder, one, python, environment):
 
 
 def command(one, shim_file, torch, headers, library, stubs, content):
-    """Returns the words for Python that run the compiler. If torch's own libraries are for this processor, the linker checks
-    that they have each symbol."""
+    """Returns the words for Python that run the compiler, without the name of the result."""
     include = torch.folder / "include"
     source = one.folder / "source"
     own = one.folder / "shims"
@@ -197,9 +201,29 @@ def command(one, shim_file, torch, headers, library, stubs, content):
     names = ((include, "torch"), (headers.folder, "python"), (source, "shoal"), (library.folders[0], "c++"))
     return ["-m", "ziglang", "c++", "-target", f"{one.machine}-linux-gnu.2.28", "-nostdinc++", "-nostdlib++",
             *(f"-I{folder}" for folder in (own / "include", *library.folders)), *(f"-isystem{folder}" for folder in system),
-            "-include", own / "older_symbols.h", *shim_file.FLAGS, "-D_GLIBCXX_USE_CXX11_ABI=1", "-g0", "-w",
+            "-include", own / "older_systems.h", *shim_file.FLAGS, "-D_GLIBCXX_USE_CXX11_ABI=1", "-g0", "-w",
             "-fno-sanitize=undefined", *(f"-ffile-prefix-map={folder}={name}" for folder, name in names),
             source / "python/shoal/torch/backend/module.cpp", content / "shoal/lib/libshoal.so.0",
             f"-L{stubs or torch.folder / 'lib'}", *(f"-l{library}" for library in shim_file.TORCH_LIBRARIES),
-            library.file, "-Wl,--strip-debug",
-            "-Wl,-z,undefs" if stubs else "-Wl,-z,defs"]
+            *library.files, "-Wl,--strip-debug", "-Wl,-z,undefs"]  # Python's own symbols are in no library
+
+
+def check_symbols(made, torch, libshoal):
+    """Raises Failed if a shim needs a symbol that neither torch nor libshoal has. Torch's symbols have the same names on each
+    processor. Those of libc and libstdc++ have versions, which dev/wheel_check.py looks at; Python's begin with its name."""
+    needed = {name for name in symbols(made, "--undefined-only") if "@" not in name and not re.match("_?Py", name)}
+    missing = needed - symbols_of_torch(torch.folder) - symbols(libshoal, "--defined-only")
+    if missing:
+        raise Failed(f"{made.name} needs symbols that torch {torch.version} lacks: {', '.join(sorted(missing)[:5])}")
+
+
+@functools.cache
+def symbols_of_torch(folder):
+    libraries = sorted(folder.glob("lib/lib*.so"))
+    return set().union(*(symbols(path, "--defined-only") for path in libraries))
+
+
+def symbols(path, which):
+    """Returns the names in a library's dynamic table, without the weak ones that it can do without."""
+    rows = (line.split() for line in run("nm", "--dynamic", "--with-symbol-versions", which, path).splitlines())
+    return {row[-1] for row in rows if which == "--defined-only" or row[-2] == "U"}
