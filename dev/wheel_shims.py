@@ -110,7 +110,7 @@ def read_torch(site):
     facts = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '(.*)'$", text, re.M))
     licences = next(site.glob("torch-*.dist-info/licenses"))
     return Torch(facts["__version__"].partition("+")[0], facts["git_version"], site / "torch",
-                 [licences / "LICENSE", *sorted(licences.glob("third_party/pybind11/LICENSE*"))])
+                 (licences / "LICENSE", *sorted(licences.glob("third_party/pybind11/LICENSE*"))))
 
 
 def find_pythons():
@@ -152,14 +152,15 @@ def add(one, content, cache, python, environment):
         return NONE
     shim_file, folder = load_shim_file(one.folder / "source"), one.folder / "shims"
     write_own_headers(folder, pythons)
-    stubs = make_stubs(folder / "stubs", one, python, environment) if one.machine != os.uname().machine else None
+    libraries = {torch: torch.folder / "lib" if one.machine == os.uname().machine else
+                 make_stubs(folder / "stubs" / torch.version, torch, one, python, environment) for torch in torches}
     (content / PLACE).mkdir()
 
     def compile_one(torch, headers):
         inputs = shim_file.fingerprint(one.folder / "source/include/shoal/shoal.h", torch.git_version, True, "", False)
         suffix = f".cpython-{headers.version.replace('.', '')}-{one.machine}-linux-gnu.so"
         made = content / PLACE / shim_file.name_of(torch.version, inputs, suffix)
-        run(python, *command(one, shim_file, torch, headers, library, stubs, content), "-o", made, env=environment)
+        run(python, *command(one, shim_file, torch, headers, library, libraries[torch], content), "-o", made, env=environment)
         check_symbols(made, torch, content / "shoal/lib/libshoal.so.0")
         return f"{PLACE}/{made.name}"
 
@@ -183,16 +184,25 @@ def write_own_headers(folder, pythons):
                 link.symlink_to(config)
 
 
-def make_stubs(folder, one, python, environment):
-    """Makes libraries with the names of torch's and nothing in them, for a processor that the torch at hand is not for."""
-    folder.mkdir()
+LABEL = ".globl {0}\n{0}:\n".format
+
+
+def make_stubs(folder, torch, one, python, environment):
+    """Makes libraries with the names of torch's and of their symbols, for a processor that the torch at hand is not for. They
+    also have the functions of a newer libstdc++ that torch brings along, so a shim takes these from torch on every system."""
+    folder.mkdir(parents=True)
     for name in load_shim_file(one.folder / "source").TORCH_LIBRARIES:
-        run(python, "-m", "ziglang", "cc", "-target", f"{one.machine}-linux-gnu.2.28", "-shared", "-nostdlib", "-x", "c",
-            "/dev/null", f"-Wl,-soname,lib{name}.so", "-o", folder / f"lib{name}.so", env=environment)
+        original, text = torch.folder / f"lib/lib{name}.so", folder / f"{name}.s"
+        names = {symbol for symbol in symbols(original, "--defined-only") if "@" not in symbol}
+        of_threads = names & thread_locals(original)
+        text.write_text("".join([*map(LABEL, sorted(names - of_threads)), '.section .tbss,"awT",@nobits\n',
+                                 *map(LABEL, sorted(of_threads)), ".zero 8\n"]))
+        run(python, "-m", "ziglang", "cc", "-target", f"{one.machine}-linux-gnu.2.28", "-shared", "-nostdlib", text,
+            f"-Wl,-soname,lib{name}.so", "-o", folder / f"lib{name}.so", env=environment)
     return folder
 
 
-def command(one, shim_file, torch, headers, library, stubs, content):
+def command(one, shim_file, torch, headers, library, of_torch, content):
     """Returns the words for Python that run the compiler, without the name of the result."""
     include = torch.folder / "include"
     source = one.folder / "source"
@@ -204,7 +214,7 @@ def command(one, shim_file, torch, headers, library, stubs, content):
             "-include", own / "older_systems.h", *shim_file.FLAGS, "-D_GLIBCXX_USE_CXX11_ABI=1", "-g0", "-w",
             "-fno-sanitize=undefined", *(f"-ffile-prefix-map={folder}={name}" for folder, name in names),
             source / "python/shoal/torch/backend/module.cpp", content / "shoal/lib/libshoal.so.0",
-            f"-L{stubs or torch.folder / 'lib'}", *(f"-l{library}" for library in shim_file.TORCH_LIBRARIES),
+            f"-L{of_torch}", *(f"-l{library}" for library in shim_file.TORCH_LIBRARIES),
             *library.files, "-Wl,--strip-debug", "-Wl,-z,undefs"]  # Python's own symbols are in no library
 
 
@@ -227,3 +237,8 @@ def symbols(path, which):
     """Returns the names in a library's dynamic table, without the weak ones that it can do without."""
     rows = (line.split() for line in run("nm", "--dynamic", "--with-symbol-versions", which, path).splitlines())
     return {row[-1] for row in rows if which == "--defined-only" or row[-2] == "U"}
+
+
+def thread_locals(path):
+    """Returns the names of the variables in a library's dynamic table that each thread has its own of."""
+    return set(re.findall(r" TLS .* (\S+)$", run("readelf", "--wide", "--dyn-syms", path), re.M))
