@@ -105,7 +105,8 @@ def step_of(smp):
 
 
 def trained(smp, model, optimizer, steps=range(3), one=None):
-    """Trains by smp and by one process with the batches of all that have one of their own. Returns the one."""
+    """Trains `model` with smp and a plain model in this process, and compares them after each step. The plain model gets the
+    batches of all replicas. Returns it with its optimizer; `one` continues with an earlier result."""
     one = one or (lambda plain: (plain, sgd(plain)))(seeded(Gpt))
     is_common = smp.state.cfg.prescaled_batch
     count, own = (smp.rdp_size(), smp.rdp_rank()) if is_common else (smp.dp_size(), smp.dp_rank())

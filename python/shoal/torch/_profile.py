@@ -28,7 +28,8 @@ LINK_BYTES_PER_US, LINK_LATENCY_US = 5e3, 30.0  # between two ranks
 
 
 class _Meter(Interpreter):
-    """Runs a recorded forward pass, and measures each unit. found: for each unit, what Profile needs of it."""
+    """Runs a recorded forward pass, and measures each unit. `found` has the measurements of each unit that a
+    Profile needs."""
 
     def __init__(self, model, recorded):
         super().__init__(model, graph=recorded.graph)

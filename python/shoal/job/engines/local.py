@@ -96,7 +96,7 @@ def stop(folder: JobFolder) -> None:
 
 @dataclasses.dataclass
 class Host:
-    """A host as the runner sees it: an agent, or another machine's part (hosts.py), which has no process here."""
+    """A host of a job, for the runner: an agent on this machine, or another machine (hosts.py), which has no process here."""
 
     name: str
     process: Optional["subprocess.Popen[bytes]"] = None
