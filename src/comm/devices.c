@@ -17,16 +17,16 @@ static const struct shoal_shape *shape_of(const struct shoal_call *call)
     return &shoal_collective_traits(call->collective)->shape;
 }
 
-static bool is_partitioned(const struct shoal_call *call, enum shoal_operand operand)
+static bool is_partitioned(const struct shoal_call *call, enum shoal_block_operand operand)
 {
-    return operand == SHOAL_OPERAND_INPUT ? shape_of(call)->is_input_partitioned : shape_of(call)->is_output_partitioned;
+    return operand == SHOAL_INPUT ? shape_of(call)->is_input_partitioned : shape_of(call)->is_output_partitioned;
 }
 
 /* Memory of one operand, or of one tensor of it. */
 struct piece {
     const char *at;
     size_t bytes; /* from there to the end of the memory that the rank may access */
-    enum shoal_operand operand;
+    enum shoal_block_operand operand;
     size_t tensor;
 };
 
@@ -40,28 +40,28 @@ static bool is_message(const struct shoal_call *call)
     return call->collective == SHOAL_COLLECTIVE_SEND || call->collective == SHOAL_COLLECTIVE_RECV;
 }
 
-static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
+static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
 {
     if (is_message(call))
-        return (operand == SHOAL_OPERAND_INPUT) == (call->collective == SHOAL_COLLECTIVE_SEND);
-    return operand == SHOAL_OPERAND_INPUT ? shoal_shape_contributes(shape_of(call), comm->rank, call->root)
-                                          : shoal_shape_receives(shape_of(call), comm->rank, call->root);
+        return (operand == SHOAL_INPUT) == (call->collective == SHOAL_COLLECTIVE_SEND);
+    return operand == SHOAL_INPUT ? shoal_shape_contributes(shape_of(call), comm->rank, call->root)
+                                  : shoal_shape_receives(shape_of(call), comm->rank, call->root);
 }
 
 /* Bytes of an operand that is a single tensor. */
-static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
+static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
 {
     const size_t element = shoal_type_bytes(call->type);
     if (is_message(call))
         return call->count * element;
-    return operand == SHOAL_OPERAND_INPUT ? shoal_call_input_bytes(call, comm->rank, comm->size, element, comm->rank)
-                                          : shoal_call_output_bytes(call, comm->rank, comm->size, element, comm->rank);
+    return operand == SHOAL_INPUT ? shoal_call_input_bytes(call, comm->rank, comm->size, element, comm->rank)
+                                  : shoal_call_output_bytes(call, comm->rank, comm->size, element, comm->rank);
 }
 
 /* Returns piece i of count_pieces; `at` is NULL if the rank has no bytes of it. */
 static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_call *call, size_t i)
 {
-    struct piece piece = {.operand = i % 2 == 0 ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT, .tensor = i / 2};
+    struct piece piece = {.operand = i % 2 == 0 ? SHOAL_INPUT : SHOAL_OUTPUT, .tensor = i / 2};
     const struct shoal_tensor whole = {call->input, call->output, 0};
     const struct shoal_tensor *tensor = call->layout && call->layout->tensors ? &call->layout->tensors[piece.tensor] : &whole;
     SHOAL_ASSERT(i < count_pieces(call));
@@ -71,13 +71,13 @@ static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_c
     piece.bytes =
         tensor == &whole ? operand_bytes(comm, call, piece.operand) : parts * tensor->count * shoal_type_bytes(call->type);
     if (piece.bytes)
-        piece.at = piece.operand == SHOAL_OPERAND_INPUT ? tensor->input : tensor->output;
+        piece.at = piece.operand == SHOAL_INPUT ? tensor->input : tensor->output;
     return piece;
 }
 
 static void name_piece(const struct shoal_posting *posting, size_t call, const struct piece *piece, char *name, size_t bytes)
 {
-    const char *operand = piece->operand == SHOAL_OPERAND_INPUT ? "input" : "output";
+    const char *operand = piece->operand == SHOAL_INPUT ? "input" : "output";
     const struct shoal_call *at = &posting->calls[call];
     if (at->layout && at->layout->tensors)
         snprintf(name, bytes, "the %s of tensor %zu", operand, piece->tensor);
@@ -161,7 +161,7 @@ enum shoal_status shoal_devices_look(const struct shoal_comm *comm, const struct
 struct side {
     const struct shoal_call *call; /* the call of its struct leg */
     int rank;
-    enum shoal_operand operand;
+    enum shoal_block_operand operand;
     struct shoal_device_ring_operand *ring_operand; /* NULL if in host memory */
     const struct side *own; /* for an output: the input that stays on the device and that it is copied from; or NULL */
 };
@@ -170,7 +170,7 @@ struct side {
  * to look up addresses. */
 struct leg {
     struct shoal_call call;
-    struct side sides[2]; /* enum shoal_operand */
+    struct side sides[2]; /* enum shoal_block_operand */
 };
 
 struct trip {
@@ -239,7 +239,7 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
     for (int operand = 0; operand < 2; operand++)
         leg->sides[operand] = (struct side){.call = is_on_device[operand] ? &leg->call : NULL,
                                             .rank = trip->comm->rank,
-                                            .operand = (enum shoal_operand)operand};
+                                            .operand = (enum shoal_block_operand)operand};
     return SHOAL_OK;
 }
 
@@ -263,8 +263,8 @@ static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
     const struct shoal_call *call = &trip->posting->calls[i];
     const uint64_t least = comm->context->settings.fabric.gpudirect_bytes;
     if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) || is_message(call) ||
-        !trip->legs[i].sides[SHOAL_OPERAND_INPUT].call || (call->layout && call->layout->tensors) ||
-        operand_bytes(comm, call, SHOAL_OPERAND_INPUT) < least)
+        !trip->legs[i].sides[SHOAL_INPUT].call || (call->layout && call->layout->tensors) ||
+        operand_bytes(comm, call, SHOAL_INPUT) < least)
         return false;
     shoal_progress_lock(comm->context->progress);
     const bool may = shoal_engine_may_input_stay(comm->engine, call, copies_out);
@@ -279,23 +279,23 @@ static bool open_stay(struct trip *trip, size_t i)
     const struct shoal_call *call = &trip->posting->calls[i];
     struct shoal_device_ring *ring = shoal_gpu_port_stays(trip->port->port);
     bool copies;
-    if (!ring || !may_stay(trip, i, &copies) || (copies && !sides[SHOAL_OPERAND_OUTPUT].call))
+    if (!ring || !may_stay(trip, i, &copies) || (copies && !sides[SHOAL_OUTPUT].call))
         return false;
     atomic_int *registration =
-        shoal_devices_hold_export(trip->comm, (uintptr_t)call->input, operand_bytes(trip->comm, call, SHOAL_OPERAND_INPUT));
-    struct side *input = &sides[SHOAL_OPERAND_INPUT];
+        shoal_devices_hold_export(trip->comm, (uintptr_t)call->input, operand_bytes(trip->comm, call, SHOAL_INPUT));
+    struct side *input = &sides[SHOAL_INPUT];
     input->ring_operand = registration ? shoal_device_ring_open_stay(ring, call->count, registration) : NULL;
     if (registration && !input->ring_operand)
         atomic_fetch_sub_explicit(registration, 1, memory_order_release);
-    sides[SHOAL_OPERAND_OUTPUT].own = input->ring_operand && copies ? input : NULL;
+    sides[SHOAL_OUTPUT].own = input->ring_operand && copies ? input : NULL;
     return input->ring_operand != NULL;
 }
 
 static void open_in_ring(struct trip *trip, const struct shoal_call *call, struct side *side)
 {
     const int size = trip->comm->size;
-    const bool is_any_partitioned = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
-    struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, side->operand == SHOAL_OPERAND_INPUT);
+    const bool is_any_partitioned = is_partitioned(call, SHOAL_INPUT) || is_partitioned(call, SHOAL_OUTPUT);
+    struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, side->operand == SHOAL_INPUT);
     SHOAL_ASSERT(!side->ring_operand && side->call);
     side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? size : 1,
                                                 is_any_partitioned ? size : 1, call->count, shoal_type_bytes(call->type));
@@ -312,15 +312,14 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
         struct side *side = &leg->sides[operand];
         if (!side->call)
             continue;
-        if (operand != SHOAL_OPERAND_INPUT || !open_stay(trip, i))
+        if (operand != SHOAL_INPUT || !open_stay(trip, i))
             open_in_ring(trip, call, side);
         bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
         if (!bases[operand])
             break;
     }
     const bool has_all = !leg->sides[0].call == !bases[0] && !leg->sides[1].call == !bases[1];
-    if (has_all &&
-        shoal_layout_put_on_device(call, comm->rank, comm->size, bases[SHOAL_OPERAND_INPUT], bases[SHOAL_OPERAND_OUTPUT]))
+    if (has_all && shoal_layout_put_on_device(call, comm->rank, comm->size, bases[SHOAL_INPUT], bases[SHOAL_OUTPUT]))
         return SHOAL_OK;
     for (int operand = 0; operand < 2; operand++) /* on the engine's behalf */
         shoal_device_ring_leave(leg->sides[operand].ring_operand);
@@ -361,7 +360,7 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
     const struct side *side = arg;
     const struct shoal_call *call = side->call;
     const int peer = is_partitioned(call, side->operand) ? part : side->rank;
-    const bool is_input = side->operand == SHOAL_OPERAND_INPUT;
+    const bool is_input = side->operand == SHOAL_INPUT;
     const size_t length = is_message(call) ? call->count
                           : is_input       ? shoal_call_length(call, side->rank, side->rank, peer)
                                            : shoal_call_length(call, side->rank, peer, side->rank);
@@ -376,11 +375,11 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
 static unsigned long long find_own_element(const void *arg, int part, size_t at, size_t *run)
 {
     const struct side *side = arg;
-    const bool is_in_parts = is_partitioned(side->call, SHOAL_OPERAND_OUTPUT);
-    SHOAL_ASSERT(side->own && side->operand == SHOAL_OPERAND_OUTPUT);
+    const bool is_in_parts = is_partitioned(side->call, SHOAL_OUTPUT);
+    SHOAL_ASSERT(side->own && side->operand == SHOAL_OUTPUT);
     if (side->rank != (is_in_parts ? part : side->call->root))
         return 0;
-    return find_element(side->own, is_partitioned(side->call, SHOAL_OPERAND_INPUT) ? side->rank : 0, at, run);
+    return find_element(side->own, is_partitioned(side->call, SHOAL_INPUT) ? side->rank : 0, at, run);
 }
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
@@ -432,12 +431,12 @@ static void reserve_all(struct trip *trip)
                 continue;
             SHOAL_ASSERT(trip->transfer_count < 2 * trip->posting->count);
             shoal_device_ring_reserve(side->ring_operand);
-            trip->transfers[trip->transfer_count++] = (struct shoal_gpu_transfer){
-                .operand = side->ring_operand,
-                .input = operand == SHOAL_OPERAND_OUTPUT ? leg->sides[SHOAL_OPERAND_INPUT].ring_operand : NULL,
-                .find = find_element,
-                .find_own = side->own ? find_own_element : NULL,
-                .arg = side};
+            trip->transfers[trip->transfer_count++] =
+                (struct shoal_gpu_transfer){.operand = side->ring_operand,
+                                            .input = operand == SHOAL_OUTPUT ? leg->sides[SHOAL_INPUT].ring_operand : NULL,
+                                            .find = find_element,
+                                            .find_own = side->own ? find_own_element : NULL,
+                                            .arg = side};
         }
     }
 }
@@ -491,8 +490,8 @@ static enum shoal_status post_sum(struct trip *trip)
                                       .op = call->op,
                                       .argument = call->op == SHOAL_AVG ? trip->comm->size : call->scale,
                                       .find = find_element,
-                                      .input = &trip->legs[0].sides[SHOAL_OPERAND_INPUT],
-                                      .output = &trip->legs[0].sides[SHOAL_OPERAND_OUTPUT]};
+                                      .input = &trip->legs[0].sides[SHOAL_INPUT],
+                                      .output = &trip->legs[0].sides[SHOAL_OUTPUT]};
     return shoal_gpu_peers_post(trip->comm->devices.peers->peers, &sum, trip->posting->stream);
 }
 

@@ -74,8 +74,8 @@ static void cache_find_named(const struct shoal_plan *plan, uint8_t *named)
 {
     for (uint32_t i = 0; i < plan->block_count; i++) {
         const struct shoal_block *block = &plan->blocks[i];
-        if (block->operand == SHOAL_OPERAND_INPUT || block->operand == SHOAL_OPERAND_OUTPUT)
-            named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
+        if (block->operand == SHOAL_INPUT || block->operand == SHOAL_OUTPUT)
+            named[block->rank + (block->operand == SHOAL_OUTPUT ? plan->size : 0)] = 1;
     }
 }
 
@@ -327,7 +327,7 @@ static bool reads_devices_for_all(const struct shoal_engine *engine, const struc
 {
     for (uint32_t i = 0; i < plan->step_count; i++) {
         const struct shoal_step *step = &plan->steps[i];
-        if (step->kind == SHOAL_STEP_PUT && plan->blocks[step->first_block].operand == SHOAL_OPERAND_INPUT &&
+        if (step->kind == SHOAL_STEP_PUT && plan->blocks[step->first_block].operand == SHOAL_INPUT &&
             !engine->ops->reads_devices_for(engine->transport, step->peer))
             return false;
     }

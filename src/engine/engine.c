@@ -127,8 +127,8 @@ static inline __attribute__((always_inline)) void copy_alone(struct shoal_engine
     const size_t element = request->element_bytes;
     for (size_t at = begin, run; at < end; at += run) {
         run = end - at;
-        const void *from = shoal_call_address(call, 0, element, SHOAL_OPERAND_INPUT, 0, at, &run);
-        void *const to = shoal_call_address(call, 0, element, SHOAL_OPERAND_OUTPUT, 0, at, &run);
+        const void *from = shoal_call_address(call, 0, element, SHOAL_INPUT, 0, at, &run);
+        void *const to = shoal_call_address(call, 0, element, SHOAL_OUTPUT, 0, at, &run);
         if (call->op == SHOAL_SCALED_SUM)
             engine->kernels->reduce[call->type][call->op](&to, 1, &from, 1, run, call->scale, SHOAL_STORES_CACHED);
         else if (to != from)
@@ -208,12 +208,12 @@ static bool advance_alone(struct shoal_engine *engine, struct shoal_request *req
 {
     const size_t begin = request->chunks_done * request->chunk_elements;
     const size_t end = shoal_min_size(begin + request->chunk_elements, count_alone(request));
-    if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_INPUT, begin, end) ||
-        !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, begin, end))
+    if (!shoal_runner_is_ready(engine, request, SHOAL_INPUT, begin, end) ||
+        !shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, begin, end))
         return false;
     copy_alone(engine, request, begin, end);
-    shoal_runner_release(request, SHOAL_OPERAND_INPUT, begin, end);
-    shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, begin, end);
+    shoal_runner_release(request, SHOAL_INPUT, begin, end);
+    shoal_runner_release(request, SHOAL_OUTPUT, begin, end);
     request->chunks_done++;
     return true;
 }
@@ -524,7 +524,7 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     if (engine->intake.active_count == SHOAL_ACTIVE_MAX)
         return false;
-    if (request->is_direct && !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_INPUT, 0, request->call.count))
+    if (request->is_direct && !shoal_runner_is_ready(engine, request, SHOAL_INPUT, 0, request->call.count))
         return false; /* the data leave with the announcement */
     if (!request->peer_set && request->sequence - engine->intake.completed_by_all <= kept)
         return true;
@@ -549,11 +549,11 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
         call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
     if (call->layout && (call->layout->tensors || call->layout->sum))
         return;
-    if (traits->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
+    if (traits->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_INPUT) &&
         shoal_shape_contributes(&traits->shape, rank, call->root))
         announcement->input =
             engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
-    if (traits->is_output_reached && !shoal_call_device(call, SHOAL_OPERAND_OUTPUT) &&
+    if (traits->is_output_reached && !shoal_call_device(call, SHOAL_OUTPUT) &&
         (!call->layout || call->layout->is_received_in_row) && shoal_shape_receives(&traits->shape, rank, call->root))
         announcement->output =
             engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
@@ -649,7 +649,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
     if (request->is_direct && SHOAL_UNLIKELY(call->layout != NULL))
-        shoal_runner_release(request, SHOAL_OPERAND_INPUT, 0, call->count);
+        shoal_runner_release(request, SHOAL_INPUT, 0, call->count);
     if (!request->is_direct && engine->hosts == 1)
         shoal_engine_start_early(engine, request);
 }
@@ -800,7 +800,7 @@ static bool start_announced(struct shoal_engine *engine)
         if (!have_all_announced(engine, request))
             return did || engine->is_broken;
         if (request->is_direct) {
-            if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
+            if (!shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, 0, request->call.count))
                 return did;
             did = true;
             shoal_engine_finish_direct(engine, request);

@@ -210,10 +210,10 @@ bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_reque
         request->has_sent = false;
         did = true;
     }
-    if (request->round > rounds->count || !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
+    if (request->round > rounds->count || !shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, 0, request->call.count))
         return did;
     give_result(engine, request);
-    shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+    shoal_runner_release(request, SHOAL_OUTPUT, 0, request->call.count);
     request->round++;
     return true;
 }

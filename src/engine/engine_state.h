@@ -250,7 +250,7 @@ static inline bool shoal_runner_is_busy(const struct shoal_engine *engine)
 
 /* Returns true if the range of this rank's operand may be accessed, false if it is on a device and not ready yet. */
 static inline bool shoal_runner_is_ready(struct shoal_engine *engine, const struct shoal_request *request,
-                                         enum shoal_operand operand, size_t begin, size_t end)
+                                         enum shoal_block_operand operand, size_t begin, size_t end)
 {
     return SHOAL_LIKELY(!request->call.layout) || shoal_runner_is_range_ready(engine, request, operand, begin, end);
 }

@@ -131,12 +131,11 @@ static bool make_device_scratch(struct shoal_layout *layout, struct shoal_call c
     const size_t input_bytes = shoal_call_input_bytes(&call, rank, size, element, rank);
     if (input_bytes > SHOAL_PAYLOAD_MAX)
         return true;
-    if (layout->device[SHOAL_OPERAND_INPUT])
+    if (layout->device[SHOAL_INPUT])
         layout->input_scratch = malloc(input_bytes + 1);
-    if (layout->device[SHOAL_OPERAND_OUTPUT])
+    if (layout->device[SHOAL_OUTPUT])
         layout->output_scratch = malloc(shoal_call_output_bytes(&call, rank, size, element, rank) + 1);
-    return !layout->device[SHOAL_OPERAND_INPUT] == !layout->input_scratch &&
-           !layout->device[SHOAL_OPERAND_OUTPUT] == !layout->output_scratch;
+    return !layout->device[SHOAL_INPUT] == !layout->input_scratch && !layout->device[SHOAL_OUTPUT] == !layout->output_scratch;
 }
 
 static void drop_devices(struct shoal_layout *layout)
@@ -155,8 +154,8 @@ bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, str
     struct shoal_layout *layout = call->layout ? call->layout : calloc(1, sizeof *layout);
     if (!layout)
         return false;
-    layout->device[SHOAL_OPERAND_INPUT] = input;
-    layout->device[SHOAL_OPERAND_OUTPUT] = output;
+    layout->device[SHOAL_INPUT] = input;
+    layout->device[SHOAL_OUTPUT] = output;
     if (make_device_scratch(layout, *call, rank, size)) {
         layout->is_received_in_row |= !call->layout;
         free(layout->tensors); /* the device knows the tensors */
@@ -167,7 +166,7 @@ bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, str
     free(layout->input_scratch);
     free(layout->output_scratch);
     layout->input_scratch = layout->output_scratch = NULL;
-    layout->device[SHOAL_OPERAND_INPUT] = layout->device[SHOAL_OPERAND_OUTPUT] = NULL;
+    layout->device[SHOAL_INPUT] = layout->device[SHOAL_OUTPUT] = NULL;
     if (layout != call->layout)
         free(layout);
     return false;
@@ -232,11 +231,11 @@ static char *address_in(const void *operand, size_t bytes)
     return (char *)((uintptr_t)operand + bytes);
 }
 
-char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
-                         size_t at, size_t *run)
+char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_block_operand operand,
+                         int part, size_t at, size_t *run)
 {
     const struct shoal_layout *layout = call->layout;
-    const bool is_input = operand == SHOAL_OPERAND_INPUT;
+    const bool is_input = operand == SHOAL_INPUT;
     const void *const whole = is_input ? call->input : call->output;
     if (SHOAL_LIKELY(!layout))
         return address_in(whole, ((size_t)part * call->count + at) * element_bytes);
@@ -293,7 +292,7 @@ void shoal_call_pack(const struct shoal_call *call, int rank, size_t element_byt
 {
     for (size_t at = 0, run; at < count; at += run) {
         run = count - at;
-        const char *from = shoal_call_address(call, rank, element_bytes, SHOAL_OPERAND_INPUT, part, at, &run);
+        const char *from = shoal_call_address(call, rank, element_bytes, SHOAL_INPUT, part, at, &run);
         memcpy(row + at * element_bytes, from, run * element_bytes);
     }
 }
@@ -302,7 +301,7 @@ void shoal_call_unpack(const struct shoal_call *call, int rank, size_t element_b
 {
     for (size_t at = 0, run; at < count; at += run) {
         run = count - at;
-        char *to = shoal_call_address(call, rank, element_bytes, SHOAL_OPERAND_OUTPUT, part, at, &run);
+        char *to = shoal_call_address(call, rank, element_bytes, SHOAL_OUTPUT, part, at, &run);
         if (to != row + at * element_bytes) /* in place otherwise */
             memcpy(to, row + at * element_bytes, run * element_bytes);
     }

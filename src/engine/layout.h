@@ -29,7 +29,7 @@ struct shoal_layout {
      * into an announcement's payload, or if the operand itself is contiguous. */
     char *input_scratch;
     char *output_scratch;
-    struct shoal_device_operand *device[2]; /* the input, the output (enum shoal_operand); NULL: in host memory */
+    struct shoal_device_operand *device[2]; /* the input, the output (enum shoal_block_operand); NULL: in host memory */
     struct shoal_device_sum *sum; /* work that the devices of all ranks do, with operands that they know; NULL: none */
     /* Parts of different lengths, [size] each; NULL if equal or if the operand is not partitioned. */
     size_t *sent; /* input: elements for each rank, and where they begin */
@@ -86,7 +86,7 @@ static inline bool shoal_layout_is_even(const struct shoal_layout *layout)
 }
 
 /* Returns an operand of the call on a device, or NULL if it is in host memory. */
-static inline struct shoal_device_operand *shoal_call_device(const struct shoal_call *call, enum shoal_operand operand)
+static inline struct shoal_device_operand *shoal_call_device(const struct shoal_call *call, enum shoal_block_operand operand)
 {
     return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->device[operand];
 }
@@ -100,7 +100,7 @@ static inline struct shoal_device_sum *shoal_call_sum(const struct shoal_call *c
 /* Returns true if the input stays on its device, where adapters read it. */
 static inline bool shoal_call_input_stays(const struct shoal_call *call)
 {
-    const struct shoal_device_operand *device = shoal_call_device(call, SHOAL_OPERAND_INPUT);
+    const struct shoal_device_operand *device = shoal_call_device(call, SHOAL_INPUT);
     return SHOAL_UNLIKELY(device != NULL) && device->stays;
 }
 
@@ -124,21 +124,21 @@ static inline size_t shoal_call_length(const struct shoal_call *call, int rank, 
 
 /* Returns the offset of a part of `owner`'s operand, in elements from its start, as seen on `rank`. For several tensors it is
  * the offset in the contiguous scratch memory. */
-static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank, enum shoal_operand operand, int owner,
+static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank, enum shoal_block_operand operand, int owner,
                                         int part)
 {
     const struct shoal_layout *layout = call->layout;
     if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
         return (size_t)part * call->count;
-    if (operand == SHOAL_OPERAND_INPUT)
+    if (operand == SHOAL_INPUT)
         return !layout->sent ? 0 : owner != rank && layout->peer_at ? layout->peer_at[owner] : layout->sent_at[part];
     return !layout->received ? 0 : owner == rank ? layout->received_at[part] : layout->received_row[part];
 }
 
 /* Returns the address of element `at` of a part of this rank's operand. An operand on a device must be ready; if it stays
  * there, the address is the device's. *run is reduced to the number of contiguous elements from there. */
-char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_operand operand, int part,
-                         size_t at, size_t *run);
+char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_block_operand operand,
+                         int part, size_t at, size_t *run);
 
 /* Bytes from the start of an operand to the end of what this rank may access of it. */
 size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner);

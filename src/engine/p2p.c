@@ -97,9 +97,9 @@ static bool is_small(const struct shoal_request *request)
 
 /* ---- Bytes of an operand, in whole elements ------------------------------------------------------------------------------ */
 
-static enum shoal_operand p2p_operand_of(const struct shoal_request *request)
+static enum shoal_block_operand p2p_operand_of(const struct shoal_request *request)
 {
-    return is_send(request) ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
+    return is_send(request) ? SHOAL_INPUT : SHOAL_OUTPUT;
 }
 
 static bool is_message_ready(struct shoal_engine *engine, const struct shoal_request *request, size_t offset, size_t bytes)

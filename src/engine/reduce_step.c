@@ -35,8 +35,8 @@ struct shoal_extent shoal_extent_find(const struct shoal_engine *engine, const s
         block.part * engine->part_bytes + ((parts > 1 ? (size_t)extent.part * request->part_stride : 0) + begin) * element;
     if (block.run)
         extent.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
-                                         (unsigned)of, &(size_t){0}) -
-                        begin;
+                                           (unsigned)of, &(size_t){0}) -
+                          begin;
     if (block.bin)
         run_find_bin(chunk, block, (unsigned)of, &extent);
     return extent;
@@ -61,15 +61,15 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
 {
     const struct shoal_request *request = chunk->request;
     const size_t element = request->element_bytes;
-    const enum shoal_operand operand = (enum shoal_operand)block.operand;
-    if (operand == SHOAL_OPERAND_STAGING)
+    const enum shoal_block_operand operand = (enum shoal_block_operand)block.operand;
+    if (operand == SHOAL_STAGING)
         return (char *)engine->ops->staging(engine->transport, block.rank, slot) + chunk->shift + extent->staging_at +
                at * element;
-    if (operand == SHOAL_OPERAND_DEVICE)
+    if (operand == SHOAL_ON_DEVICE)
         return find_slice(chunk, block, extent->begin + at);
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
-    char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
+    char *base = operand == SHOAL_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
     return base + (part_at + extent->begin + at) * element;
 }
@@ -98,7 +98,7 @@ static bool any_collide(const struct shoal_extent_scratch *scratch, const struct
  * checker proves this). */
 static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
 {
-    return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);
+    return source.operand == SHOAL_INPUT || (source.operand == SHOAL_STAGING && source.rank != engine->rank);
 }
 
 static unsigned count_raw(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)

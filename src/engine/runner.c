@@ -14,7 +14,7 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
     const struct shoal_call *call = &request->call;
     const int parts = request->shape->is_input_partitioned ? engine->size : 1;
     for (int part = 0; part < parts; part++) {
-        const size_t at = shoal_call_part_at(call, engine->rank, SHOAL_OPERAND_INPUT, engine->rank, part);
+        const size_t at = shoal_call_part_at(call, engine->rank, SHOAL_INPUT, engine->rank, part);
         const size_t count = shoal_call_length(call, engine->rank, engine->rank, part);
         shoal_call_pack(call, engine->rank, request->element_bytes, part, count,
                         call->layout->input_scratch + at * request->element_bytes);
@@ -95,13 +95,13 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
     else
         copy_payloads(engine, request);
     if (SHOAL_UNLIKELY(request->call.layout != NULL))
-        shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+        shoal_runner_release(request, SHOAL_OUTPUT, 0, request->call.count);
 }
 
 /* ---- Operands on a device ------------------------------------------------------------------------------------------------ */
 
-bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
-                                 size_t begin, size_t end)
+bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request,
+                                 enum shoal_block_operand operand, size_t begin, size_t end)
 {
     const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
     if (!device || begin == end || device->ops->is_ready(device, begin, end))
@@ -112,14 +112,14 @@ bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal
 
 bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, SHOAL_OPERAND_OUTPUT);
+    const struct shoal_device_operand *device = shoal_call_device(&request->call, SHOAL_OUTPUT);
     if (!device || device->ops->is_finished(device))
         return true;
     engine->awaits_device = true;
     return false;
 }
 
-void shoal_runner_release(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end)
+void shoal_runner_release(const struct shoal_request *request, enum shoal_block_operand operand, size_t begin, size_t end)
 {
     struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
     if (device && begin < end)
@@ -132,8 +132,8 @@ static uint8_t find_on_device(const struct shoal_request *request)
     const struct shoal_layout *layout = request->call.layout;
     if (SHOAL_LIKELY(!layout))
         return 0;
-    return (uint8_t)((layout->device[SHOAL_OPERAND_INPUT] != NULL) << SHOAL_OPERAND_INPUT |
-                     (layout->device[SHOAL_OPERAND_OUTPUT] != NULL) << SHOAL_OPERAND_OUTPUT);
+    return (uint8_t)((layout->device[SHOAL_INPUT] != NULL) << SHOAL_INPUT | (layout->device[SHOAL_OUTPUT] != NULL)
+                                                                                << SHOAL_OUTPUT);
 }
 
 static size_t chunk_end(const struct shoal_chunk *chunk)
@@ -146,10 +146,10 @@ static size_t chunk_end(const struct shoal_chunk *chunk)
 static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned operands)
 {
     bool are_all = true;
-    for (unsigned operand = SHOAL_OPERAND_INPUT; operand <= SHOAL_OPERAND_OUTPUT; operand++) {
+    for (unsigned operand = SHOAL_INPUT; operand <= SHOAL_OUTPUT; operand++) {
         if (!(chunk->unready & operands & 1u << operand))
             continue;
-        if (shoal_runner_is_ready(engine, chunk->request, (enum shoal_operand)operand, chunk->first, chunk_end(chunk)))
+        if (shoal_runner_is_ready(engine, chunk->request, (enum shoal_block_operand)operand, chunk->first, chunk_end(chunk)))
             chunk->unready &= (uint8_t) ~(1u << operand);
         else
             are_all = false;
@@ -277,7 +277,7 @@ static void run_part_of_step(void *arg, uint32_t part)
     const struct shoal_extent_scratch scratch = {sources, dests, scaled};
     const size_t begin = part * work->part_elements;
     shoal_extent_reduce(work->engine, work->chunk, work->slot, work->step, begin,
-                      shoal_min_size(begin + work->part_elements, work->elements), &scratch);
+                        shoal_min_size(begin + work->part_elements, work->elements), &scratch);
 }
 
 /* Returns the number of elements of a reduce step. */
@@ -389,7 +389,7 @@ static const char *pack_block(struct shoal_engine *engine, struct shoal_chunk *c
         const char *from = shoal_extent_address(engine, chunk, slot, block, extent, at, &run);
         memcpy(packed->data + at * element, from, run * element);
     }
-    if (block.operand == SHOAL_OPERAND_INPUT && shoal_engine_scales_inputs(engine, call)) {
+    if (block.operand == SHOAL_INPUT && shoal_engine_scales_inputs(engine, call)) {
         const struct shoal_reduction first = shoal_engine_pass(engine, call, SHOAL_PASS_FIRST);
         void *const data = packed->data;
         const void *source = data;
@@ -410,7 +410,7 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     const struct shoal_extent to = shoal_extent_find(engine, chunk, blocks[1]);
     size_t run = from.elements;
     const char *source = shoal_extent_address(engine, chunk, slot, blocks[0], &from, 0, &run);
-    const bool is_input = blocks[0].operand == SHOAL_OPERAND_INPUT;
+    const bool is_input = blocks[0].operand == SHOAL_INPUT;
     const bool is_apart = run < from.elements || (is_input && shoal_engine_scales_inputs(engine, &request->call));
     if (is_apart && !(source = chunk->is_packed ? chunk->packed->data : pack_block(engine, chunk, slot, blocks[0], &from)))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
@@ -427,17 +427,17 @@ static enum shoal_device_work find_work(const struct shoal_plan *plan, const str
     if (step->kind != SHOAL_STEP_REDUCE || (!shoal_block_is_slot(from) && !shoal_block_is_slot(to)))
         return SHOAL_DEVICE_WORKS;
     if (!shoal_block_is_slot(from))
-        return from.operand == SHOAL_OPERAND_INPUT ? SHOAL_DEVICE_BRING : SHOAL_DEVICE_TAKE_BACK;
-    return shoal_block_is_slot(to)              ? SHOAL_DEVICE_REDUCE
-           : to.operand == SHOAL_OPERAND_OUTPUT ? SHOAL_DEVICE_GATHER
-                                                : SHOAL_DEVICE_HAND_OUT;
+        return from.operand == SHOAL_INPUT ? SHOAL_DEVICE_BRING : SHOAL_DEVICE_TAKE_BACK;
+    return shoal_block_is_slot(to)      ? SHOAL_DEVICE_REDUCE
+           : to.operand == SHOAL_OUTPUT ? SHOAL_DEVICE_GATHER
+                                        : SHOAL_DEVICE_HAND_OUT;
 }
 
 /* Returns true if the step copies an input that stays on the device to the output there. */
 static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
 {
     const struct shoal_block *source = &chunk->request->cached->plan.blocks[step->first_block];
-    return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_OPERAND_INPUT;
+    return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_INPUT;
 }
 
 /* A rank that fails publishes its failure, and then releases its streams, which may write to memory that this rank's device is
@@ -517,8 +517,8 @@ static void end_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
         base[r] += request->cached->plan.signals_in[r];
     packed_free(&chunk->packed);
     if (SHOAL_UNLIKELY(request->call.layout != NULL)) {
-        shoal_runner_release(request, SHOAL_OPERAND_INPUT, chunk->first, chunk_end(chunk));
-        shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, chunk->first, chunk_end(chunk));
+        shoal_runner_release(request, SHOAL_INPUT, chunk->first, chunk_end(chunk));
+        shoal_runner_release(request, SHOAL_OUTPUT, chunk->first, chunk_end(chunk));
     }
     chunk->request = NULL;
     engine->runner.active--;
@@ -669,7 +669,7 @@ static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine,
     return NULL;
 }
 
-static bool is_unready(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end)
+static bool is_unready(const struct shoal_request *request, enum shoal_block_operand operand, size_t begin, size_t end)
 {
     const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
     return device && begin < end && !device->ops->is_ready(device, begin, end);
@@ -690,14 +690,14 @@ static int find_unready_of_chunk(const struct shoal_engine *engine, const struct
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
     if (chunk && shoal_call_sum(&request->call))
-        return is_at_work(chunk) ? SHOAL_OPERAND_INPUT : -1;
+        return is_at_work(chunk) ? SHOAL_INPUT : -1;
     if (!chunk || !chunk->unready)
         return -1;
     const struct shoal_plan *plan = &request->cached->plan;
     const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
     const unsigned wanted = chunk->unready & (step ? find_own(engine, plan, step) : ~0u);
-    for (unsigned operand = SHOAL_OPERAND_INPUT; operand <= SHOAL_OPERAND_OUTPUT; operand++) {
-        if (wanted & 1u << operand && is_unready(request, (enum shoal_operand)operand, chunk->first, chunk_end(chunk)))
+    for (unsigned operand = SHOAL_INPUT; operand <= SHOAL_OUTPUT; operand++) {
+        if (wanted & 1u << operand && is_unready(request, (enum shoal_block_operand)operand, chunk->first, chunk_end(chunk)))
             return (int)operand;
     }
     return -1;
@@ -707,9 +707,9 @@ static int find_unready_alone(const struct shoal_request *request)
 {
     const size_t begin = request->chunks_done * request->chunk_elements;
     const size_t end = shoal_min_size(begin + request->chunk_elements, request->call.count);
-    return is_unready(request, SHOAL_OPERAND_INPUT, begin, end)    ? SHOAL_OPERAND_INPUT
-           : is_unready(request, SHOAL_OPERAND_OUTPUT, begin, end) ? SHOAL_OPERAND_OUTPUT
-                                                                   : -1;
+    return is_unready(request, SHOAL_INPUT, begin, end)    ? SHOAL_INPUT
+           : is_unready(request, SHOAL_OUTPUT, begin, end) ? SHOAL_OUTPUT
+                                                           : -1;
 }
 
 static int find_unready_running(const struct shoal_engine *engine, const struct shoal_request *request)
@@ -721,15 +721,15 @@ static int find_unready_running(const struct shoal_engine *engine, const struct 
 static int find_unready_input(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     (void)engine;
-    const bool is_unready_now = request->is_direct && is_unready(request, SHOAL_OPERAND_INPUT, 0, request->call.count);
-    return is_unready_now ? SHOAL_OPERAND_INPUT : -1;
+    const bool is_unready_now = request->is_direct && is_unready(request, SHOAL_INPUT, 0, request->call.count);
+    return is_unready_now ? SHOAL_INPUT : -1;
 }
 
 /* All data have arrived; only the device's memory for the result is not ready. */
 static int find_unready_output(const struct shoal_request *request, bool has_all_come)
 {
-    const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
-    return is_unready_now ? SHOAL_OPERAND_OUTPUT : -1;
+    const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OUTPUT, 0, request->call.count);
+    return is_unready_now ? SHOAL_OUTPUT : -1;
 }
 
 static int find_unready_met(const struct shoal_engine *engine, const struct shoal_request *request)
@@ -745,9 +745,9 @@ static int find_unready_in_rounds(const struct shoal_engine *engine, const struc
 
 static int find_unfinished(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_device_operand *output = shoal_call_device(&request->call, SHOAL_OPERAND_OUTPUT);
+    const struct shoal_device_operand *output = shoal_call_device(&request->call, SHOAL_OUTPUT);
     (void)engine;
-    return output && !output->ops->is_finished(output) ? SHOAL_OPERAND_OUTPUT : -1;
+    return output && !output->ops->is_finished(output) ? SHOAL_OUTPUT : -1;
 }
 
 int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request)
@@ -762,7 +762,7 @@ int shoal_runner_find_unready(const struct shoal_engine *engine, const struct sh
     if (!shoal_request_is_message(request))
         return in_phase[shoal_request_phase(request)](engine, request);
     const bool is_send = request->call.collective == SHOAL_COLLECTIVE_SEND;
-    return !shoal_p2p_is_unready(engine, request) ? -1 : is_send ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
+    return !shoal_p2p_is_unready(engine, request) ? -1 : is_send ? SHOAL_INPUT : SHOAL_OUTPUT;
 }
 
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,

@@ -31,7 +31,7 @@ struct shoal_chunk {
     bool is_packed;              /* the last packed data are for the current step, which could not be queued yet */
     uint8_t posted;              /* helpers do the current step: their ticket + 1; 0: they do not */
     struct shoal_helped_step work;
-    uint8_t unready; /* bit 1 << enum shoal_operand: this rank's operands on a device that were not ready yet */
+    uint8_t unready; /* bit 1 << enum shoal_block_operand: this rank's operands on a device that were not ready yet */
 };
 
 /* The chunks under way. Only runner.c reads and writes it (dev/check.py checks this). */
@@ -74,12 +74,12 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
 /* ---- Operands on a device (device/device.h): readiness ------------------------------------------------------------------- */
 
 /* See the inline functions of engine_state.h. */
-bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
-                                 size_t begin, size_t end);
+bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request,
+                                 enum shoal_block_operand operand, size_t begin, size_t end);
 bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request);
 /* Releases the range if the operand is on a device. */
-void shoal_runner_release(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end);
-/* Returns this rank's operand on a device that the request waits for, SHOAL_OPERAND_INPUT or _OUTPUT, or -1 if none. */
+void shoal_runner_release(const struct shoal_request *request, enum shoal_block_operand operand, size_t begin, size_t end);
+/* Returns this rank's operand on a device that the request waits for, SHOAL_INPUT or _OUTPUT, or -1 if none. */
 int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 
 /* ---- Waits, for failure.c ------------------------------------------------------------------------------------------------ */

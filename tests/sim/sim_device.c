@@ -19,7 +19,7 @@ struct operand {
     struct sim_device *device;
     struct operand *next;
     struct shoal_call host; /* the call as if all operands were in host memory; the input owns its layout */
-    enum shoal_operand which;
+    enum shoal_block_operand which;
     int rank;
     int parts;
     bool is_in_parts;
@@ -58,7 +58,7 @@ SHOAL_PRINTF(2, 3) static void device_breach(struct sim_device *device, const ch
 
 static size_t part_length(const struct operand *operand, int part)
 {
-    const bool is_input = operand->which == SHOAL_OPERAND_INPUT;
+    const bool is_input = operand->which == SHOAL_INPUT;
     return shoal_call_length(&operand->host, operand->rank, is_input ? operand->rank : part, is_input ? part : operand->rank);
 }
 
@@ -87,7 +87,7 @@ static void copy_unit(struct operand *operand, size_t unit)
             run = end - at;
             char *there = shoal_call_address(&operand->host, operand->rank, operand->element, operand->which, part, at, &run);
             char *here = unit_row(operand, unit, part) + (at - begin) * operand->element;
-            if (operand->which == SHOAL_OPERAND_INPUT)
+            if (operand->which == SHOAL_INPUT)
                 memcpy(here, there, run * operand->element);
             else
                 memcpy(there, here, run * operand->element);
@@ -123,7 +123,7 @@ static void move(struct operand *operand, size_t unit)
         set_stage(operand, unit, GONE);
         return;
     }
-    if (operand->which == SHOAL_OPERAND_INPUT)
+    if (operand->which == SHOAL_INPUT)
         copy_unit(operand, unit);
     operand->device->reuses += unit >= operand->slot_count;
     set_stage(operand, unit, READY);
@@ -210,7 +210,7 @@ static void release_unit(struct operand *operand, size_t unit, size_t elements)
                       (int)at->stage);
     if (at->released < length)
         return;
-    set_stage(operand, unit, operand->which == SHOAL_OPERAND_INPUT ? GONE : WRITTEN);
+    set_stage(operand, unit, operand->which == SHOAL_INPUT ? GONE : WRITTEN);
     if (at->stage == GONE)
         wipe(operand, unit);
 }
@@ -286,7 +286,7 @@ static void draw_units(struct operand *operand)
 }
 
 static struct shoal_device_operand *open_operand(struct sim_device *device, const struct shoal_call *call, int rank, int size,
-                                                 enum shoal_operand which, struct shoal_layout *layout)
+                                                 enum shoal_block_operand which, struct shoal_layout *layout)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
     struct operand *operand = calloc(1, sizeof *operand);
@@ -301,7 +301,7 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
                                 .parts = 1,
                                 .element = shoal_type_bytes(call->type)};
     operand->host.layout = layout;
-    operand->is_in_parts = which == SHOAL_OPERAND_INPUT ? shape->is_input_partitioned : shape->is_output_partitioned;
+    operand->is_in_parts = which == SHOAL_INPUT ? shape->is_input_partitioned : shape->is_output_partitioned;
     operand->parts = operand->is_in_parts ? size : 1;
     for (int part = 0; part < operand->parts; part++)
         operand->count = shoal_max_size(operand->count, part_length(operand, part));
@@ -334,9 +334,9 @@ static struct shoal_layout *copy_layout(const struct shoal_call *call, int size)
 void sim_device_take(struct sim_device *device, struct shoal_call *call, int rank, int size, unsigned operands)
 {
     struct shoal_device_operand *taken[2] = {NULL, NULL};
-    for (unsigned which = SHOAL_OPERAND_INPUT; which <= SHOAL_OPERAND_OUTPUT; which++) {
+    for (unsigned which = SHOAL_INPUT; which <= SHOAL_OUTPUT; which++) {
         if (operands & 1u << which)
-            taken[which] = open_operand(device, call, rank, size, (enum shoal_operand)which, copy_layout(call, size));
+            taken[which] = open_operand(device, call, rank, size, (enum shoal_block_operand)which, copy_layout(call, size));
     }
     if (!taken[0] && !taken[1])
         return;

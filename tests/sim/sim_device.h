@@ -17,7 +17,7 @@ struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes, size_t par
 /* All operands must have been dropped. NULL is allowed. */
 void sim_device_close(struct sim_device *device);
 
-/* Puts operands of the call on the device: the bits 1 << enum shoal_operand, of those that the call has. */
+/* Puts operands of the call on the device: the bits 1 << enum shoal_block_operand, of those that the call has. */
 void sim_device_take(struct sim_device *device, struct shoal_call *call, int rank, int size, unsigned operands);
 
 /* Copies one unit. Returns false if no unit can be copied now. */

@@ -353,7 +353,7 @@ static void end_call(void *arg, enum shoal_status status)
 /* Puts three of four messages on the device. */
 static void put_message_on_device(struct world *world, int r, struct shoal_call *call)
 {
-    const unsigned operand = 1u << (call->collective == SHOAL_COLLECTIVE_SEND ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT);
+    const unsigned operand = 1u << (call->collective == SHOAL_COLLECTIVE_SEND ? SHOAL_INPUT : SHOAL_OUTPUT);
     sim_device_take(world->ranks[r].device, call, r, world->size, reference_below(&world->device_random, 4) ? operand : 0);
 }
 
@@ -380,8 +380,8 @@ static void post_exchange(struct world *world, int r, const struct exchange_side
 static void put_on_device(struct world *world, int r, const struct operation *operation, struct shoal_call *call)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
-    const unsigned given = shoal_shape_contributes(shape, r, call->root) ? 1u << SHOAL_OPERAND_INPUT : 0;
-    const unsigned taken = shoal_shape_receives(shape, r, call->root) ? 1u << SHOAL_OPERAND_OUTPUT : 0;
+    const unsigned given = shoal_shape_contributes(shape, r, call->root) ? 1u << SHOAL_INPUT : 0;
+    const unsigned taken = shoal_shape_receives(shape, r, call->root) ? 1u << SHOAL_OUTPUT : 0;
     unsigned drawn = (unsigned)reference_below(&world->device_random, 4) | (unsigned)reference_below(&world->device_random, 4);
     if (drawn && (operation->form == FORM_TENSORS || operation->place != PLACE_APART))
         drawn = given | taken;
@@ -819,7 +819,7 @@ static struct shoal_call device_call(struct world *world, int r, enum shoal_coll
     call.output = world->ranks[r].areas.plain[1];
     if (ranks & 1u << r)
         sim_device_take(world->ranks[r].device, &call, r, world->size,
-                        1u << SHOAL_OPERAND_OUTPUT | (call.input ? 1u << SHOAL_OPERAND_INPUT : 0));
+                        1u << SHOAL_OUTPUT | (call.input ? 1u << SHOAL_INPUT : 0));
     return call;
 }
 
@@ -831,7 +831,7 @@ static void engine_runs_alone_on_a_device(void **state)
     struct world *world = open_world(&weather, one_slot);
     const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER};
     open_devices(world, 5);
-    sim_device_stop(world->ranks[0].device, 1u << SHOAL_OPERAND_OUTPUT);
+    sim_device_stop(world->ranks[0].device, 1u << SHOAL_OUTPUT);
     struct shoal_call call = device_call(world, 0, SHOAL_COLLECTIVE_ALLREDUCE, 100000, 1);
     call.op = SHOAL_SCALED_SUM;
     call.scale = 3;
@@ -877,7 +877,7 @@ static void engine_goes_on_while_a_device_is_late(void **state)
     const struct shoal_sim_options weather = {.seed = 3, .size = 3, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
     open_devices(world, 7);
-    sim_device_stop(world->ranks[1].device, 1u << SHOAL_OPERAND_INPUT);
+    sim_device_stop(world->ranks[1].device, 1u << SHOAL_INPUT);
     for (int r = 0; r < 3; r++)
         post_beside_a_device(world, r);
     assert_false(drive(world, 2, SHOAL_NS_PER_S));
@@ -940,7 +940,7 @@ static void engine_names_a_device_that_stops(void **state)
     for (uint64_t seed = 0; seed < 16; seed++) {
         for (int i = 0; i < 8; i++)
             blame_device(seed, i & 1 ? hosts : NULL, SHOAL_COLLECTIVE_ALLREDUCE, counts[i >> 1 & 1],
-                         1u << (i & 4 ? SHOAL_OPERAND_OUTPUT : SHOAL_OPERAND_INPUT));
+                         1u << (i & 4 ? SHOAL_OUTPUT : SHOAL_INPUT));
     }
 }
 
