@@ -11,7 +11,6 @@ struct attempt {
     const struct shoal_comm *comm;
     const char *name; /* the public function's name, for messages */
     struct shoal_call *call;
-    const struct shoal_extra *extra; /* NULL if none */
     const struct shoal_shape *shape;
     size_t element;                   /* bytes; a power of two */
     size_t input_parts, output_parts; /* this rank's parts; 1 for a whole operand, 0 if it has none */
@@ -195,11 +194,11 @@ static enum shoal_status check_counts(const struct attempt *attempt, const size_
 /* In place, each rank overwrites the elements that it has just sent. */
 static enum shoal_status check_same_parts(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     const size_t bytes = (size_t)attempt->comm->size * sizeof(size_t);
-    const bool has_same_counts = memcmp(extra->sent, extra->received, bytes) == 0;
-    const bool has_same_places =
-        !extra->sent_at == !extra->received_at && (!extra->sent_at || memcmp(extra->sent_at, extra->received_at, bytes) == 0);
+    const bool has_same_counts = memcmp(arrays->sent, arrays->received, bytes) == 0;
+    const bool has_same_places = !arrays->sent_at == !arrays->received_at &&
+                                 (!arrays->sent_at || memcmp(arrays->sent_at, arrays->received_at, bytes) == 0);
     if (has_same_counts && has_same_places)
         return SHOAL_OK;
     return shoal_arguments_refuse(attempt->comm, attempt->name,
@@ -208,33 +207,33 @@ static enum shoal_status check_same_parts(const struct attempt *attempt)
 
 static enum shoal_status check_parts(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     const struct shoal_call *call = attempt->call;
     const int rank = attempt->comm->rank;
     const size_t element = attempt->element;
     size_t sent_end = 0, received_end = 0, own_at = 0;
-    if ((attempt->shape->is_input_partitioned && !extra->sent) || (attempt->shape->is_output_partitioned && !extra->received))
+    if ((attempt->shape->is_input_partitioned && !arrays->sent) || (attempt->shape->is_output_partitioned && !arrays->received))
         return shoal_arguments_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
     const int most_locals = shoal_engine_most_locals(attempt->comm->engine);
-    if (extra->sent && extra->received && (size_t)most_locals > SHOAL_PEER_COUNTS_MAX)
+    if (arrays->sent && arrays->received && (size_t)most_locals > SHOAL_CALL_PARTS_MAX)
         return shoal_arguments_refuse(attempt->comm, attempt->name,
                                       "%d ranks on one host are too many for parts of different lengths; at most %zu",
-                                      most_locals, SHOAL_PEER_COUNTS_MAX);
-    if (extra->sent)
-        SHOAL_TRY(check_counts(attempt, extra->sent, extra->sent_at, &sent_end, &own_at));
-    if (extra->received)
-        SHOAL_TRY(check_counts(attempt, extra->received, extra->received_at, &received_end, &own_at));
-    if (extra->received && extra->received_at)
-        SHOAL_TRY(check_apart(attempt, extra->received, extra->received_at));
-    const size_t input = extra->sent ? sent_end : extra->received[rank],
-                 output = extra->received ? received_end : extra->sent[rank];
+                                      most_locals, SHOAL_CALL_PARTS_MAX);
+    if (arrays->sent)
+        SHOAL_TRY(check_counts(attempt, arrays->sent, arrays->sent_at, &sent_end, &own_at));
+    if (arrays->received)
+        SHOAL_TRY(check_counts(attempt, arrays->received, arrays->received_at, &received_end, &own_at));
+    if (arrays->received && arrays->received_at)
+        SHOAL_TRY(check_apart(attempt, arrays->received, arrays->received_at));
+    const size_t input = arrays->sent ? sent_end : arrays->received[rank],
+                 output = arrays->received ? received_end : arrays->sent[rank];
     SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
-    if (extra->sent && extra->received && extra->sent[rank] != extra->received[rank])
+    if (arrays->sent && arrays->received && arrays->sent[rank] != arrays->received[rank])
         return shoal_arguments_refuse(attempt->comm, attempt->name,
-                                      "this rank sends %zu elements to itself, but receives %zu from itself", extra->sent[rank],
-                                      extra->received[rank]);
+                                      "this rank sends %zu elements to itself, but receives %zu from itself",
+                                      arrays->sent[rank], arrays->received[rank]);
     const bool is_in_place = input && output && call->input == call->output;
-    return extra->sent && extra->received && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
+    return arrays->sent && arrays->received && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
 }
 
 /* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
@@ -302,19 +301,19 @@ static bool are_apart(const struct range *ranges, size_t count)
 
 static enum shoal_status check_tensors_apart(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     const size_t element = attempt->element;
-    struct range *ranges = malloc((2 * extra->tensor_count + 1) * sizeof *ranges);
+    struct range *ranges = malloc((2 * arrays->tensor_count + 1) * sizeof *ranges);
     size_t used = 0;
     if (!ranges)
         return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->name);
-    for (size_t t = 0; t < extra->tensor_count; t++) {
-        const struct shoal_tensor *tensor = &extra->tensors[t];
+    for (size_t t = 0; t < arrays->tensor_count; t++) {
+        const struct shoal_tensor *tensor = &arrays->tensors[t];
         const size_t part = tensor->count * element;
         used = add_range(ranges, used, tensor->input, part * attempt->input_parts, t, false);
         used = add_range(ranges, used, tensor->output, part * attempt->output_parts, t, true);
     }
-    SHOAL_ASSERT(used <= 2 * extra->tensor_count);
+    SHOAL_ASSERT(used <= 2 * arrays->tensor_count);
     qsort(ranges, used, sizeof *ranges, compare_ranges);
     const bool is_apart = are_apart(ranges, used);
     free(ranges);
@@ -324,19 +323,18 @@ static enum shoal_status check_tensors_apart(const struct attempt *attempt)
 
 static enum shoal_status check_tensors(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     struct shoal_call *call = attempt->call;
-    if (extra->tensor_count && !extra->tensors)
+    if (arrays->tensor_count && !arrays->tensors)
         return shoal_arguments_refuse(attempt->comm, attempt->name, "tensors is NULL, but their number is not 0");
     size_t total = 0;
-    for (size_t t = 0; t < extra->tensor_count; t++) {
+    for (size_t t = 0; t < arrays->tensor_count; t++) {
         struct shoal_call one = *call;
         struct attempt alone = *attempt;
         alone.call = &one;
-        alone.extra = NULL;
-        one.input = extra->tensors[t].input;
-        one.output = extra->tensors[t].output;
-        one.count = extra->tensors[t].count;
+        one.input = arrays->tensors[t].input;
+        one.output = arrays->tensors[t].output;
+        one.count = arrays->tensors[t].count;
         SHOAL_TRY(check_plain(&alone));
         total += one.count;
         if (!is_count(attempt->comm, total))
@@ -348,20 +346,9 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
 
 /* ---- Checking a whole call ----------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                          const struct shoal_extra *extra)
+enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name, struct shoal_call *call)
 {
-    SHOAL_ASSERT(!call->layout);
-    if (extra->tensor_count == 1) { /* peers may access all memory that they can reach of a single tensor */
-        call->input = extra->tensors[0].input;
-        call->output = extra->tensors[0].output;
-        return SHOAL_OK;
-    }
-    call->layout = extra->has_tensors
-                       ? shoal_layout_of_tensors(call->collective, call->type, comm->size, extra->tensors, extra->tensor_count)
-                       : shoal_layout_of_parts(comm->size, extra->sent, extra->sent_at, extra->received, extra->received_at,
-                                               extra->sent && extra->received);
-    if (call->layout)
+    if (shoal_call_lay_out(call, comm->rank, comm->size))
         return SHOAL_OK;
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", name, comm->name);
 }
@@ -372,7 +359,7 @@ static size_t count_parts(const struct shoal_comm *comm, bool has_operand, bool 
 }
 
 enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                        const struct shoal_extra *extra, const struct shoal_options *options)
+                                        const struct shoal_options *options)
 {
     SHOAL_TRY(shoal_comm_check(comm, name));
     split_type(call);
@@ -380,7 +367,6 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const cha
     const struct attempt whole = {.comm = comm,
                                   .name = name,
                                   .call = call,
-                                  .extra = extra,
                                   .shape = shape,
                                   .element = shoal_type_bytes(call->type),
                                   .input_parts = count_parts(comm, shoal_shape_contributes(shape, comm->rank, call->root),
@@ -397,10 +383,10 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const cha
         return shoal_arguments_refuse(comm, name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
     call->input = attempt->input_parts ? call->input : NULL;
     call->output = attempt->output_parts ? call->output : NULL;
-    if (SHOAL_LIKELY(!extra))
+    if (SHOAL_LIKELY(!call->arrays))
         return check_plain(attempt);
-    SHOAL_TRY(extra->has_tensors ? check_tensors(attempt) : check_parts(attempt));
-    return shoal_arguments_lay_out(comm, name, call, extra);
+    SHOAL_TRY(call->arrays->has_tensors ? check_tensors(attempt) : check_parts(attempt));
+    return shoal_arguments_lay_out(comm, name, call);
 }
 
 enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, const char *name,

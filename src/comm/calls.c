@@ -62,11 +62,10 @@ static enum shoal_status launch(struct shoal_comm *comm, const struct shoal_post
 }
 
 static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                     const struct shoal_extra *extra, const struct shoal_options *options,
-                                     struct shoal_request **request_out)
+                                     const struct shoal_options *options, struct shoal_request **request_out)
 {
-    SHOAL_TRY(shoal_arguments_check(comm, name, call, extra, options));
-    return launch(comm, &(struct shoal_posting){name, call, 1, false, extra, calls_stream_of(options)}, options, request_out);
+    SHOAL_TRY(shoal_arguments_check(comm, name, call, options));
+    return launch(comm, &(struct shoal_posting){name, call, 1, false, calls_stream_of(options)}, options, request_out);
 }
 
 static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
@@ -74,7 +73,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
 {
     struct shoal_call call;
     SHOAL_TRY(shoal_arguments_check_message(comm, name, &message, options, &call));
-    return launch(comm, &(struct shoal_posting){name, &call, 1, false, NULL, calls_stream_of(options)}, options, request_out);
+    return launch(comm, &(struct shoal_posting){name, &call, 1, false, calls_stream_of(options)}, options, request_out);
 }
 
 static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
@@ -90,8 +89,8 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
         status = shoal_arguments_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
-        status = launch(comm, &(struct shoal_posting){name, calls, count, true, NULL, calls_stream_of(options)}, options,
-                        request_out);
+        status =
+            launch(comm, &(struct shoal_posting){name, calls, count, true, calls_stream_of(options)}, options, request_out);
     free(calls);
     return status;
 }
@@ -117,54 +116,56 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     {                                                            \
         .collective = SHOAL_COLLECTIVE_##COLLECTIVE, __VA_ARGS__ \
     }
-#define EXTRA(...)              \
-    &(const struct shoal_extra) \
-    {                           \
-        __VA_ARGS__             \
+#define ARRAYS(...)                             \
+    .arrays = &(const struct shoal_call_arrays) \
+    {                                           \
+        __VA_ARGS__                             \
     }
 #define OPERANDS .type = type, .input = input, .output = output
-#define TENSORS EXTRA(.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true)
+#define TENSORS ARRAYS(.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true)
 
 DEFINE_BOTH(shoal_allreduce, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op),
-            calls_start, CALL(ALLREDUCE, OPERANDS, .count = count, .op = op), NULL)
+            calls_start, CALL(ALLREDUCE, OPERANDS, .count = count, .op = op))
 DEFINE_BOTH(shoal_reduce, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op, int root),
-            calls_start, CALL(REDUCE, OPERANDS, .count = count, .op = op, .root = root), NULL)
+            calls_start, CALL(REDUCE, OPERANDS, .count = count, .op = op, .root = root))
 DEFINE_BOTH(shoal_reduce_scatter, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op),
-            calls_start, CALL(REDUCE_SCATTER, OPERANDS, .count = count, .op = op), NULL)
+            calls_start, CALL(REDUCE_SCATTER, OPERANDS, .count = count, .op = op))
 DEFINE_BOTH(shoal_broadcast, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
-            CALL(BROADCAST, OPERANDS, .count = count, .root = root), NULL)
+            CALL(BROADCAST, OPERANDS, .count = count, .root = root))
 DEFINE_BOTH(shoal_allgather, (const void *input, void *output, size_t count, enum shoal_type type), calls_start,
-            CALL(ALLGATHER, OPERANDS, .count = count), NULL)
+            CALL(ALLGATHER, OPERANDS, .count = count))
 DEFINE_BOTH(shoal_gather, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
-            CALL(GATHER, OPERANDS, .count = count, .root = root), NULL)
+            CALL(GATHER, OPERANDS, .count = count, .root = root))
 DEFINE_BOTH(shoal_scatter, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
-            CALL(SCATTER, OPERANDS, .count = count, .root = root), NULL)
+            CALL(SCATTER, OPERANDS, .count = count, .root = root))
 DEFINE_BOTH(shoal_alltoall, (const void *input, void *output, size_t count, enum shoal_type type), calls_start,
-            CALL(ALLTOALL, OPERANDS, .count = count), NULL)
+            CALL(ALLTOALL, OPERANDS, .count = count))
 
 DEFINE_BOTH(shoal_allgatherv,
             (const void *input, void *output, const size_t *counts, const size_t *offsets, enum shoal_type type), calls_start,
-            CALL(ALLGATHER, OPERANDS), EXTRA(.received = counts, .received_at = offsets))
+            CALL(ALLGATHER, OPERANDS, ARRAYS(.received = counts, .received_at = offsets)))
 DEFINE_BOTH(shoal_reduce_scatterv,
             (const void *input, void *output, const size_t *counts, enum shoal_type type, enum shoal_op op), calls_start,
-            CALL(REDUCE_SCATTER, OPERANDS, .op = op), EXTRA(.sent = counts))
+            CALL(REDUCE_SCATTER, OPERANDS, .op = op, ARRAYS(.sent = counts)))
 DEFINE_BOTH(shoal_alltoallv,
             (const void *input, const size_t *input_counts, const size_t *input_offsets, void *output,
              const size_t *output_counts, const size_t *output_offsets, enum shoal_type type),
-            calls_start, CALL(ALLTOALL, OPERANDS),
-            EXTRA(.sent = input_counts, .sent_at = input_offsets, .received = output_counts, .received_at = output_offsets))
+            calls_start,
+            CALL(ALLTOALL, OPERANDS,
+                 ARRAYS(.sent = input_counts, .sent_at = input_offsets, .received = output_counts,
+                        .received_at = output_offsets)))
 
 DEFINE_BOTH(shoal_allreduce_coalesced,
             (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, enum shoal_op op), calls_start,
-            CALL(ALLREDUCE, .type = type, .op = op), TENSORS)
+            CALL(ALLREDUCE, .type = type, .op = op, TENSORS))
 DEFINE_BOTH(shoal_reduce_scatter_coalesced,
             (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, enum shoal_op op), calls_start,
-            CALL(REDUCE_SCATTER, .type = type, .op = op), TENSORS)
+            CALL(REDUCE_SCATTER, .type = type, .op = op, TENSORS))
 DEFINE_BOTH(shoal_broadcast_coalesced,
             (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, int root), calls_start,
-            CALL(BROADCAST, .type = type, .root = root), TENSORS)
+            CALL(BROADCAST, .type = type, .root = root, TENSORS))
 DEFINE_BOTH(shoal_allgather_coalesced, (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type),
-            calls_start, CALL(ALLGATHER, .type = type), TENSORS)
+            calls_start, CALL(ALLGATHER, .type = type, TENSORS))
 
 DEFINE_BOTH(shoal_send, (const void *buffer, size_t count, enum shoal_type type, int peer, int tag), start_message,
             (struct shoal_message){true, (void *)(uintptr_t)buffer, count, type, peer, tag})
@@ -175,11 +176,11 @@ DEFINE_BOTH(shoal_exchange, (const struct shoal_message *messages, size_t messag
 
 enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options)
 {
-    return calls_start(comm, "shoal_barrier", CALL(BARRIER, .count = 0), NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_barrier", CALL(BARRIER, .count = 0), options, BLOCKING);
 }
 
 enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
-    return calls_start(comm, "shoal_barrier_post", CALL(BARRIER, .count = 0), NULL, options, request_out);
+    return calls_start(comm, "shoal_barrier_post", CALL(BARRIER, .count = 0), options, request_out);
 }

@@ -30,9 +30,15 @@ struct piece {
     size_t tensor;
 };
 
+/* A single tensor is plain memory. */
+static bool has_tensors(const struct shoal_call *call)
+{
+    return call->arrays && call->arrays->has_tensors && call->arrays->tensor_count != 1;
+}
+
 static size_t count_pieces(const struct shoal_call *call)
 {
-    return 2 * (call->layout && call->layout->tensors ? call->layout->tensor_count : 1);
+    return 2 * (has_tensors(call) ? call->arrays->tensor_count : 1);
 }
 
 static bool is_message(const struct shoal_call *call)
@@ -63,7 +69,7 @@ static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_c
 {
     struct piece piece = {.operand = i % 2 == 0 ? SHOAL_INPUT : SHOAL_OUTPUT, .tensor = i / 2};
     const struct shoal_tensor whole = {call->input, call->output, 0};
-    const struct shoal_tensor *tensor = call->layout && call->layout->tensors ? &call->layout->tensors[piece.tensor] : &whole;
+    const struct shoal_tensor *tensor = has_tensors(call) ? &call->arrays->tensors[piece.tensor] : &whole;
     SHOAL_ASSERT(i < count_pieces(call));
     if (!has_operand(comm, call, piece.operand))
         return piece;
@@ -79,7 +85,7 @@ static void name_piece(const struct shoal_posting *posting, size_t call, const s
 {
     const char *operand = piece->operand == SHOAL_INPUT ? "input" : "output";
     const struct shoal_call *at = &posting->calls[call];
-    if (at->layout && at->layout->tensors)
+    if (has_tensors(at))
         snprintf(name, bytes, "the %s of tensor %zu", operand, piece->tensor);
     else if (posting->is_group)
         snprintf(name, bytes, "the buffer of message %zu", call);
@@ -220,7 +226,6 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
 {
     const struct shoal_call *at = &trip->posting->calls[call];
     struct leg *leg = &trip->legs[call];
-    const bool has_tensors = at->layout && at->layout->tensors;
     bool is_any_on_device = false, is_any_in_host = false, is_on_device[2] = {false, false};
     for (size_t i = 0; i < count_pieces(at); i++) {
         const struct piece piece = piece_at(trip->comm, at, i);
@@ -232,7 +237,7 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
         is_any_on_device |= is_there;
         is_any_in_host |= !is_there;
     }
-    if (has_tensors && is_any_on_device && is_any_in_host)
+    if (has_tensors(at) && is_any_on_device && is_any_in_host)
         return shoal_arguments_refuse(trip->comm, trip->posting->name,
                                       "some of the tensors are in host memory, but %s is on a device: use one call for each",
                                       trip->first);
@@ -253,7 +258,7 @@ static enum shoal_status copy_call(struct trip *trip, size_t i)
     SHOAL_ASSERT(!leg->call.layout); /* copied once */
     leg->call = *call;
     leg->call.layout = NULL;
-    return call->layout ? shoal_arguments_lay_out(trip->comm, trip->posting->name, &leg->call, trip->posting->extra) : SHOAL_OK;
+    return call->layout ? shoal_arguments_lay_out(trip->comm, trip->posting->name, &leg->call) : SHOAL_OK;
 }
 
 /* Returns true if the plan of a call lets its input stay where it is. */
@@ -263,11 +268,10 @@ static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
     const struct shoal_call *call = &trip->posting->calls[i];
     const uint64_t least = comm->context->settings.fabric.gpudirect_bytes;
     if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) || is_message(call) ||
-        !trip->legs[i].sides[SHOAL_INPUT].call || (call->layout && call->layout->tensors) ||
-        operand_bytes(comm, call, SHOAL_INPUT) < least)
+        !trip->legs[i].sides[SHOAL_INPUT].call || has_tensors(call) || operand_bytes(comm, call, SHOAL_INPUT) < least)
         return false;
     shoal_progress_lock(comm->context->progress);
-    const bool may = shoal_engine_may_input_stay(comm->engine, call, copies_out);
+    const bool may = shoal_engine_only_puts_input(comm->engine, call, copies_out);
     shoal_progress_unlock(comm->context->progress);
     return may;
 }
@@ -301,28 +305,33 @@ static void open_in_ring(struct trip *trip, const struct shoal_call *call, struc
                                                 is_any_partitioned ? size : 1, call->count, shoal_type_bytes(call->type));
 }
 
+/* Returns the operand that the engine sees. Returns NULL if out of memory. */
+static struct shoal_operand *open_side(struct trip *trip, size_t i, struct side *side)
+{
+    if (side->operand != SHOAL_INPUT || !open_stay(trip, i))
+        open_in_ring(trip, &trip->posting->calls[i], side);
+    struct shoal_operand *operand = side->ring_operand ? shoal_operand_of_device_copy(side->ring_operand) : NULL;
+    if (!operand)
+        shoal_device_ring_leave(side->ring_operand); /* on the engine's behalf */
+    return operand;
+}
+
 static enum shoal_status open_leg(struct trip *trip, size_t i)
 {
     struct shoal_comm *comm = trip->comm;
-    struct shoal_call *call = &trip->posting->calls[i];
-    struct leg *leg = &trip->legs[i];
+    struct side *sides = trip->legs[i].sides;
+    struct shoal_operand *operands[2] = {NULL, NULL};
     SHOAL_TRY(copy_call(trip, i));
-    struct shoal_device_operand *bases[2] = {NULL, NULL};
-    for (int operand = 0; operand < 2; operand++) {
-        struct side *side = &leg->sides[operand];
-        if (!side->call)
-            continue;
-        if (operand != SHOAL_INPUT || !open_stay(trip, i))
-            open_in_ring(trip, call, side);
-        bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
-        if (!bases[operand])
-            break;
+    bool has_all = true;
+    for (int operand = 0; operand < 2 && has_all; operand++) {
+        operands[operand] = sides[operand].call ? open_side(trip, i, &sides[operand]) : NULL;
+        has_all = !sides[operand].call || operands[operand];
     }
-    const bool has_all = !leg->sides[0].call == !bases[0] && !leg->sides[1].call == !bases[1];
-    if (has_all && shoal_layout_put_on_device(call, comm->rank, comm->size, bases[SHOAL_INPUT], bases[SHOAL_OUTPUT]))
+    if (has_all && shoal_call_put_operands(&trip->posting->calls[i], comm->rank, comm->size, operands[SHOAL_INPUT],
+                                           operands[SHOAL_OUTPUT]))
         return SHOAL_OK;
-    for (int operand = 0; operand < 2; operand++) /* on the engine's behalf */
-        shoal_device_ring_leave(leg->sides[operand].ring_operand);
+    shoal_operand_drop(operands[SHOAL_INPUT]);
+    shoal_operand_drop(operands[SHOAL_OUTPUT]);
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
                           trip->posting->name, comm->name);
 }

@@ -9,15 +9,12 @@
 #include "comm/device_ports.h"
 #include "engine/engine.h"
 
-struct shoal_extra;
-
 /* Calls whose arguments have been checked, with their layouts. The posting owns the layouts. */
 struct shoal_posting {
     const char *name; /* the public function's name, for messages */
     struct shoal_call *calls;
     size_t count;
-    bool is_group;                   /* a group of messages */
-    const struct shoal_extra *extra; /* what the layout of a single call was made from; NULL if none */
+    bool is_group; /* a group of messages */
     void *stream;
 };
 

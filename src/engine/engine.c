@@ -166,7 +166,7 @@ static size_t count_alone(const struct shoal_request *request)
     return request->shape->is_empty ? 0 : shoal_call_length(&request->call, 0, 0, 0);
 }
 
-/* For operands in host memory: all of their elements are ready. */
+/* For operands of which all elements are ready. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     const size_t count = count_alone(request);
@@ -180,7 +180,7 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
     shoal_request_complete(request, SHOAL_OK);
 }
 
-/* For a call with an operand on a device, or for any call queued behind such a call. */
+/* For a call with an operand that becomes ready later, or for any call queued behind such a call. */
 static void begin_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->is_direct = true;
@@ -197,7 +197,7 @@ static void begin_alone(struct shoal_engine *engine, struct shoal_request *reque
 static void post_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     const uintptr_t is_rare = (uintptr_t)request->call.layout | (uintptr_t)engine->intake.active_head; /* one test for both */
-    if (SHOAL_UNLIKELY(is_rare) && (engine->intake.active_head || shoal_call_is_on_device(&request->call)))
+    if (SHOAL_UNLIKELY(is_rare) && (engine->intake.active_head || shoal_call_is_asynchronous(&request->call)))
         begin_alone(engine, request);
     else
         run_alone(engine, request);
@@ -212,8 +212,8 @@ static bool advance_alone(struct shoal_engine *engine, struct shoal_request *req
         !shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, begin, end))
         return false;
     copy_alone(engine, request, begin, end);
-    shoal_runner_release(request, SHOAL_INPUT, begin, end);
-    shoal_runner_release(request, SHOAL_OUTPUT, begin, end);
+    shoal_operand_release(shoal_call_operand(&request->call, SHOAL_INPUT), begin, end);
+    shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), begin, end);
     request->chunks_done++;
     return true;
 }
@@ -316,8 +316,10 @@ static void fill_request(struct shoal_engine *engine, const struct shoal_call *c
     request->engine = engine;
     request->progress = engine->progress;
     request->call = *call;
+    request->call.arrays = NULL;
     request->state = SHOAL_REQUEST_QUEUED;
     request->record = NULL;
+    request->unready.operand = 0;
     request->cached = NULL;
     request->next_missing = request->next_expected = 0;
     request->peer_set = NULL;
@@ -374,16 +376,17 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         post_collective(engine, request);
 }
 
-bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out)
+bool shoal_engine_only_puts_input(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out)
 {
     struct shoal_request request = {.call = *call};
     const struct shoal_algorithm *in_rounds;
-    if (engine->hosts == 1 || engine->is_broken || shoal_engine_scales_inputs(engine, call) || !engine->ops->reads_devices_for)
+    if (engine->hosts == 1 || engine->is_broken || !engine->ops->reads_registered_for ||
+        shoal_engine_scales_inputs(engine, call))
         return false;
     engine_measure(engine, &request);
     const struct shoal_selection selection = shoal_engine_selection(engine, &request);
     return !shoal_select_is_direct(&selection, &in_rounds) &&
-           shoal_engine_plan_lets_input_stay(engine, &request, &selection, copies_out);
+           shoal_engine_plan_only_puts_input(engine, &request, &selection, copies_out);
 }
 
 /* ---- Running batches ----------------------------------------------------------------------------------------------------- */
@@ -518,7 +521,7 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
 }
 
 /* An announcement and its payload may be overwritten once every rank has completed their operation. */
-static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
+static bool may_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const size_t bytes = request->in_rounds ? request->bytes : request->payload_bytes;
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
@@ -547,22 +550,22 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
     const size_t element = request->element_bytes;
     const bool is_overwritten =
         call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
-    if (call->layout && (call->layout->tensors || call->layout->sum))
+    if (call->layout && call->layout->sum)
         return;
-    if (traits->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_INPUT) &&
+    if (traits->is_input_reached && !is_overwritten && !shoal_call_operand(call, SHOAL_INPUT) &&
         shoal_shape_contributes(&traits->shape, rank, call->root))
         announcement->input =
             engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
-    if (traits->is_output_reached && !shoal_call_device(call, SHOAL_OUTPUT) &&
+    if (traits->is_output_reached && !shoal_call_operand(call, SHOAL_OUTPUT) &&
         (!call->layout || call->layout->is_received_in_row) && shoal_shape_receives(&traits->shape, rank, call->root))
         announcement->output =
             engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
-static const struct shoal_peer_count *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
+static const struct shoal_call_part *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
 {
-    struct shoal_peer_count *picked = layout->peer_counts + layout->size;
+    struct shoal_call_part *picked = layout->peer_counts + layout->size;
     if (engine->hosts == 1)
         return layout->peer_counts;
     for (int r = 0, count = 0; r < engine->size; r++) {
@@ -580,7 +583,7 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
         return NULL;
     if (has_peer_counts(call))
         return pick_local_peer_counts(engine, call->layout);
-    return call->layout && call->layout->input_scratch ? shoal_engine_pack(engine, request) : call->input;
+    return call->layout ? shoal_engine_pack(engine, request) : call->input;
 }
 
 /* Returns a hash of the values that must agree but have no field of their own. */
@@ -606,7 +609,7 @@ static const uint8_t *find_receivers(const struct shoal_request *request)
 /* Starts with the next rank, so that not all ranks send to the same rank first. */
 static void send_notices(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_peer_count *peer_counts = request->call.layout->peer_counts;
+    const struct shoal_call_part *peer_counts = request->call.layout->peer_counts;
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
         if (!shoal_engine_is_local(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
@@ -649,7 +652,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
     if (request->is_direct && SHOAL_UNLIKELY(call->layout != NULL))
-        shoal_runner_release(request, SHOAL_INPUT, 0, call->count);
+        shoal_operand_release(shoal_call_operand(call, SHOAL_INPUT), 0, call->count);
     if (!request->is_direct && engine->hosts == 1)
         shoal_engine_start_early(engine, request);
 }
@@ -857,7 +860,7 @@ static bool retire_done(struct shoal_engine *engine)
 static bool progress_once(struct shoal_engine *engine)
 {
     bool did = false;
-    engine->awaits_device = false;
+    engine->awaits_operand = false;
     if (engine->intake.queue_head)
         did |= announce_queued(engine);
     if (engine->intake.active_head) {

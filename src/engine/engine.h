@@ -13,9 +13,9 @@
 #include "collective/select.h"
 #include "device/kernels.h"
 #include "engine/engine_settings.h"
-#include "engine/layout.h"
 #include "helpers/helpers.h"
 #include "observe/recorder.h"
+#include "operand/layout.h"
 #include "transport/transport.h"
 
 struct shoal_engine;
@@ -81,12 +81,12 @@ void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request
 
 /* Returns true while a callback of this engine runs: the engine must not be freed then. */
 bool shoal_engine_is_in_callback(const struct shoal_engine *engine);
-/* Returns true if the call's input, if it is on a device, may stay there (device/device.h): the plan only puts it, through an
- * adapter that can read registered device memory. *copies_out is set if the output must also be on the device, because the
- * device copies this rank's own contribution to it. Not for calls with several tensors. Under the lock. */
-SHOAL_MUST_USE bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out);
-/* Returns the most bytes of a whole operand, or of each part, that the engine requests from a device at once (device/device.h).
- * Constant. Any thread. */
+/* Returns true if the call's input may be one that is only put (operand/operand.h): the plan does nothing else with it, and an
+ * adapter reads it. *copies_out is set if the plan also copies from it to this rank's output, so that both must have one owner.
+ * Not for calls with several tensors. Under the lock. */
+SHOAL_MUST_USE bool shoal_engine_only_puts_input(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out);
+/* Returns the most bytes of a whole operand, or of each part, of which the engine asks at once whether they are ready
+ * (operand/operand.h). Constant. Any thread. */
 size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts);
 /* Returns the largest number of ranks on any host. Constant. Any thread. */
 int shoal_engine_most_locals(const struct shoal_engine *engine);

@@ -442,7 +442,7 @@ struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, st
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
-    wait.is_for_device = shoal_runner_find_unready(engine, request) >= 0;
+    wait.is_for_device = shoal_runner_is_unready(engine, request);
     shoal_runner_find_step(engine, request, &step, &wait.peer);
     if (failure_is_message(request->call.collective))
         wait.peer = request->call.root;

@@ -117,7 +117,7 @@ static void note_busy(struct shoal_progress *progress)
     while (*link) {
         struct shoal_engine *engine = *link;
         if (shoal_engine_is_busy(engine)) {
-            silent |= (engine->hosts > 1 ? SILENT_NETWORK : 0u) | (engine->awaits_device ? SILENT_DEVICE : 0u);
+            silent |= (engine->hosts > 1 ? SILENT_NETWORK : 0u) | (engine->awaits_operand ? SILENT_DEVICE : 0u);
             link = &engine->busy_next;
         } else {
             engine->is_listed = false;

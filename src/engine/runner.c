@@ -13,21 +13,20 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
 {
     const struct shoal_call *call = &request->call;
     const int parts = request->shape->is_input_partitioned ? engine->size : 1;
-    for (int part = 0; part < parts; part++) {
+    char *const packed = shoal_call_contiguous(call, SHOAL_INPUT);
+    for (int part = 0; part < parts && packed != call->input; part++) {
         const size_t at = shoal_call_part_at(call, engine->rank, SHOAL_INPUT, engine->rank, part);
         const size_t count = shoal_call_length(call, engine->rank, engine->rank, part);
-        shoal_call_pack(call, engine->rank, request->element_bytes, part, count,
-                        call->layout->input_scratch + at * request->element_bytes);
+        shoal_call_pack(call, engine->rank, request->element_bytes, part, count, packed + at * request->element_bytes);
     }
-    return call->layout->input_scratch;
+    return packed;
 }
 
 /* An input that is not contiguous was packed when it was announced. */
 const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
-    const struct shoal_layout *layout = request->call.layout;
     if (from == engine->rank)
-        return layout && layout->input_scratch ? layout->input_scratch : request->call.input;
+        return shoal_call_contiguous(&request->call, SHOAL_INPUT);
     const size_t bytes = shoal_engine_payload_bytes(engine, request, from);
     return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
 }
@@ -46,14 +45,13 @@ static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_
 static void reduce_payloads(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const bool is_apart = call->layout && call->layout->output_scratch;
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
-    void *const dest = is_apart ? call->layout->output_scratch : call->output;
+    void *const dest = shoal_call_contiguous(call, SHOAL_OUTPUT);
     for (int r = 0; r < engine->size; r++)
         engine->sources[r] = shoal_engine_contribution_of(engine, request, r) + at;
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
                                                   shoal_engine_operation(engine, call).argument, SHOAL_STORES_CACHED);
-    if (is_apart)
+    if (SHOAL_UNLIKELY(dest != call->output))
         shoal_call_unpack(call, engine->rank, request->element_bytes, 0, count, dest);
 }
 
@@ -95,45 +93,47 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
     else
         copy_payloads(engine, request);
     if (SHOAL_UNLIKELY(request->call.layout != NULL))
-        shoal_runner_release(request, SHOAL_OUTPUT, 0, request->call.count);
+        shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), 0, request->call.count);
 }
 
-/* ---- Operands on a device ------------------------------------------------------------------------------------------------ */
+/* ---- Ranges that are not ready ------------------------------------------------------------------------------------------- */
 
-bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request,
-                                 enum shoal_block_operand operand, size_t begin, size_t end)
+/* The lowest range is kept, because the oldest chunk holds up the others. */
+static void note_unready(struct shoal_engine *engine, struct shoal_request *request, enum shoal_block_operand operand,
+                         size_t begin, size_t end)
 {
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
-    if (!device || begin == end || device->ops->is_ready(device, begin, end))
-        return true;
-    engine->awaits_device = true;
-    return false;
+    struct shoal_unready *unready = &request->unready;
+    engine->awaits_operand = true;
+    if (!unready->operand || begin <= unready->begin)
+        *unready = (struct shoal_unready){(uint8_t)(1 + operand), begin, end};
 }
 
-bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request)
+bool shoal_runner_is_range_ready(struct shoal_engine *engine, struct shoal_request *request, enum shoal_block_operand operand,
+                                 size_t begin, size_t end)
 {
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, SHOAL_OUTPUT);
-    if (!device || device->ops->is_finished(device))
-        return true;
-    engine->awaits_device = true;
-    return false;
+    const bool is_ready = shoal_operand_is_ready(shoal_call_operand(&request->call, operand), begin, end);
+    if (!is_ready)
+        note_unready(engine, request, operand, begin, end);
+    else if (request->unready.operand == 1 + operand && request->unready.begin == begin)
+        request->unready.operand = 0;
+    return is_ready;
 }
 
-void shoal_runner_release(const struct shoal_request *request, enum shoal_block_operand operand, size_t begin, size_t end)
+bool shoal_runner_is_taken(struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
-    if (device && begin < end)
-        device->ops->release(device, begin, end);
+    const bool is_taken = shoal_operand_is_finished(shoal_call_operand(&request->call, SHOAL_OUTPUT));
+    if (!is_taken)
+        note_unready(engine, request, SHOAL_OUTPUT, 0, 0);
+    return is_taken;
 }
 
-/* Returns the operands of a request that are on a device, as bits. */
-static uint8_t find_on_device(const struct shoal_request *request)
+/* Returns the operands of a request of which ranges become ready later, as bits. */
+static uint8_t find_asynchronous(const struct shoal_request *request)
 {
-    const struct shoal_layout *layout = request->call.layout;
-    if (SHOAL_LIKELY(!layout))
+    if (SHOAL_LIKELY(!request->call.layout))
         return 0;
-    return (uint8_t)((layout->device[SHOAL_INPUT] != NULL) << SHOAL_INPUT | (layout->device[SHOAL_OUTPUT] != NULL)
-                                                                                << SHOAL_OUTPUT);
+    return (uint8_t)(shoal_operand_is_asynchronous(shoal_call_operand(&request->call, SHOAL_INPUT)) << SHOAL_INPUT |
+                     shoal_operand_is_asynchronous(shoal_call_operand(&request->call, SHOAL_OUTPUT)) << SHOAL_OUTPUT);
 }
 
 static size_t chunk_end(const struct shoal_chunk *chunk)
@@ -247,7 +247,8 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     SHOAL_TRY(find_addresses(engine, request));
     request->cached->hints = request->announcement.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
-    SHOAL_ASSERT(!shoal_call_input_stays(&request->call) || shoal_plan_only_sends_input(plan, &(bool){false}));
+    SHOAL_ASSERT(!shoal_operand_is_only_put(shoal_call_operand(&request->call, SHOAL_INPUT)) ||
+                 shoal_plan_only_sends_input(plan, &(bool){false}));
     if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     request->record->algorithm = request->cached->entry->variants[request->cached->reach];
@@ -433,11 +434,12 @@ static enum shoal_device_work find_work(const struct shoal_plan *plan, const str
                                         : SHOAL_DEVICE_HAND_OUT;
 }
 
-/* Returns true if the step copies an input that stays on the device to the output there. */
-static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
+/* Returns true if the step copies an input that is only put to this rank's own output. */
+static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
 {
     const struct shoal_block *source = &chunk->request->cached->plan.blocks[step->first_block];
-    return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_INPUT;
+    return shoal_operand_is_only_put(shoal_call_operand(&chunk->request->call, SHOAL_INPUT)) && source->rank == rank &&
+           source->operand == SHOAL_INPUT;
 }
 
 /* A rank that fails publishes its failure, and then releases its streams, which may write to memory that this rank's device is
@@ -449,7 +451,7 @@ static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chun
     if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work))
         return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
                !engine->ops->failed(engine->transport, &failure);
-    engine->awaits_device = true;
+    engine->awaits_operand = true;
     return false;
 }
 
@@ -464,7 +466,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         if (work != SHOAL_DEVICE_WORKS)
             return run_work(engine, chunk, work);
     }
-    if (is_left_to_device(chunk, step, engine->rank))
+    if (is_left_to_owner(chunk, step, engine->rank))
         return true;
     if (!can_touch(engine, chunk, step))
         return false;
@@ -517,8 +519,8 @@ static void end_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
         base[r] += request->cached->plan.signals_in[r];
     packed_free(&chunk->packed);
     if (SHOAL_UNLIKELY(request->call.layout != NULL)) {
-        shoal_runner_release(request, SHOAL_INPUT, chunk->first, chunk_end(chunk));
-        shoal_runner_release(request, SHOAL_OUTPUT, chunk->first, chunk_end(chunk));
+        shoal_operand_release(shoal_call_operand(&request->call, SHOAL_INPUT), chunk->first, chunk_end(chunk));
+        shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), chunk->first, chunk_end(chunk));
     }
     chunk->request = NULL;
     engine->runner.active--;
@@ -571,7 +573,7 @@ static bool run_start_chunks(struct shoal_engine *engine)
         SHOAL_ASSERT(!chunk->packed && !chunk->posted);
         chunk->request = request;
         chunk->is_packed = false;
-        chunk->unready = find_on_device(request);
+        chunk->unready = find_asynchronous(request);
         chunk->shift = find_shift(engine, request);
         chunk->step = request->chunks_started ? 0 : request->early_steps;
         chunk->first = request->chunks_started++ * request->chunk_elements;
@@ -618,7 +620,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
  * staging buffer, and no rank reads it before a signal. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_chunk chunk = {.request = request, .unready = find_on_device(request)};
+    struct shoal_chunk chunk = {.request = request, .unready = find_asynchronous(request)};
     const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
     if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->peer_counts) ||
         !shoal_engine_guess_plan(engine, request))
@@ -637,6 +639,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
             engine->on_step(engine->on_step_arg, request->sequence, 0, plan, chunk.step);
     }
     request->early_steps = chunk.step;
+    request->unready.operand = 0; /* it waits for the others' announcements */
 }
 
 bool shoal_engine_run_chunks(struct shoal_engine *engine)
@@ -669,12 +672,6 @@ static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine,
     return NULL;
 }
 
-static bool is_unready(const struct shoal_request *request, enum shoal_block_operand operand, size_t begin, size_t end)
-{
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
-    return device && begin < end && !device->ops->is_ready(device, begin, end);
-}
-
 /* Returns true if this rank's device has not done the work that the chunk waits for. */
 static bool is_at_work(const struct shoal_chunk *chunk)
 {
@@ -685,84 +682,20 @@ static bool is_at_work(const struct shoal_chunk *chunk)
            !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work);
 }
 
-/* Returns the first operand without which the oldest chunk cannot continue. */
-static int find_unready_of_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
+bool shoal_runner_is_unready(const struct shoal_engine *engine, const struct shoal_request *request)
 {
+    const struct shoal_unready *unready = &request->unready;
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
+    if (SHOAL_LIKELY(!request->call.layout))
+        return false;
     if (chunk && shoal_call_sum(&request->call))
-        return is_at_work(chunk) ? SHOAL_INPUT : -1;
-    if (!chunk || !chunk->unready)
-        return -1;
-    const struct shoal_plan *plan = &request->cached->plan;
-    const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
-    const unsigned wanted = chunk->unready & (step ? find_own(engine, plan, step) : ~0u);
-    for (unsigned operand = SHOAL_INPUT; operand <= SHOAL_OUTPUT; operand++) {
-        if (wanted & 1u << operand && is_unready(request, (enum shoal_block_operand)operand, chunk->first, chunk_end(chunk)))
-            return (int)operand;
-    }
-    return -1;
-}
-
-static int find_unready_alone(const struct shoal_request *request)
-{
-    const size_t begin = request->chunks_done * request->chunk_elements;
-    const size_t end = shoal_min_size(begin + request->chunk_elements, request->call.count);
-    return is_unready(request, SHOAL_INPUT, begin, end)    ? SHOAL_INPUT
-           : is_unready(request, SHOAL_OUTPUT, begin, end) ? SHOAL_OUTPUT
-                                                           : -1;
-}
-
-static int find_unready_running(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return engine->size == 1 ? find_unready_alone(request) : find_unready_of_chunk(engine, request);
-}
-
-/* An input that travels with an announcement must be ready before that. */
-static int find_unready_input(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    (void)engine;
-    const bool is_unready_now = request->is_direct && is_unready(request, SHOAL_INPUT, 0, request->call.count);
-    return is_unready_now ? SHOAL_INPUT : -1;
-}
-
-/* All data have arrived; only the device's memory for the result is not ready. */
-static int find_unready_output(const struct shoal_request *request, bool has_all_come)
-{
-    const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OUTPUT, 0, request->call.count);
-    return is_unready_now ? SHOAL_OUTPUT : -1;
-}
-
-static int find_unready_met(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return find_unready_output(request, request->is_direct && request->next_missing == engine->size);
-}
-
-static int find_unready_in_rounds(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    (void)engine;
-    return find_unready_output(request, request->round == request->peer_set->rounds.count);
-}
-
-static int find_unfinished(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    const struct shoal_device_operand *output = shoal_call_device(&request->call, SHOAL_OUTPUT);
-    (void)engine;
-    return output && !output->ops->is_finished(output) ? SHOAL_OUTPUT : -1;
-}
-
-int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    static int (*const in_phase[SHOAL_PHASE_END])(const struct shoal_engine *, const struct shoal_request *) = {
-        [SHOAL_PHASE_QUEUED] = find_unready_input,        [SHOAL_PHASE_MEETING] = find_unready_met,
-        [SHOAL_PHASE_IN_ROUNDS] = find_unready_in_rounds, [SHOAL_PHASE_RUNNING] = find_unready_running,
-        [SHOAL_PHASE_LEAVING] = find_unfinished,
-    };
-    if (SHOAL_LIKELY(!shoal_call_is_on_device(&request->call)))
-        return -1;
-    if (!shoal_request_is_message(request))
-        return in_phase[shoal_request_phase(request)](engine, request);
-    const bool is_send = request->call.collective == SHOAL_COLLECTIVE_SEND;
-    return !shoal_p2p_is_unready(engine, request) ? -1 : is_send ? SHOAL_INPUT : SHOAL_OUTPUT;
+        return is_at_work(chunk);
+    if (!unready->operand ||
+        (chunk && chunk->first != unready->begin)) /* a later chunk waits for its range, and for this one */
+        return false;
+    const struct shoal_operand *operand = shoal_call_operand(&request->call, (enum shoal_block_operand)(unready->operand - 1));
+    return unready->begin == unready->end ? !shoal_operand_is_finished(operand)
+                                          : !shoal_operand_is_ready(operand, unready->begin, unready->end);
 }
 
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,
@@ -780,7 +713,7 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
     const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
-    if (shoal_runner_find_unready(engine, request) >= 0)
+    if (shoal_runner_is_unready(engine, request))
         return false;
     if (!chunk || chunk->step == plan->step_count)
         return chunk || request->state == SHOAL_REQUEST_DONE;

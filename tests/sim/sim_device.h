@@ -1,12 +1,12 @@
 /* A device for tests: operands in ordinary memory that the engine reaches only in units, through other memory
- * (device/device.h). It copies one unit at a time, chosen by seed among those that can be copied. So operands become ready late
+ * (operand/operand.h). It copies one unit at a time, chosen by seed among those that can be copied. So operands become ready late
  * and in any order. Units that the engine has released, or that have not arrived, contain 0xFF there, a NaN in every type.
  *
  * It also watches the engine and keeps the first breach of the contract. One thread, or each function under one lock. */
 #ifndef SHOAL_TESTS_SIM_SIM_DEVICE_H
 #define SHOAL_TESTS_SIM_SIM_DEVICE_H
 
-#include "engine/layout.h"
+#include "operand/layout.h"
 
 /* The device of one rank. */
 struct sim_device;

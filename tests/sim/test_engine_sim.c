@@ -308,12 +308,36 @@ static enum shoal_collective_type kind_of(enum operation_kind kind)
     return kinds[kind];
 }
 
+/* Fills in the arrays of a call with several tensors, or with parts of different lengths. */
+static void lay_out(const struct operation *operation, const struct operation_arguments *arguments, int rank, int size,
+                    struct shoal_call *call, struct shoal_call_arrays *arrays)
+{
+    if (operation->form == FORM_TENSORS) {
+        *arrays = (struct shoal_call_arrays){
+            .tensors = arguments->tensors, .tensor_count = (size_t)operation->tensors, .has_tensors = true};
+        call->input = call->output = NULL;
+        call->count = 0;
+        for (int t = 0; t < operation->tensors; t++)
+            call->count += arguments->tensors[t].count;
+    } else if (operation->form == FORM_PARTS) {
+        *arrays = (struct shoal_call_arrays){.sent = arguments->given,
+                                             .sent_at = arguments->given_at,
+                                             .received = arguments->taken,
+                                             .received_at = arguments->taken_at};
+        call->count = longest(arguments->given, size, longest(arguments->taken, size, 0));
+    } else {
+        return;
+    }
+    call->arrays = arrays;
+    assert_true(shoal_call_lay_out(call, rank, size));
+}
+
 /* Makes the call as src/comm passes it to the engine: operands that the rank does not have are NULL. */
-static struct shoal_call call_of(const struct operation_side *side)
+static struct shoal_call call_of(const struct operation_side *side, const struct operation_arguments *arguments,
+                                 struct shoal_call_arrays *arrays)
 {
     const struct operation *operation = &side->operation;
     const int rank = side->team.rank, size = side->team.size;
-    struct operation_arguments arguments = operation_open_arguments(side);
     struct shoal_call call = {.collective = kind_of(operation->kind),
                               .type = operation->type,
                               .op = operation->op,
@@ -321,18 +345,9 @@ static struct shoal_call call_of(const struct operation_side *side)
                               .count = operation->count,
                               .scale = operation->scale};
     const struct shoal_shape *shape = &shoal_collective_traits(call.collective)->shape;
-    call.input = shoal_shape_contributes(shape, rank, call.root) ? arguments.input : NULL;
-    call.output = shoal_shape_receives(shape, rank, call.root) ? arguments.output : NULL;
-    if (operation->form == FORM_TENSORS) {
-        call.input = call.output = NULL;
-        call.layout = shoal_layout_of_tensors(call.collective, call.type, size, arguments.tensors, (size_t)operation->tensors);
-        call.count = call.layout->starts[operation->tensors];
-    } else if (operation->form == FORM_PARTS) {
-        call.layout = shoal_layout_of_parts(size, arguments.given, arguments.given_at, arguments.taken, arguments.taken_at,
-                                            call.collective == SHOAL_COLLECTIVE_ALLTOALL);
-        call.count = longest(arguments.given, size, longest(arguments.taken, size, 0));
-    }
-    operation_close_arguments(&arguments);
+    call.input = shoal_shape_contributes(shape, rank, call.root) ? arguments->input : NULL;
+    call.output = shoal_shape_receives(shape, rank, call.root) ? arguments->output : NULL;
+    lay_out(operation, arguments, rank, size, &call, arrays);
     return call;
 }
 
@@ -403,9 +418,12 @@ static void post_item(struct world *world, const struct program *program, int r,
         return;
     }
     doing->operation = operation_prepare(&program->operations[i], &team, &rank->areas, begin);
-    struct shoal_call call = call_of(&doing->operation);
+    struct operation_arguments arguments = operation_open_arguments(&doing->operation);
+    struct shoal_call_arrays arrays;
+    struct shoal_call call = call_of(&doing->operation, &arguments, &arrays);
     if (rank->device)
         put_on_device(world, r, &doing->operation.operation, &call);
+    operation_close_arguments(&arguments);
     shoal_engine_post(rank->engine, &call, &rank->requests[i]);
 }
 
@@ -889,8 +907,8 @@ static void engine_goes_on_while_a_device_is_late(void **state)
         assert_int_equal(status_of(world, r, 2), SHOAL_OK);
         assert_int_equal(status_of(world, r, 3), SHOAL_OK);
     }
-    assert_true(world->ranks[1].engine->awaits_device);
-    assert_false(world->ranks[0].engine->awaits_device);
+    assert_true(world->ranks[1].engine->awaits_operand);
+    assert_false(world->ranks[0].engine->awaits_operand);
     sim_device_stop(world->ranks[1].device, 0);
     assert_true(drive(world, 4, 2 * SHOAL_NS_PER_S));
     for (int r = 0; r < 3; r++) {

@@ -1,47 +1,52 @@
-/* Where the elements of a call's operands are in memory.
+/* A call, and where the elements of its operands are.
  *
  * Algorithms count the elements of a whole operand, or of each part, from 0; this file converts these numbers to addresses. The
- * operands of most calls are contiguous and need no layout. A struct shoal_layout describes the others: parts of different
- * lengths and offsets; several tensors, which count as one vector (in each part, one after the other); operands on a device. A
- * layout is constant once made. Any thread, except as device/device.h restricts operands on a device. */
-#ifndef SHOAL_ENGINE_LAYOUT_H
-#define SHOAL_ENGINE_LAYOUT_H
+ * operands of most calls are plain memory in equal parts and need no layout. A struct shoal_layout describes the others: parts
+ * of different lengths and offsets, of which peers also compute addresses; and operands that are not plain memory
+ * (operand/operand.h). A layout is constant once made. Any thread, except for the functions of operand/operand.h. */
+#ifndef SHOAL_OPERAND_LAYOUT_H
+#define SHOAL_OPERAND_LAYOUT_H
 
 #include "base/assert.h"
 #include "device/device_stage.h"
-#include "plan/collective_type.h"
+#include "operand/operand.h"
+#include "transport/transport.h"
 
 /* For an all-to-all with parts of different lengths: the length and offset of a peer's part, which travel with the
  * announcement. */
-struct shoal_peer_count {
+struct shoal_call_part {
     uint64_t count;  /* elements for that peer */
     uint64_t offset; /* offset in the input, in elements */
 };
-#define SHOAL_PEER_COUNTS_MAX (SHOAL_PAYLOAD_MAX / sizeof(struct shoal_peer_count))
+#define SHOAL_CALL_PARTS_MAX (SHOAL_PAYLOAD_MAX / sizeof(struct shoal_call_part))
 
 struct shoal_layout {
     int size; /* number of ranks */
-    /* Several tensors; NULL for one. */
-    struct shoal_tensor *tensors;
-    size_t *starts; /* [tensor_count + 1]: first element of each tensor in a part */
-    size_t tensor_count;
-    /* For several tensors and operands on a device: contiguous copies of the input and the output. NULL if they would not fit
-     * into an announcement's payload, or if the operand itself is contiguous. */
-    char *input_scratch;
-    char *output_scratch;
-    struct shoal_device_operand *device[2]; /* the input, the output (enum shoal_block_operand); NULL: in host memory */
+    /* The input and the output (enum shoal_block_operand). NULL: plain memory, or the rank does not have it. */
+    struct shoal_operand *operands[2];
+    /* For operands with an object: memory for a contiguous copy of each. NULL if the input would not fit into an announcement's
+     * payload. */
+    char *scratch[2];
     struct shoal_device_sum *sum; /* work that the devices of all ranks do, with operands that they know; NULL: none */
     /* Parts of different lengths, [size] each; NULL if equal or if the operand is not partitioned. */
     size_t *sent; /* input: elements for each rank, and where they begin */
     size_t *sent_at;
     size_t *received; /* output: elements from each rank, and where they begin */
     size_t *received_at;
-    size_t *received_row;                 /* like received_at, but as if the parts were contiguous */
-    size_t *peer_at;                      /* after all announcements: offset of each peer's part for this rank in its input */
-    struct shoal_peer_count *peer_counts; /* [2 * size]: one for each rank; then room for those of this host's ranks, packed */
+    size_t *received_row;                /* like received_at, but as if the parts were contiguous */
+    size_t *peer_at;                     /* after all announcements: offset of each peer's part for this rank in its input */
+    struct shoal_call_part *peer_counts; /* [2 * size]: one for each rank; then room for those of this host's ranks, packed */
     bool is_received_in_row;
-    uint32_t detail;                /* for the descriptor */
-    struct shoal_layout *next_held; /* used by engine/held.c */
+    uint32_t detail; /* for the descriptor */
+};
+
+/* The arrays of the user that describe a call's operands: lengths and offsets of parts, or several tensors. */
+struct shoal_call_arrays {
+    const size_t *sent, *sent_at;         /* the input's parts; sent_at is NULL if they are contiguous */
+    const size_t *received, *received_at; /* the output's parts */
+    const struct shoal_tensor *tensors;
+    size_t tensor_count;
+    bool has_tensors;
 };
 
 struct shoal_call {
@@ -57,26 +62,21 @@ struct shoal_call {
     double scale;
     uint32_t timeout_ms;
     uint32_t trace_tag;
-    struct shoal_layout *layout; /* NULL: contiguous operands. The engine frees it when the operation is done */
+    const struct shoal_call_arrays *arrays; /* NULL if none; valid until the call is posted */
+    struct shoal_layout *layout;            /* NULL: plain memory in equal parts. The engine frees it when the call is done */
 };
 
-/* Create layouts. Return NULL if out of memory. The arrays are copied. Sums of counts must fit into size_t. `sent` and
- * `sent_at` describe the parts of the input, `received` and `received_at` those of the output. Each is NULL if the operand is
- * not partitioned; *_at is NULL if its parts are contiguous. has_peer_counts: each rank sends its peers their counts
- * (all-to-all). */
-struct shoal_layout *shoal_layout_of_tensors(enum shoal_collective_type collective, enum shoal_type type, int size,
-                                             const struct shoal_tensor *tensors, size_t tensor_count);
-struct shoal_layout *shoal_layout_of_parts(int size, const size_t *sent, const size_t *sent_at, const size_t *received,
-                                           const size_t *received_at, bool has_peer_counts);
-/* Puts the call's operands on a device. NULL for an operand that is in host memory or that the rank does not have. The operands
- * are dropped with the layout. Several tensors also count as one vector there: the device knows where they are, and everything
- * that the rank has of both operands must be on it. Returns false if out of memory; then nothing has changed. */
-SHOAL_MUST_USE bool shoal_layout_put_on_device(struct shoal_call *call, int rank, int size, struct shoal_device_operand *input,
-                                               struct shoal_device_operand *output);
+/* Makes the operands that the call's arrays describe, for a rank of `size`. Sums of counts must fit into size_t. A single
+ * tensor becomes plain memory. Returns false if out of memory; then nothing has changed. */
+SHOAL_MUST_USE bool shoal_call_lay_out(struct shoal_call *call, int rank, int size);
+/* Replaces the call's operands; NULL keeps what there is. They are dropped with the layout. Returns false if out of memory;
+ * then nothing has changed. */
+SHOAL_MUST_USE bool shoal_call_put_operands(struct shoal_call *call, int rank, int size, struct shoal_operand *input,
+                                            struct shoal_operand *output);
 /* Lets the devices of all ranks do the work of the call. The sum is dropped with the layout. Returns false if out of memory;
  * then nothing has changed. */
 SHOAL_MUST_USE bool shoal_layout_put_on_peers(struct shoal_call *call, struct shoal_device_sum *sum);
-/* Also drops the layout's operands on a device, and its sum. NULL is allowed. */
+/* Also drops the operands, and the sum. NULL is allowed. */
 void shoal_layout_free(struct shoal_layout *layout);
 
 /* Returns true if all parts have the same length. */
@@ -85,10 +85,10 @@ static inline bool shoal_layout_is_even(const struct shoal_layout *layout)
     return !layout->sent && !layout->received;
 }
 
-/* Returns an operand of the call on a device, or NULL if it is in host memory. */
-static inline struct shoal_device_operand *shoal_call_device(const struct shoal_call *call, enum shoal_block_operand operand)
+/* Returns the object of an operand, or NULL if it is plain memory. */
+static inline struct shoal_operand *shoal_call_operand(const struct shoal_call *call, enum shoal_block_operand operand)
 {
-    return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->device[operand];
+    return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->operands[operand];
 }
 
 /* Returns the work that the devices of all ranks do, or NULL if the engine does it. */
@@ -97,16 +97,12 @@ static inline struct shoal_device_sum *shoal_call_sum(const struct shoal_call *c
     return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->sum;
 }
 
-/* Returns true if the input stays on its device, where adapters read it. */
-static inline bool shoal_call_input_stays(const struct shoal_call *call)
+/* Returns true if an owner works on an operand while the call is under way. */
+static inline bool shoal_call_is_asynchronous(const struct shoal_call *call)
 {
-    const struct shoal_device_operand *device = shoal_call_device(call, SHOAL_INPUT);
-    return SHOAL_UNLIKELY(device != NULL) && device->stays;
-}
-
-static inline bool shoal_call_is_on_device(const struct shoal_call *call)
-{
-    return SHOAL_UNLIKELY(call->layout != NULL) && (call->layout->device[0] || call->layout->device[1] || call->layout->sum);
+    return SHOAL_UNLIKELY(call->layout != NULL) &&
+           (shoal_operand_is_asynchronous(call->layout->operands[SHOAL_INPUT]) ||
+            shoal_operand_is_asynchronous(call->layout->operands[SHOAL_OUTPUT]) || call->layout->sum);
 }
 
 /* Returns the elements that one rank sends to another. This rank must be one of the two, unless lengths are the same on all
@@ -135,14 +131,22 @@ static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank,
     return !layout->received ? 0 : owner == rank ? layout->received_at[part] : layout->received_row[part];
 }
 
-/* Returns the address of element `at` of a part of this rank's operand. An operand on a device must be ready; if it stays
- * there, the address is the device's. *run is reduced to the number of contiguous elements from there. */
+/* Returns the address of element `at` of a part of this rank's operand, in a range that is ready. *run is reduced to the number
+ * of contiguous elements from there. */
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_block_operand operand,
                          int part, size_t at, size_t *run);
 
 /* Bytes from the start of an operand to the end of what this rank may access of it. */
 size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner);
 size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner);
+
+/* Returns memory of a small operand in which its elements are contiguous: its own, or the scratch memory. */
+static inline char *shoal_call_contiguous(const struct shoal_call *call, enum shoal_block_operand operand)
+{
+    if (SHOAL_UNLIKELY(call->layout != NULL) && call->layout->scratch[operand])
+        return call->layout->scratch[operand];
+    return (char *)(uintptr_t)(operand == SHOAL_INPUT ? call->input : call->output);
+}
 
 /* Copy between part `part` of this rank's operand and contiguous memory. */
 void shoal_call_pack(const struct shoal_call *call, int rank, size_t element_bytes, int part, size_t count, char *row);

@@ -1,0 +1,114 @@
+/* An operand of a call that is not plain memory: where its elements are, whether they may be accessed, and when they are done
+ * with.
+ *
+ * Most operands are plain memory: they begin at one address of this process, are ready when the call is made, and peers may
+ * reach them. They have no object, so they cost nothing (operand/layout.h). Any other operand is a struct shoal_operand. Its
+ * maker defines the table of functions, and the engine sees only that table:
+ *
+ *   tensors.c       several tensors, which count as one vector
+ *   device_copy.c   memory of a device, which passes through host memory in pieces
+ *
+ * Another kind of memory is one more maker. Its owner, for example a device, works while the call is under way, and shares the
+ * operand with the engine range by range:
+ *
+ *   owner    | fill |          (released: fill again)          | empty |
+ *   engine          | ready: read ... release |  | ready: write ... release |         finished
+ *
+ * Nothing here waits or calls a driver, which may take locks that the program holds while it waits for Shoal. If a range is not
+ * ready, the engine asks again in a later turn and continues with others meanwhile. An owner rings no doorbell, so while the
+ * engine waits for one, its waits sleep 50 us at most.
+ *
+ * An operand is counted in elements of a whole operand, or of each part (struct shoal_shape): the range [begin, end) of a
+ * partitioned operand is that range of every part, as far as the part extends. All functions are called under the progress
+ * engine's lock. */
+#ifndef SHOAL_OPERAND_OPERAND_H
+#define SHOAL_OPERAND_OPERAND_H
+
+#include "plan/collective_type.h"
+
+struct shoal_operand;
+
+/* Entries that say so may be NULL. */
+struct shoal_operand_ops {
+    /* Returns the address of element `at` of a part, in a range that is ready. *run is reduced to the number of contiguous
+     * elements from there. NULL: the elements are where the call says. */
+    char *(*address)(const struct shoal_operand *, int part, size_t at, size_t *run);
+
+    /* Returns true if the engine may access the range: the elements of an input have arrived, or the place of an output's
+     * elements is free. Once true, it stays true until the range is released. The engine asks for a chunk, or for a whole
+     * operand that travels with the announcements: at most shoal_engine_range_bytes() (engine/engine.h), for which there must
+     * be room. Ranges become ready in order, so a range may have to wait until earlier ones are released. NULL: all of it is
+     * ready. */
+    bool (*is_ready)(const struct shoal_operand *, size_t begin, size_t end);
+
+    /* The engine has read the range of an input, or written that of an output. If the call succeeds, each element is released
+     * once; ranges may come in any order. NULL: nobody waits for it. */
+    void (*release)(struct shoal_operand *, size_t begin, size_t end);
+
+    /* Returns true if the owner has taken all of an output. The engine asks when everything was released. The call is not done
+     * before. NULL: an output is finished when it is written. */
+    bool (*is_finished)(const struct shoal_operand *);
+
+    /* The call is over: the engine no longer accesses or names the operand. Called once. If a range was not released, the call
+     * has failed: the owner must then release everything that waits for the range. */
+    void (*drop)(struct shoal_operand *);
+};
+
+/* Each maker has its own type, which begins with this structure. */
+struct shoal_operand {
+    const struct shoal_operand_ops *ops;
+    /* An input that the CPU cannot read, but network adapters can: its addresses are only for puts, and only plans that do
+     * nothing else with it can use it. If they also copy from it to the rank's own output, the owner does that copy. */
+    bool is_only_put;
+    struct shoal_operand *next_held; /* for the engine: one that it still holds after a failure */
+};
+
+/* ---- Questions. NULL is plain memory ------------------------------------------------------------------------------------- */
+
+/* Returns true if an owner works on the operand while the call is under way, so that ranges become ready later. */
+static inline bool shoal_operand_is_asynchronous(const struct shoal_operand *operand)
+{
+    return SHOAL_UNLIKELY(operand != NULL) && operand->ops->is_ready;
+}
+
+static inline bool shoal_operand_is_ready(const struct shoal_operand *operand, size_t begin, size_t end)
+{
+    return !shoal_operand_is_asynchronous(operand) || begin >= end || operand->ops->is_ready(operand, begin, end);
+}
+
+static inline void shoal_operand_release(struct shoal_operand *operand, size_t begin, size_t end)
+{
+    if (SHOAL_UNLIKELY(operand != NULL) && operand->ops->release && begin < end)
+        operand->ops->release(operand, begin, end);
+}
+
+static inline bool shoal_operand_is_finished(const struct shoal_operand *operand)
+{
+    return SHOAL_LIKELY(!operand) || !operand->ops->is_finished || operand->ops->is_finished(operand);
+}
+
+static inline bool shoal_operand_is_only_put(const struct shoal_operand *operand)
+{
+    return SHOAL_UNLIKELY(operand != NULL) && operand->is_only_put;
+}
+
+static inline void shoal_operand_drop(struct shoal_operand *operand)
+{
+    if (operand)
+        operand->ops->drop(operand);
+}
+
+/* ---- Makers -------------------------------------------------------------------------------------------------------------- */
+
+struct shoal_device_ring_operand;
+
+/* Make an operand. Return NULL if out of memory. */
+
+/* The input or the output of a call with several tensors. The list is copied. */
+struct shoal_operand *shoal_operand_of_tensors(enum shoal_block_operand which, size_t element_bytes,
+                                               const struct shoal_tensor *list, size_t count);
+/* An operand on a device that passes through a ring (device/device_ring.h), or stays on the device, where adapters read it.
+ * Takes over the engine's hold on `copied`. */
+struct shoal_operand *shoal_operand_of_device_copy(struct shoal_device_ring_operand *copied);
+
+#endif
