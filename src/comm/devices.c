@@ -357,9 +357,13 @@ static enum shoal_status prepare_sum(struct trip *trip)
     SHOAL_TRY(shoal_gpu_peers_check(peers, trip->posting->stream));
     SHOAL_TRY(copy_call(trip, 0));
     trip->sum = shoal_device_sum_open(shoal_gpu_peers_stage(peers), call->count, shoal_type_bytes(call->type));
-    if (trip->sum && shoal_layout_put_on_peers(call, trip->sum))
+    struct shoal_operand *both = trip->sum ? shoal_operand_of_device_sum(trip->sum) : NULL;
+    if (both && shoal_call_put_operands(call, comm->rank, comm->size, both, both))
         return SHOAL_OK;
-    shoal_device_sum_leave(trip->sum); /* on the engine's behalf */
+    if (both)
+        shoal_operand_drop(both);
+    else
+        shoal_device_sum_leave(trip->sum); /* on the engine's behalf */
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
                           trip->posting->name, comm->name);
 }

@@ -281,7 +281,7 @@ inline struct shoal_selection shoal_engine_selection(const struct shoal_engine *
                                     .inline_bytes = engine->settings->inline_bytes,
                                     .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
                                     .sends_cheaply = engine->transport->sends_cheaply,
-                                    .is_on_devices = shoal_call_sum(&request->call) != NULL,
+                                    .is_on_devices = shoal_call_way(&request->call) == SHOAL_WAY_OWNERS,
                                     .tuning = engine->tuning};
 }
 
@@ -550,8 +550,6 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
     const size_t element = request->element_bytes;
     const bool is_overwritten =
         call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
-    if (call->layout && call->layout->sum)
-        return;
     if (traits->is_input_reached && !is_overwritten && !shoal_call_operand(call, SHOAL_INPUT) &&
         shoal_shape_contributes(&traits->shape, rank, call->root))
         announcement->input =
@@ -632,12 +630,10 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .collective = (uint8_t)call->collective,
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
-        .way = SHOAL_WAY_HOST,
+        .way = (uint8_t)shoal_call_way(call),
         .type_tag = call->type_tag,
         .posted = (uint32_t)(request->posted_ticks >> 8),
     };
-    if (shoal_call_sum(call))
-        announcement->descriptor.way = SHOAL_WAY_DEVICES;
     announcement->input = announcement->output = 0;
     if (!request->is_direct) {
         locate_operands(engine, request, announcement);

@@ -42,18 +42,16 @@ struct shoal_extent shoal_extent_find(const struct shoal_engine *engine, const s
     return extent;
 }
 
-size_t shoal_extent_unit(const struct shoal_chunk *chunk)
+size_t shoal_extent_chunk(const struct shoal_chunk *chunk)
 {
     return chunk->first / chunk->request->chunk_elements;
 }
 
-/* Returns the place in host memory to which this rank's device copies a slice, or from which it copies one back. */
-static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
+/* Returns an address in a block that is neither in an operand nor in a staging buffer, but in memory of the input's owner. */
+static char *find_at_owner(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
 {
-    const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);
-    const struct shoal_device_stage_unit unit = shoal_device_sum_unit(sum, shoal_extent_unit(chunk));
-    SHOAL_ASSERT(block.part != SHOAL_ON_DEVICE_SLOT);
-    return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
+    const struct shoal_operand *input = shoal_call_operand(&chunk->request->call, SHOAL_INPUT);
+    return input->ops->block_address(input, block, shoal_extent_chunk(chunk), element - chunk->first);
 }
 
 char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
@@ -65,8 +63,8 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
     if (operand == SHOAL_STAGING)
         return (char *)engine->ops->staging(engine->transport, block.rank, slot) + chunk->shift + extent->staging_at +
                at * element;
-    if (operand == SHOAL_ON_DEVICE)
-        return find_slice(chunk, block, extent->begin + at);
+    if (operand > SHOAL_OUTPUT)
+        return find_at_owner(chunk, block, extent->begin + at);
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
     char *base = operand == SHOAL_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];

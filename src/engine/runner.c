@@ -128,12 +128,12 @@ bool shoal_runner_is_taken(struct shoal_engine *engine, struct shoal_request *re
 }
 
 /* Returns the operands of a request of which ranges become ready later, as bits. */
-static uint8_t find_asynchronous(const struct shoal_request *request)
+static uint8_t find_late(const struct shoal_request *request)
 {
     if (SHOAL_LIKELY(!request->call.layout))
         return 0;
-    return (uint8_t)(shoal_operand_is_asynchronous(shoal_call_operand(&request->call, SHOAL_INPUT)) << SHOAL_INPUT |
-                     shoal_operand_is_asynchronous(shoal_call_operand(&request->call, SHOAL_OUTPUT)) << SHOAL_OUTPUT);
+    return (uint8_t)(shoal_operand_is_late(shoal_call_operand(&request->call, SHOAL_INPUT)) << SHOAL_INPUT |
+                     shoal_operand_is_late(shoal_call_operand(&request->call, SHOAL_OUTPUT)) << SHOAL_OUTPUT);
 }
 
 static size_t chunk_end(const struct shoal_chunk *chunk)
@@ -224,8 +224,9 @@ enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct
 
 static void cut_chunks(const struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_device_sum *sum = shoal_call_sum(&request->call);
-    request->chunk_elements = sum ? sum->unit_elements
+    const struct shoal_operand *input = shoal_call_operand(&request->call, SHOAL_INPUT);
+    request->chunk_elements = shoal_operand_runs(input)
+                                  ? input->chunk_elements
                                   : shoal_select_chunk(request->cached->entry, &request->cached->plan,
                                                        engine->settings->chunk_bytes, request->element_bytes);
     request->chunk_count = (request->call.count + request->chunk_elements - 1) / request->chunk_elements;
@@ -421,19 +422,6 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     return status;
 }
 
-/* Returns the work of this rank's device that a step is, or SHOAL_DEVICE_WORKS if the CPU does it. */
-static enum shoal_device_work find_work(const struct shoal_plan *plan, const struct shoal_step *step)
-{
-    const struct shoal_block from = plan->blocks[step->first_block], to = plan->blocks[step->first_block + step->source_count];
-    if (step->kind != SHOAL_STEP_REDUCE || (!shoal_block_is_slot(from) && !shoal_block_is_slot(to)))
-        return SHOAL_DEVICE_WORKS;
-    if (!shoal_block_is_slot(from))
-        return from.operand == SHOAL_INPUT ? SHOAL_DEVICE_BRING : SHOAL_DEVICE_TAKE_BACK;
-    return shoal_block_is_slot(to)      ? SHOAL_DEVICE_REDUCE
-           : to.operand == SHOAL_OUTPUT ? SHOAL_DEVICE_GATHER
-                                        : SHOAL_DEVICE_HAND_OUT;
-}
-
 /* Returns true if the step copies an input that is only put to this rank's own output. */
 static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
 {
@@ -442,17 +430,26 @@ static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal
            source->operand == SHOAL_INPUT;
 }
 
-/* A rank that fails publishes its failure, and then releases its streams, which may write to memory that this rank's device is
- * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
- * well, because a rank that finds another one publishing waits only a moment. */
-static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
+/* Lets the owner of the input do the step. A rank that fails publishes its failure, and then owners go on, which may write to
+ * memory that this rank's owner is reading. So the data count only if no rank has failed by the time they were read. A failure
+ * that is being published counts as well, because a rank that finds another one publishing waits only a moment. */
+static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const struct shoal_chunk *chunk,
+                                            const struct shoal_step *step)
 {
+    struct shoal_request *request = chunk->request;
+    struct shoal_operand *input = shoal_call_operand(&request->call, SHOAL_INPUT);
+    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     struct shoal_failure failure;
-    if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work))
-        return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
-               !engine->ops->failed(engine->transport, &failure);
-    engine->awaits_operand = true;
-    return false;
+    const enum shoal_operand_does does =
+        input->ops->run(input, blocks[0], blocks[step->source_count], shoal_extent_chunk(chunk));
+    if (does == SHOAL_OPERAND_IS_AT_WORK)
+        note_unready(engine, request, SHOAL_INPUT, chunk->first, chunk_end(chunk));
+    if (does != SHOAL_OPERAND_HAS_DONE)
+        return does;
+    if (request->unready.begin == chunk->first)
+        request->unready.operand = 0;
+    const bool is_failing = engine->ops->is_failing && engine->ops->is_failing(engine->transport);
+    return is_failing || engine->ops->failed(engine->transport, &failure) ? SHOAL_OPERAND_IS_AT_WORK : does;
 }
 
 /* Returns true if the step is done, false if it has to wait. */
@@ -461,10 +458,10 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
 {
     if (SHOAL_UNLIKELY(chunk->posted))
         return has_work_ended(engine, chunk);
-    if (SHOAL_UNLIKELY(shoal_call_sum(&chunk->request->call) != NULL)) {
-        const enum shoal_device_work work = find_work(&chunk->request->cached->plan, step);
-        if (work != SHOAL_DEVICE_WORKS)
-            return run_work(engine, chunk, work);
+    if (shoal_operand_runs(shoal_call_operand(&chunk->request->call, SHOAL_INPUT))) {
+        const enum shoal_operand_does does = run_by_owner(engine, chunk, step);
+        if (does != SHOAL_OPERAND_DOES_NOTHING)
+            return does == SHOAL_OPERAND_HAS_DONE;
     }
     if (is_left_to_owner(chunk, step, engine->rank))
         return true;
@@ -573,7 +570,7 @@ static bool run_start_chunks(struct shoal_engine *engine)
         SHOAL_ASSERT(!chunk->packed && !chunk->posted);
         chunk->request = request;
         chunk->is_packed = false;
-        chunk->unready = find_asynchronous(request);
+        chunk->unready = find_late(request);
         chunk->shift = find_shift(engine, request);
         chunk->step = request->chunks_started ? 0 : request->early_steps;
         chunk->first = request->chunks_started++ * request->chunk_elements;
@@ -620,7 +617,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
  * staging buffer, and no rank reads it before a signal. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_chunk chunk = {.request = request, .unready = find_asynchronous(request)};
+    struct shoal_chunk chunk = {.request = request, .unready = find_late(request)};
     const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
     if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->peer_counts) ||
         !shoal_engine_guess_plan(engine, request))
@@ -672,30 +669,19 @@ static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine,
     return NULL;
 }
 
-/* Returns true if this rank's device has not done the work that the chunk waits for. */
-static bool is_at_work(const struct shoal_chunk *chunk)
-{
-    const struct shoal_plan *plan = &chunk->request->cached->plan;
-    const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
-    const enum shoal_device_work work = step ? find_work(plan, step) : SHOAL_DEVICE_WORKS;
-    return work != SHOAL_DEVICE_WORKS &&
-           !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work);
-}
-
 bool shoal_runner_is_unready(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_unready *unready = &request->unready;
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
     if (SHOAL_LIKELY(!request->call.layout))
         return false;
-    if (chunk && shoal_call_sum(&request->call))
-        return is_at_work(chunk);
     if (!unready->operand ||
         (chunk && chunk->first != unready->begin)) /* a later chunk waits for its range, and for this one */
         return false;
     const struct shoal_operand *operand = shoal_call_operand(&request->call, (enum shoal_block_operand)(unready->operand - 1));
-    return unready->begin == unready->end ? !shoal_operand_is_finished(operand)
-                                          : !shoal_operand_is_ready(operand, unready->begin, unready->end);
+    return unready->begin == unready->end
+               ? !shoal_operand_is_finished(operand)
+               : shoal_operand_runs(operand) || !shoal_operand_is_ready(operand, unready->begin, unready->end);
 }
 
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,

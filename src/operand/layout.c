@@ -140,6 +140,14 @@ bool shoal_call_lay_out(struct shoal_call *call, int rank, int size)
     return false;
 }
 
+/* One object may be both. */
+static void drop_both(struct shoal_operand *const *operands)
+{
+    shoal_operand_drop(operands[SHOAL_INPUT]);
+    if (operands[SHOAL_OUTPUT] != operands[SHOAL_INPUT])
+        shoal_operand_drop(operands[SHOAL_OUTPUT]);
+}
+
 static void free_scratch(struct shoal_layout *layout)
 {
     for (int i = 0; i < 2; i++) {
@@ -169,41 +177,27 @@ bool shoal_call_put_operands(struct shoal_call *call, int rank, int size, struct
         return false;
     call->layout->is_received_in_row |= !before;
     swap_operands(call->layout, operands, former);
-    const bool is_put = make_scratch(call, rank, size);
-    for (int i = 0; i < 2; i++) {
-        if (is_put)
-            shoal_operand_drop(former[i]);
-        else if (operands[i])
-            call->layout->operands[i] = former[i];
+    if (make_scratch(call, rank, size)) {
+        drop_both(former);
+        return true;
     }
-    if (!is_put)
-        free_scratch(call->layout);
-    if (!is_put && !before) {
-        shoal_layout_free(call->layout);
+    for (int i = 0; i < 2; i++)
+        call->layout->operands[i] = operands[i] ? former[i] : call->layout->operands[i];
+    free_scratch(call->layout);
+    if (!before) {
+        free(call->layout);
         call->layout = NULL;
     }
-    return is_put;
-}
-
-bool shoal_layout_put_on_peers(struct shoal_call *call, struct shoal_device_sum *sum)
-{
-    if (!call->layout)
-        call->layout = calloc(1, sizeof *call->layout);
-    if (call->layout)
-        call->layout->sum = sum;
-    return call->layout != NULL;
+    return false;
 }
 
 void shoal_layout_free(struct shoal_layout *layout)
 {
     if (!layout)
         return;
-    for (int i = 0; i < 2; i++) {
-        shoal_operand_drop(layout->operands[i]);
-        free(layout->scratch[i]);
-    }
-    if (layout->sum)
-        shoal_device_sum_drop(layout->sum);
+    drop_both(layout->operands);
+    free(layout->scratch[SHOAL_INPUT]);
+    free(layout->scratch[SHOAL_OUTPUT]);
     free(layout->sent);
     free(layout->sent_at);
     free(layout->received);

@@ -8,7 +8,6 @@
 #define SHOAL_OPERAND_LAYOUT_H
 
 #include "base/assert.h"
-#include "device/device_stage.h"
 #include "operand/operand.h"
 #include "transport/transport.h"
 
@@ -27,7 +26,6 @@ struct shoal_layout {
     /* For operands with an object: memory for a contiguous copy of each. NULL if the input would not fit into an announcement's
      * payload. */
     char *scratch[2];
-    struct shoal_device_sum *sum; /* work that the devices of all ranks do, with operands that they know; NULL: none */
     /* Parts of different lengths, [size] each; NULL if equal or if the operand is not partitioned. */
     size_t *sent; /* input: elements for each rank, and where they begin */
     size_t *sent_at;
@@ -69,14 +67,11 @@ struct shoal_call {
 /* Makes the operands that the call's arrays describe, for a rank of `size`. Sums of counts must fit into size_t. A single
  * tensor becomes plain memory. Returns false if out of memory; then nothing has changed. */
 SHOAL_MUST_USE bool shoal_call_lay_out(struct shoal_call *call, int rank, int size);
-/* Replaces the call's operands; NULL keeps what there is. They are dropped with the layout. Returns false if out of memory;
- * then nothing has changed. */
+/* Replaces the call's operands; NULL keeps what there is. One object may be both. They are dropped with the layout. Returns
+ * false if out of memory; then nothing has changed. */
 SHOAL_MUST_USE bool shoal_call_put_operands(struct shoal_call *call, int rank, int size, struct shoal_operand *input,
                                             struct shoal_operand *output);
-/* Lets the devices of all ranks do the work of the call. The sum is dropped with the layout. Returns false if out of memory;
- * then nothing has changed. */
-SHOAL_MUST_USE bool shoal_layout_put_on_peers(struct shoal_call *call, struct shoal_device_sum *sum);
-/* Also drops the operands, and the sum. NULL is allowed. */
+/* Also drops the operands. NULL is allowed. */
 void shoal_layout_free(struct shoal_layout *layout);
 
 /* Returns true if all parts have the same length. */
@@ -91,18 +86,18 @@ static inline struct shoal_operand *shoal_call_operand(const struct shoal_call *
     return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->operands[operand];
 }
 
-/* Returns the work that the devices of all ranks do, or NULL if the engine does it. */
-static inline struct shoal_device_sum *shoal_call_sum(const struct shoal_call *call)
-{
-    return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->sum;
-}
-
 /* Returns true if an owner works on an operand while the call is under way. */
 static inline bool shoal_call_is_asynchronous(const struct shoal_call *call)
 {
-    return SHOAL_UNLIKELY(call->layout != NULL) &&
-           (shoal_operand_is_asynchronous(call->layout->operands[SHOAL_INPUT]) ||
-            shoal_operand_is_asynchronous(call->layout->operands[SHOAL_OUTPUT]) || call->layout->sum);
+    return SHOAL_UNLIKELY(call->layout != NULL) && (shoal_operand_is_late(call->layout->operands[SHOAL_INPUT]) ||
+                                                    shoal_operand_is_late(call->layout->operands[SHOAL_OUTPUT]) ||
+                                                    shoal_operand_runs(call->layout->operands[SHOAL_INPUT]));
+}
+
+/* Returns who does the steps of the plan. Ranks compare it. */
+static inline enum shoal_way shoal_call_way(const struct shoal_call *call)
+{
+    return shoal_operand_runs(shoal_call_operand(call, SHOAL_INPUT)) ? SHOAL_WAY_OWNERS : SHOAL_WAY_ENGINES;
 }
 
 /* Returns the elements that one rank sends to another. This rank must be one of the two, unless lengths are the same on all

@@ -7,6 +7,7 @@
  *
  *   tensors.c       several tensors, which count as one vector
  *   device_copy.c   memory of a device, which passes through host memory in pieces
+ *   device_sum.c    both operands of a call that devices sum among themselves
  *
  * Another kind of memory is one more maker. Its owner, for example a device, works while the call is under way, and shares the
  * operand with the engine range by range:
@@ -27,6 +28,13 @@
 #include "plan/collective_type.h"
 
 struct shoal_operand;
+
+/* What an owner does about a step of the plan. */
+enum shoal_operand_does {
+    SHOAL_OPERAND_DOES_NOTHING, /* the engine does the step */
+    SHOAL_OPERAND_IS_AT_WORK,
+    SHOAL_OPERAND_HAS_DONE
+};
 
 /* Entries that say so may be NULL. */
 struct shoal_operand_ops {
@@ -49,6 +57,14 @@ struct shoal_operand_ops {
      * before. NULL: an output is finished when it is written. */
     bool (*is_finished)(const struct shoal_operand *);
 
+    /* Lets the owner do a reduce step of the plan on a chunk, from the block (the first, of several) to the other block. The
+     * engine asks again until the work is done. It asks for the input's object only. NULL: the engine does all steps. */
+    enum shoal_operand_does (*run)(struct shoal_operand *, struct shoal_block from, struct shoal_block to, size_t chunk);
+
+    /* Returns the address of element `at` of a chunk, in a block that is in host memory of the owner. NULL: no plan names such
+     * blocks. */
+    char *(*block_address)(const struct shoal_operand *, struct shoal_block block, size_t chunk, size_t at);
+
     /* The call is over: the engine no longer accesses or names the operand. Called once. If a range was not released, the call
      * has failed: the owner must then release everything that waits for the range. */
     void (*drop)(struct shoal_operand *);
@@ -60,20 +76,27 @@ struct shoal_operand {
     /* An input that the CPU cannot read, but network adapters can: its addresses are only for puts, and only plans that do
      * nothing else with it can use it. If they also copy from it to the rank's own output, the owner does that copy. */
     bool is_only_put;
+    size_t chunk_elements;           /* with `run`: the length of chunks */
     struct shoal_operand *next_held; /* for the engine: one that it still holds after a failure */
 };
 
 /* ---- Questions. NULL is plain memory ------------------------------------------------------------------------------------- */
 
-/* Returns true if an owner works on the operand while the call is under way, so that ranges become ready later. */
-static inline bool shoal_operand_is_asynchronous(const struct shoal_operand *operand)
+/* Returns true if ranges of the operand become ready later than the call. */
+static inline bool shoal_operand_is_late(const struct shoal_operand *operand)
 {
     return SHOAL_UNLIKELY(operand != NULL) && operand->ops->is_ready;
 }
 
 static inline bool shoal_operand_is_ready(const struct shoal_operand *operand, size_t begin, size_t end)
 {
-    return !shoal_operand_is_asynchronous(operand) || begin >= end || operand->ops->is_ready(operand, begin, end);
+    return !shoal_operand_is_late(operand) || begin >= end || operand->ops->is_ready(operand, begin, end);
+}
+
+/* Returns true if the owner does steps of plans. */
+static inline bool shoal_operand_runs(const struct shoal_operand *operand)
+{
+    return SHOAL_UNLIKELY(operand != NULL) && operand->ops->run;
 }
 
 static inline void shoal_operand_release(struct shoal_operand *operand, size_t begin, size_t end)
@@ -101,6 +124,7 @@ static inline void shoal_operand_drop(struct shoal_operand *operand)
 /* ---- Makers -------------------------------------------------------------------------------------------------------------- */
 
 struct shoal_device_ring_operand;
+struct shoal_device_sum;
 
 /* Make an operand. Return NULL if out of memory. */
 
@@ -110,5 +134,7 @@ struct shoal_operand *shoal_operand_of_tensors(enum shoal_block_operand which, s
 /* An operand on a device that passes through a ring (device/device_ring.h), or stays on the device, where adapters read it.
  * Takes over the engine's hold on `copied`. */
 struct shoal_operand *shoal_operand_of_device_copy(struct shoal_device_ring_operand *copied);
+/* Both operands of a call. Takes over the engine's hold on `sum`. */
+struct shoal_operand *shoal_operand_of_device_sum(struct shoal_device_sum *sum);
 
 #endif

@@ -25,7 +25,7 @@
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
 /* Who does the work of an operation, if the caller can choose. */
-enum shoal_way { SHOAL_WAY_HOST, SHOAL_WAY_DEVICES };
+enum shoal_way { SHOAL_WAY_ENGINES, SHOAL_WAY_OWNERS };
 
 /* A rank's call; 32 bytes. Ranks compare all fields except `hints` and `posted`. */
 struct shoal_descriptor {

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "comm/settings.h"
+#include "device/device_stage.h"
 #include "engine/engine_state.h"
 #include "operations.h"
 #include "reference.h"
@@ -1267,7 +1268,9 @@ static bool run_worked(int looks_before)
     for (int r = 0; r < 2; r++) {
         struct shoal_device_sum *sum = open_worked(&stages[r], world->ranks[r].engine);
         struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .count = sum->count};
-        assert_true(shoal_layout_put_on_peers(&call, sum));
+        struct shoal_operand *both = shoal_operand_of_device_sum(sum);
+        assert_non_null(both);
+        assert_true(shoal_call_put_operands(&call, r, 2, both, both));
         post(world, r, 0, &call);
         shoal_device_sum_leave(sum);
     }

@@ -12,6 +12,7 @@
 
 #include "alloc_limit.h"
 #include "device/device_ring.h"
+#include "device/device_stage.h"
 #include "operand/layout.h"
 
 #define RANKS 3
@@ -385,6 +386,77 @@ static void an_input_that_stays_is_only_put(void **state)
     free(counters);
 }
 
+/* ---- Sums of devices ----------------------------------------------------------------------------------------------------- */
+
+/* The steps that name a slot are works of the device, in the order of its plan; the engine does all others. */
+static void a_device_sum_runs_steps_that_name_slots(void **state)
+{
+    (void)state;
+    const struct shoal_device_stage_options options = {.slots = 2, .slot_bytes = SHOAL_PAGE, .ranks = 2, .hosts = 2};
+    struct shoal_device_stage stage;
+    void *memory = aligned_alloc(SHOAL_PAGE, shoal_device_stage_bytes(&options));
+    assert_non_null(memory);
+    shoal_device_stage_init(&stage, &options, memory);
+    struct shoal_device_sum *sum = shoal_device_sum_open(&stage, 3 * SHOAL_PAGE / element, element);
+    assert_non_null(sum);
+    struct shoal_operand *both = shoal_operand_of_device_sum(sum);
+    assert_non_null(both);
+    shoal_device_sum_reserve(sum);
+    const struct shoal_block slot = shoal_on_device(0, SHOAL_ON_DEVICE_SLOT, 0, 1),
+                             out = shoal_on_device(0, SHOAL_ON_DEVICE_OUT, 0, 1),
+                             back = shoal_on_device(0, SHOAL_ON_DEVICE_BACK, 0, 1), staging = shoal_staging(0, 0, 0, 1);
+    const struct {
+        struct shoal_block from, to;
+        enum shoal_device_work work;
+    } steps[] = {{shoal_input(0, 0, 1), slot, SHOAL_DEVICE_BRING},
+                 {slot, slot, SHOAL_DEVICE_REDUCE},
+                 {slot, out, SHOAL_DEVICE_HAND_OUT},
+                 {back, slot, SHOAL_DEVICE_TAKE_BACK},
+                 {slot, shoal_output(0, 0, 1), SHOAL_DEVICE_GATHER}};
+    assert_int_equal(both->ops->run(both, out, staging, 0), SHOAL_OPERAND_DOES_NOTHING);
+    assert_int_equal(both->ops->run(both, staging, back, 0), SHOAL_OPERAND_DOES_NOTHING);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(steps); i++) {
+        assert_int_equal(both->ops->run(both, steps[i].from, steps[i].to, 1), SHOAL_OPERAND_IS_AT_WORK);
+        assert_int_equal(atomic_load(&stage.begin[steps[i].work][1].value), 1); /* the device's stream begins */
+        assert_int_equal(atomic_load(&stage.begin[steps[i].work][0].value), 0);
+        atomic_store(&stage.ended[steps[i].work][1].value, 1);
+        assert_int_equal(both->ops->run(both, steps[i].from, steps[i].to, 1), SHOAL_OPERAND_HAS_DONE);
+    }
+    assert_int_equal(both->chunk_elements, SHOAL_PAGE / element);
+    assert_true(both->ops->block_address(both, out, 1, 1) - both->ops->block_address(both, out, 1, 0) == (ptrdiff_t)element);
+    assert_ptr_not_equal(both->ops->block_address(both, out, 1, 0), both->ops->block_address(both, back, 1, 0));
+    shoal_device_sum_leave(sum);
+    shoal_operand_drop(both);
+    free(memory);
+}
+
+/* One object is both operands, and is dropped once. Ranks compare who does the steps. */
+static void a_device_sum_is_both_operands(void **state)
+{
+    (void)state;
+    const struct shoal_device_stage_options options = {.slots = 2, .slot_bytes = SHOAL_PAGE, .ranks = 2, .hosts = 1};
+    struct shoal_device_stage stage;
+    void *memory = aligned_alloc(SHOAL_PAGE, shoal_device_stage_bytes(&options));
+    assert_non_null(memory);
+    shoal_device_stage_init(&stage, &options, memory);
+    struct shoal_device_sum *sum = shoal_device_sum_open(&stage, 5, element);
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLREDUCE, NULL, NULL, 5);
+    assert_non_null(sum);
+    assert_int_equal(shoal_call_way(&call), SHOAL_WAY_ENGINES);
+    struct shoal_operand *both = shoal_operand_of_device_sum(sum);
+    assert_non_null(both);
+    assert_true(shoal_call_put_operands(&call, 1, 2, both, both));
+    assert_int_equal(shoal_call_way(&call), SHOAL_WAY_OWNERS);
+    assert_true(shoal_call_is_asynchronous(&call));
+    assert_true(shoal_operand_is_ready(both, 0, 5)); /* its steps wait instead */
+    assert_true(shoal_operand_is_finished(both));
+    shoal_operand_release(both, 0, 5);
+    shoal_layout_free(call.layout);
+    assert_int_equal(sum->holders, 1);
+    shoal_device_sum_leave(sum);
+    free(memory);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -402,6 +474,8 @@ int main(void)
         cmocka_unit_test(a_device_copy_is_ready_unit_by_unit),
         cmocka_unit_test(an_output_is_finished_when_its_device_has_it),
         cmocka_unit_test(an_input_that_stays_is_only_put),
+        cmocka_unit_test(a_device_sum_runs_steps_that_name_slots),
+        cmocka_unit_test(a_device_sum_is_both_operands),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
