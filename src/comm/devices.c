@@ -60,8 +60,7 @@ static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_ca
     const size_t element = shoal_type_bytes(call->type);
     if (is_message(call))
         return call->count * element;
-    return operand == SHOAL_INPUT ? shoal_call_input_bytes(call, comm->rank, comm->size, element, comm->rank)
-                                  : shoal_call_output_bytes(call, comm->rank, comm->size, element, comm->rank);
+    return shoal_call_bytes(call, operand, comm->rank, comm->size, element, comm->rank);
 }
 
 /* Returns piece i of count_pieces; `at` is NULL if the rank has no bytes of it. */

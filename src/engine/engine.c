@@ -539,25 +539,14 @@ static bool may_announce(struct shoal_engine *engine, struct shoal_request *requ
     return request->sequence - completed <= kept;
 }
 
-/* Announces the location of each operand that peers need and can reach. A peer touches only operands that its plan names, and
- * this rank's plan ends after that. An operand that no plan names is not announced, because its owner may free it earlier. */
-static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request,
-                            struct shoal_announcement *announcement)
+/* Returns where peers can reach an operand, or 0. An operand that no plan names is not announced, because the program may free
+ * it earlier. */
+static shoal_location locate_operand(struct shoal_engine *engine, const struct shoal_request *request,
+                                     enum shoal_block_operand operand)
 {
-    const struct shoal_call *call = &request->call;
-    const struct shoal_collective_traits *traits = shoal_collective_traits(call->collective);
-    const int rank = engine->rank, size = engine->size;
-    const size_t element = request->element_bytes;
-    const bool is_overwritten =
-        call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
-    if (traits->is_input_reached && !is_overwritten && !shoal_call_operand(call, SHOAL_INPUT) &&
-        shoal_shape_contributes(&traits->shape, rank, call->root))
-        announcement->input =
-            engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
-    if (traits->is_output_reached && !shoal_call_operand(call, SHOAL_OUTPUT) &&
-        (!call->layout || call->layout->is_received_in_row) && shoal_shape_receives(&traits->shape, rank, call->root))
-        announcement->output =
-            engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
+    const struct shoal_call_memory memory =
+        shoal_call_locate(&request->call, operand, engine->rank, engine->size, request->element_bytes);
+    return memory.at ? engine->ops->locate(engine->transport, memory.at, memory.bytes) : 0;
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
@@ -636,7 +625,8 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     };
     announcement->input = announcement->output = 0;
     if (!request->is_direct) {
-        locate_operands(engine, request, announcement);
+        announcement->input = locate_operand(engine, request, SHOAL_INPUT);
+        announcement->output = locate_operand(engine, request, SHOAL_OUTPUT);
         announcement->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
     }
     engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = announcement->descriptor;

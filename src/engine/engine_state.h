@@ -92,10 +92,9 @@ struct shoal_request {
             struct shoal_cached_plan *cached;
             uint32_t early_steps;             /* steps of the first chunk that ran before all announcements arrived */
             struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
-            void **inputs;                    /* [size] addresses in this process; NULL if not shared */
-            void **outputs;
-            size_t chunk_elements; /* per whole operand, or per part */
-            size_t part_stride;    /* elements from part to part of a partitioned staging buffer */
+            void **memory[2];                 /* [size] each rank's operands in this process; NULL if out of reach */
+            size_t chunk_elements;            /* per whole operand, or per part */
+            size_t part_stride;               /* elements from part to part of a partitioned staging buffer */
             size_t chunk_count;
             size_t chunks_started;
             size_t chunks_done;

@@ -67,9 +67,8 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
         return find_at_owner(chunk, block, extent->begin + at);
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
-    char *base = operand == SHOAL_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
-    return base + (part_at + extent->begin + at) * element;
+    return (char *)request->memory[operand][block.rank] + (part_at + extent->begin + at) * element;
 }
 
 /* Addresses that agree in their low 28 bits compete for the same place in the first-level cache of some processors, which

@@ -174,28 +174,34 @@ static bool can_touch(struct shoal_engine *engine, struct shoal_chunk *chunk, co
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-/* Finds the addresses of those peers' operands that the plan names. */
-static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoal_request *request)
+/* Maps an operand of a peer, or finds that of this rank. *memory_out is NULL if it is not in reach. */
+static enum shoal_status map_operand(struct shoal_engine *engine, const struct shoal_request *request,
+                                     enum shoal_block_operand operand, int owner, void **memory_out)
 {
     const struct shoal_call *call = &request->call;
-    const uint8_t *named = request->cached->named;
-    const size_t element = request->element_bytes;
-    const int rank = engine->rank, size = engine->size;
+    const bool is_input = operand == SHOAL_INPUT;
     enum shoal_status status = SHOAL_OK;
-    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)size;
-    request->outputs = request->inputs + size;
-    for (int r = 0; r < size; r++) {
-        request->inputs[r] = r == rank ? (void *)(uintptr_t)call->input : NULL;
-        request->outputs[r] = r == rank ? call->output : NULL;
-        if (r == rank || (!named[r] && !named[size + r]))
-            continue;
-        const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, r, request->sequence);
-        const size_t input_bytes = shoal_call_input_bytes(call, rank, size, element, r);
-        if (named[r] && announcement->input && input_bytes && status == SHOAL_OK)
-            request->inputs[r] = engine->ops->reach(engine->transport, r, announcement->input, input_bytes, &status);
-        if (named[size + r] && announcement->output && status == SHOAL_OK)
-            request->outputs[r] = engine->ops->reach(engine->transport, r, announcement->output,
-                                                     shoal_call_output_bytes(call, rank, size, element, r), &status);
+    *memory_out = owner == engine->rank ? (is_input ? (void *)(uintptr_t)call->input : call->output) : NULL;
+    if (owner == engine->rank || !request->cached->named[(is_input ? 0 : engine->size) + owner])
+        return SHOAL_OK;
+    const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, owner, request->sequence);
+    const shoal_location location = is_input ? announcement->input : announcement->output;
+    const size_t bytes = shoal_call_bytes(call, operand, engine->rank, engine->size, request->element_bytes, owner);
+    if (location && (bytes || !is_input))
+        *memory_out = engine->ops->reach(engine->transport, owner, location, bytes, &status);
+    return status;
+}
+
+/* Finds the operands in this process's memory that the plan names. */
+static enum shoal_status map_operands(struct shoal_engine *engine, struct shoal_request *request)
+{
+    enum shoal_status status = SHOAL_OK;
+    request->memory[SHOAL_INPUT] = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)engine->size;
+    request->memory[SHOAL_OUTPUT] = request->memory[SHOAL_INPUT] + engine->size;
+    for (int r = 0; r < engine->size && status == SHOAL_OK; r++) {
+        status = map_operand(engine, request, SHOAL_INPUT, r, &request->memory[SHOAL_INPUT][r]);
+        if (status == SHOAL_OK)
+            status = map_operand(engine, request, SHOAL_OUTPUT, r, &request->memory[SHOAL_OUTPUT][r]);
     }
     return status;
 }
@@ -245,7 +251,7 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
         return SHOAL_OK;
     SHOAL_TRY(shoal_engine_find_plan(engine, request));
-    SHOAL_TRY(find_addresses(engine, request));
+    SHOAL_TRY(map_operands(engine, request));
     request->cached->hints = request->announcement.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
     SHOAL_ASSERT(!shoal_operand_is_only_put(shoal_call_operand(&request->call, SHOAL_INPUT)) ||

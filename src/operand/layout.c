@@ -19,8 +19,8 @@ static bool make_scratch(const struct shoal_call *call, int rank, int size)
 {
     struct shoal_layout *layout = call->layout;
     const size_t element = shoal_type_bytes(call->type);
-    const size_t bytes[2] = {shoal_call_input_bytes(call, rank, size, element, rank),
-                             shoal_call_output_bytes(call, rank, size, element, rank)};
+    const size_t bytes[2] = {shoal_call_bytes(call, SHOAL_INPUT, rank, size, element, rank),
+                             shoal_call_bytes(call, SHOAL_OUTPUT, rank, size, element, rank)};
     bool has_all = true;
     for (int i = 0; i < 2 && bytes[SHOAL_INPUT] <= SHOAL_PAYLOAD_MAX; i++) {
         if (layout->operands[i] && !layout->scratch[i])
@@ -236,28 +236,47 @@ static size_t end_of_parts(const size_t *counts, const size_t *at, int size)
     return end;
 }
 
-size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner)
+size_t shoal_call_bytes(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
+                        size_t element_bytes, int owner)
 {
     const struct shoal_layout *layout = call->layout;
-    if (!layout || shoal_layout_is_even(layout))
-        return call->count * (size_t)(shoal_collective_traits(call->collective)->shape.is_input_partitioned ? size : 1) *
-               element_bytes;
-    if (!layout->sent)
-        return layout->received[owner] * element_bytes;
-    if (owner != rank && layout->peer_at)
+    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
+    const bool is_input = operand == SHOAL_INPUT;
+    if (!layout || shoal_layout_is_even(layout)) {
+        const bool is_partitioned = is_input ? shape->is_input_partitioned : shape->is_output_partitioned;
+        return call->count * (size_t)(is_partitioned ? size : 1) * element_bytes;
+    }
+    const size_t *parts = is_input ? layout->sent : layout->received;
+    if (!parts)
+        return (is_input ? layout->received : layout->sent)[owner] * element_bytes;
+    if (is_input && owner != rank && layout->peer_at)
         return layout->received[owner] ? (layout->peer_at[owner] + layout->received[owner]) * element_bytes : 0;
-    return end_of_parts(layout->sent, layout->sent_at, size) * element_bytes;
+    const size_t *at = is_input ? layout->sent_at : owner == rank ? layout->received_at : layout->received_row;
+    return end_of_parts(parts, at, size) * element_bytes;
 }
 
-size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner)
+/* Peers know the offsets of an output's parts only if the parts follow each other. An all-to-all in place overwrites what peers
+ * would read. */
+static bool can_reach(const struct shoal_call *call, enum shoal_block_operand operand, int rank)
 {
-    const struct shoal_layout *layout = call->layout;
-    if (!layout || shoal_layout_is_even(layout))
-        return call->count * (size_t)(shoal_collective_traits(call->collective)->shape.is_output_partitioned ? size : 1) *
-               element_bytes;
-    if (!layout->received)
-        return layout->sent[owner] * element_bytes;
-    return end_of_parts(layout->received, owner == rank ? layout->received_at : layout->received_row, size) * element_bytes;
+    const struct shoal_collective_traits *traits = shoal_collective_traits(call->collective);
+    const bool is_overwritten =
+        call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
+    if (shoal_call_operand(call, operand))
+        return false;
+    if (operand == SHOAL_INPUT)
+        return traits->is_input_reached && !is_overwritten && shoal_shape_contributes(&traits->shape, rank, call->root);
+    return traits->is_output_reached && (!call->layout || call->layout->is_received_in_row) &&
+           shoal_shape_receives(&traits->shape, rank, call->root);
+}
+
+struct shoal_call_memory shoal_call_locate(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
+                                           size_t element_bytes)
+{
+    if (!can_reach(call, operand, rank))
+        return (struct shoal_call_memory){.at = NULL};
+    return (struct shoal_call_memory){.at = operand == SHOAL_INPUT ? call->input : call->output,
+                                      .bytes = shoal_call_bytes(call, operand, rank, size, element_bytes, rank)};
 }
 
 /* ---- Copying ------------------------------------------------------------------------------------------------------------- */

@@ -131,9 +131,19 @@ static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank,
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_block_operand operand,
                          int part, size_t at, size_t *run);
 
-/* Bytes from the start of an operand to the end of what this rank may access of it. */
-size_t shoal_call_input_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner);
-size_t shoal_call_output_bytes(const struct shoal_call *call, int rank, int size, size_t element_bytes, int owner);
+/* Returns the bytes from the start of `owner`'s operand to the end of what this rank may access of it. */
+size_t shoal_call_bytes(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
+                        size_t element_bytes, int owner);
+
+/* Memory of an operand that peers can reach; `at` is NULL if they cannot. */
+struct shoal_call_memory {
+    const void *at;
+    size_t bytes;
+};
+/* Returns where peers can reach an operand of this rank, if algorithms use that. A peer touches only operands that its plan
+ * names, and this rank's plan ends after that. */
+struct shoal_call_memory shoal_call_locate(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
+                                           size_t element_bytes);
 
 /* Returns memory of a small operand in which its elements are contiguous: its own, or the scratch memory. */
 static inline char *shoal_call_contiguous(const struct shoal_call *call, enum shoal_block_operand operand)

@@ -50,8 +50,8 @@ static void plain_memory_has_no_object(void **state)
     assert_ptr_equal(at_of(&call, SHOAL_INPUT, 0, 5, &run), &input[5]);
     assert_ptr_equal(shoal_call_contiguous(&call, SHOAL_INPUT), input);
     assert_ptr_equal(shoal_call_contiguous(&call, SHOAL_OUTPUT), output);
-    assert_int_equal(shoal_call_input_bytes(&call, 1, RANKS, element, 1), 24);
-    assert_int_equal(shoal_call_output_bytes(&call, 1, RANKS, element, 1), 72);
+    assert_int_equal(shoal_call_bytes(&call, SHOAL_INPUT, 1, RANKS, element, 1), 24);
+    assert_int_equal(shoal_call_bytes(&call, SHOAL_OUTPUT, 1, RANKS, element, 1), 72);
 }
 
 /* A rank that has no elements may pass NULL. */
@@ -83,8 +83,8 @@ static void parts_begin_at_their_offsets(void **state)
     assert_int_equal(shoal_call_length(&call, 1, 1, 2), 5);
     assert_int_equal(shoal_call_length(&call, 1, 0, 1), 2);
     assert_int_equal(shoal_call_length(&call, 1, 1, 1), 0);
-    assert_int_equal(shoal_call_input_bytes(&call, 1, RANKS, element, 1), 8 * element);
-    assert_int_equal(shoal_call_output_bytes(&call, 1, RANKS, element, 1), 12 * element);
+    assert_int_equal(shoal_call_bytes(&call, SHOAL_INPUT, 1, RANKS, element, 1), 8 * element);
+    assert_int_equal(shoal_call_bytes(&call, SHOAL_OUTPUT, 1, RANKS, element, 1), 12 * element);
     assert_null(shoal_call_operand(&call, SHOAL_INPUT)); /* it is plain memory */
     assert_false(call.layout->is_received_in_row);
     shoal_layout_free(call.layout);
@@ -197,6 +197,52 @@ static void small_tensors_are_packed(void **state)
         shoal_layout_free(call.layout);
     }
     free(memory);
+}
+
+/* ---- Locating ------------------------------------------------------------------------------------------------------------ */
+
+static void plain_memory_is_in_reach_of_peers(void **state)
+{
+    (void)state;
+    uint32_t input[6], output[18];
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 6);
+    struct shoal_call_memory memory = shoal_call_locate(&call, SHOAL_OUTPUT, 1, RANKS, element);
+    assert_ptr_equal(memory.at, output);
+    assert_int_equal(memory.bytes, 18 * element);
+    call.collective = SHOAL_COLLECTIVE_BROADCAST; /* of root 0: rank 1 does not contribute */
+    assert_null(shoal_call_locate(&call, SHOAL_INPUT, 1, RANKS, element).at);
+    call.root = 1;
+    memory = shoal_call_locate(&call, SHOAL_INPUT, 1, RANKS, element);
+    assert_ptr_equal(memory.at, input);
+    assert_int_equal(memory.bytes, 6 * element);
+    call.collective = SHOAL_COLLECTIVE_ALLTOALL;
+    assert_ptr_equal(shoal_call_locate(&call, SHOAL_INPUT, 1, RANKS, element).at, input);
+    call.output = input; /* it overwrites what peers would read */
+    call.input = input;
+    assert_null(shoal_call_locate(&call, SHOAL_INPUT, 1, RANKS, element).at);
+}
+
+static void other_operands_are_out_of_reach(void **state)
+{
+    (void)state;
+    uint32_t memory[32];
+    const size_t counts[RANKS] = {1, 2, 3}, row[RANKS] = {0, 1, 3};
+    const struct shoal_tensor tensors[] = {{memory, memory, 2}, {memory + 8, memory + 8, 3}};
+    const struct shoal_call_arrays forms[] = {{.tensors = tensors, .tensor_count = 2, .has_tensors = true},
+                                              {.received = counts},
+                                              {.received = counts, .received_at = row}};
+    for (int form = 0; form < 3; form++) {
+        struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, memory, memory + 16, 5);
+        call.arrays = &forms[form];
+        assert_true(shoal_call_lay_out(&call, 1, RANKS));
+        const struct shoal_call_memory output = shoal_call_locate(&call, SHOAL_OUTPUT, 1, RANKS, element);
+        /* Peers do not know the offsets that another rank has chosen. */
+        assert_true((output.at == memory + 16) == (form == 1));
+        assert_int_equal(output.bytes, form == 1 ? 6 * element : 0);
+        assert_true((shoal_call_locate(&call, SHOAL_INPUT, 1, RANKS, element).at != NULL) ==
+                    (form > 0 && shoal_collective_traits(SHOAL_COLLECTIVE_ALLGATHER)->is_input_reached));
+        shoal_layout_free(call.layout);
+    }
 }
 
 /* ---- Asynchronous operands ----------------------------------------------------------------------------------------------- */
@@ -468,6 +514,8 @@ int main(void)
         cmocka_unit_test(one_tensor_is_plain_memory),
         cmocka_unit_test(no_tensor_is_an_empty_vector),
         cmocka_unit_test(small_tensors_are_packed),
+        cmocka_unit_test(plain_memory_is_in_reach_of_peers),
+        cmocka_unit_test(other_operands_are_out_of_reach),
         cmocka_unit_test(an_owner_need_not_have_all_functions),
         cmocka_unit_test(operands_replace_others),
         cmocka_unit_test(without_memory_nothing_changes),
