@@ -9,7 +9,6 @@
 /* A call being checked. */
 struct attempt {
     const struct shoal_comm *comm;
-    const char *name; /* the public function's name, for messages */
     struct shoal_call *call;
     const struct shoal_shape *shape;
     size_t element;                   /* bytes; a power of two */
@@ -50,9 +49,12 @@ static enum shoal_status take_options(const struct attempt *attempt, const struc
     if (!options)
         return SHOAL_OK;
     if (options->struct_bytes < offsetof(struct shoal_options, scale))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
+                                      "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
     call->timeout_ms = options->timeout_ms;
     call->trace_tag = options->trace_tag;
+    if (options->struct_bytes >= offsetof(struct shoal_options, stream) + sizeof options->stream)
+        call->stream = options->stream;
     if (options->struct_bytes >= offsetof(struct shoal_options, wait_ms))
         call->scale = options->scale;
     return SHOAL_OK;
@@ -62,15 +64,15 @@ static enum shoal_status check_operator(const struct attempt *attempt)
 {
     const struct shoal_call *call = attempt->call;
     if (SHOAL_UNLIKELY((unsigned)call->op >= SHOAL_OP_END))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "op is %d, none of enum shoal_op", (int)call->op);
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "op is %d, none of enum shoal_op", (int)call->op);
     if (SHOAL_UNLIKELY(!attempt->comm->context->kernels->reduce[call->type][call->op]))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "the bitwise operators are only for integers");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "the bitwise operators are only for integers");
     if (SHOAL_LIKELY(call->op != SHOAL_SCALED_SUM) || !is_integer(call->type))
         return SHOAL_OK;
     const bool is_whole = call->scale > -0x1p62 && call->scale < 0x1p62 && (double)(int64_t)call->scale == call->scale;
     if (!is_whole)
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "the scale of integers is %g, but must be a whole number",
-                                      call->scale);
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
+                                      "the scale of integers is %g, but must be a whole number", call->scale);
     return SHOAL_OK;
 }
 
@@ -82,13 +84,13 @@ static bool is_aligned(const struct attempt *attempt, const void *operand)
 
 static enum shoal_status refuse_unaligned(const struct attempt *attempt, const char *what, const void *operand)
 {
-    return shoal_arguments_refuse(attempt->comm, attempt->name, "%s is %p, not aligned to its elements of %zu bytes", what,
-                                  operand, attempt->element);
+    return shoal_arguments_refuse(attempt->comm, attempt->call->name, "%s is %p, not aligned to its elements of %zu bytes",
+                                  what, operand, attempt->element);
 }
 
 static enum shoal_status refuse_count(const struct attempt *attempt, const char *what, size_t count)
 {
-    return shoal_arguments_refuse(attempt->comm, attempt->name,
+    return shoal_arguments_refuse(attempt->comm, attempt->call->name,
                                   "%s is %zu, larger than memory can be; was a negative number given?", what, count);
 }
 
@@ -99,9 +101,9 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
 {
     const char *a = input, *b = output;
     if (SHOAL_UNLIKELY(input_bytes && !input))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "input is NULL, but count is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "input is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(output_bytes && !output))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "output is NULL, but count is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "output is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(input_bytes && !is_aligned(attempt, input)))
         return refuse_unaligned(attempt, "input", input);
     if (SHOAL_UNLIKELY(output_bytes && !is_aligned(attempt, output)))
@@ -114,7 +116,7 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
     if (SHOAL_LIKELY(is_in_place))
         return SHOAL_OK;
     return shoal_arguments_refuse(
-        attempt->comm, attempt->name,
+        attempt->comm, attempt->call->name,
         attempt->shape->is_input_partitioned == attempt->shape->is_output_partitioned
             ? "input and output overlap; they must be the same address or apart"
             : "input and output overlap; one must be this rank's part of the other, or they must be apart");
@@ -157,7 +159,7 @@ static enum shoal_status check_apart(const struct attempt *attempt, const size_t
     int used = 0;
     bool is_apart = true;
     if (!parts)
-        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->name);
+        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->call->name);
     for (int i = 0; i < size; i++) {
         if (counts[i])
             parts[used++] = (struct stretch){at[i], at[i] + counts[i]};
@@ -167,7 +169,7 @@ static enum shoal_status check_apart(const struct attempt *attempt, const size_t
     for (int i = 1; i < used; i++)
         is_apart &= parts[i - 1].end <= parts[i].begin;
     free(parts);
-    return is_apart ? SHOAL_OK : shoal_arguments_refuse(attempt->comm, attempt->name, "parts of the output overlap");
+    return is_apart ? SHOAL_OK : shoal_arguments_refuse(attempt->comm, attempt->call->name, "parts of the output overlap");
 }
 
 /* *end_out: elements from the operand's start to the end of its last part; *own_at_out: start of this rank's part. */
@@ -201,7 +203,7 @@ static enum shoal_status check_same_parts(const struct attempt *attempt)
                                  (!arrays->sent_at || memcmp(arrays->sent_at, arrays->received_at, bytes) == 0);
     if (has_same_counts && has_same_places)
         return SHOAL_OK;
-    return shoal_arguments_refuse(attempt->comm, attempt->name,
+    return shoal_arguments_refuse(attempt->comm, attempt->call->name,
                                   "in place, counts and offsets of input and output must be equal");
 }
 
@@ -213,10 +215,10 @@ static enum shoal_status check_parts(const struct attempt *attempt)
     const size_t element = attempt->element;
     size_t sent_end = 0, received_end = 0, own_at = 0;
     if ((attempt->shape->is_input_partitioned && !arrays->sent) || (attempt->shape->is_output_partitioned && !arrays->received))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "an array of counts is NULL");
     const int most_locals = shoal_engine_most_locals(attempt->comm->engine);
     if (arrays->sent && arrays->received && (size_t)most_locals > SHOAL_CALL_PARTS_MAX)
-        return shoal_arguments_refuse(attempt->comm, attempt->name,
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
                                       "%d ranks on one host are too many for parts of different lengths; at most %zu",
                                       most_locals, SHOAL_CALL_PARTS_MAX);
     if (arrays->sent)
@@ -229,7 +231,7 @@ static enum shoal_status check_parts(const struct attempt *attempt)
                  output = arrays->received ? received_end : arrays->sent[rank];
     SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
     if (arrays->sent && arrays->received && arrays->sent[rank] != arrays->received[rank])
-        return shoal_arguments_refuse(attempt->comm, attempt->name,
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
                                       "this rank sends %zu elements to itself, but receives %zu from itself",
                                       arrays->sent[rank], arrays->received[rank]);
     const bool is_in_place = input && output && call->input == call->output;
@@ -306,7 +308,7 @@ static enum shoal_status check_tensors_apart(const struct attempt *attempt)
     struct range *ranges = malloc((2 * arrays->tensor_count + 1) * sizeof *ranges);
     size_t used = 0;
     if (!ranges)
-        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->name);
+        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->call->name);
     for (size_t t = 0; t < arrays->tensor_count; t++) {
         const struct shoal_tensor *tensor = &arrays->tensors[t];
         const size_t part = tensor->count * element;
@@ -317,8 +319,9 @@ static enum shoal_status check_tensors_apart(const struct attempt *attempt)
     qsort(ranges, used, sizeof *ranges, compare_ranges);
     const bool is_apart = are_apart(ranges, used);
     free(ranges);
-    return is_apart ? SHOAL_OK
-                    : shoal_arguments_refuse(attempt->comm, attempt->name, "an output overlaps an operand of another tensor");
+    return is_apart
+               ? SHOAL_OK
+               : shoal_arguments_refuse(attempt->comm, attempt->call->name, "an output overlaps an operand of another tensor");
 }
 
 static enum shoal_status check_tensors(const struct attempt *attempt)
@@ -326,7 +329,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
     const struct shoal_call_arrays *arrays = attempt->call->arrays;
     struct shoal_call *call = attempt->call;
     if (arrays->tensor_count && !arrays->tensors)
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "tensors is NULL, but their number is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "tensors is NULL, but their number is not 0");
     size_t total = 0;
     for (size_t t = 0; t < arrays->tensor_count; t++) {
         struct shoal_call one = *call;
@@ -338,7 +341,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
         SHOAL_TRY(check_plain(&alone));
         total += one.count;
         if (!is_count(attempt->comm, total))
-            return shoal_arguments_refuse(attempt->comm, attempt->name, "the tensors are larger than memory can be");
+            return shoal_arguments_refuse(attempt->comm, attempt->call->name, "the tensors are larger than memory can be");
     }
     call->count = total;
     return check_tensors_apart(attempt);
@@ -346,11 +349,12 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
 
 /* ---- Checking a whole call ----------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name, struct shoal_call *call)
+enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, struct shoal_call *call)
 {
     if (shoal_call_lay_out(call, comm->rank, comm->size))
         return SHOAL_OK;
-    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", name, comm->name);
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", call->name,
+                          comm->name);
 }
 
 static size_t count_parts(const struct shoal_comm *comm, bool has_operand, bool is_partitioned)
@@ -358,14 +362,13 @@ static size_t count_parts(const struct shoal_comm *comm, bool has_operand, bool 
     return !has_operand ? 0 : is_partitioned ? (size_t)comm->size : 1;
 }
 
-enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
+enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, struct shoal_call *call,
                                         const struct shoal_options *options)
 {
-    SHOAL_TRY(shoal_comm_check(comm, name));
+    SHOAL_TRY(shoal_comm_check(comm, call->name));
     split_type(call);
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
     const struct attempt whole = {.comm = comm,
-                                  .name = name,
                                   .call = call,
                                   .shape = shape,
                                   .element = shoal_type_bytes(call->type),
@@ -376,27 +379,28 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const cha
                          *attempt = &whole;
     SHOAL_TRY(take_options(attempt, options));
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
-        return shoal_arguments_refuse(comm, name, "type is %d, none of enum shoal_type", (int)call->type);
+        return shoal_arguments_refuse(comm, call->name, "type is %d, none of enum shoal_type", (int)call->type);
     if (attempt->shape->is_reduced)
         SHOAL_TRY(check_operator(attempt));
     if (SHOAL_UNLIKELY(call->root < 0 || call->root >= comm->size))
-        return shoal_arguments_refuse(comm, name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
+        return shoal_arguments_refuse(comm, call->name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
     call->input = attempt->input_parts ? call->input : NULL;
     call->output = attempt->output_parts ? call->output : NULL;
     if (SHOAL_LIKELY(!call->arrays))
         return check_plain(attempt);
     SHOAL_TRY(call->arrays->has_tensors ? check_tensors(attempt) : check_parts(attempt));
-    return shoal_arguments_lay_out(comm, name, call);
+    return shoal_arguments_lay_out(comm, call);
 }
 
 enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, const char *name,
                                                 const struct shoal_message *message, const struct shoal_options *options,
                                                 struct shoal_call *call)
 {
-    const struct attempt attempt = {.comm = comm, .name = name, .call = call, .element = shoal_type_bytes(message->type)};
+    const struct attempt attempt = {.comm = comm, .call = call, .element = shoal_type_bytes(message->type)};
     const char *operand = message->is_send ? "input" : "output";
     SHOAL_TRY(shoal_comm_check(comm, name));
-    *call = (struct shoal_call){.collective = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
+    *call = (struct shoal_call){.name = name,
+                                .collective = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
                                 .type = message->type,
                                 .root = message->peer,
                                 .tag = message->tag,

@@ -6,9 +6,9 @@
 #include "comm/context.h"
 
 /* Checks a collective call and fills in the fields that follow from the others: operands that the rank does not have become
- * NULL; the arrays become count and layout. `name` is the public function's name, for messages. ERR_ARGUMENT,
+ * NULL; the arrays become count and layout. ERR_ARGUMENT,
  * ERR_STATE, ERR_MEMORY. On OK the caller owns call->layout until the call is posted. */
-SHOAL_MUST_USE enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
+SHOAL_MUST_USE enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, struct shoal_call *call,
                                                        const struct shoal_options *options);
 
 /* Like shoal_arguments_check(), but for a send or receive. */
@@ -17,8 +17,7 @@ SHOAL_MUST_USE enum shoal_status shoal_arguments_check_message(const struct shoa
                                                                const struct shoal_options *options, struct shoal_call *call);
 
 /* Makes the operands that the call's arrays describe. ERR_MEMORY. */
-SHOAL_MUST_USE enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name,
-                                                         struct shoal_call *call);
+SHOAL_MUST_USE enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, struct shoal_call *call);
 
 /* Logs why the call is refused. Returns ERR_ARGUMENT. */
 enum shoal_status shoal_arguments_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)

@@ -15,19 +15,13 @@ static uint32_t wait_of(const struct shoal_options *options)
     return options && options->struct_bytes >= wanted ? options->wait_ms : 0;
 }
 
-static void *calls_stream_of(const struct shoal_options *options)
-{
-    const size_t wanted = offsetof(struct shoal_options, stream) + sizeof options->stream;
-    return options && options->struct_bytes >= wanted ? options->stream : NULL;
-}
-
-/* Posts the device copies, then waits for the request. */
-static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct shoal_posting *posting, uint32_t wait_ms,
+/* For calls with operands on a device: their owner works while this thread waits for the request. */
+static enum shoal_status launch_on_device(struct shoal_comm *comm, struct shoal_call *calls, size_t count, uint32_t wait_ms,
                                           struct shoal_request **request_out)
 {
     struct shoal_request *request;
     void *driver_context;
-    SHOAL_TRY(shoal_devices_post(comm, posting, &driver_context, &request));
+    SHOAL_TRY(shoal_devices_post(comm, calls, count, &driver_context, &request));
     SHOAL_ASSERT(request && !blocking);
     if (request_out != BLOCKING) {
         *request_out = request;
@@ -40,32 +34,32 @@ static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct 
     return status;
 }
 
-static enum shoal_status launch(struct shoal_comm *comm, const struct shoal_posting *posting,
+/* Posts one call, or `count` messages in one request. */
+static enum shoal_status launch(struct shoal_comm *comm, struct shoal_call *calls, size_t count,
                                 const struct shoal_options *options, struct shoal_request **request_out)
 {
-    const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, wait_of(options)};
-    SHOAL_ASSERT(posting->is_group || posting->count == 1);
     if (SHOAL_UNLIKELY(!request_out))
-        return shoal_posting_drop(posting, shoal_arguments_refuse(comm, posting->name, "request_out is NULL"));
+        return shoal_call_drop(calls, count, shoal_arguments_refuse(comm, calls->name, "request_out is NULL"));
     if (SHOAL_UNLIKELY(comm->devices.ask != NULL)) {
         bool is_on_device;
-        const enum shoal_status status = shoal_devices_look(comm, posting, &is_on_device);
+        const enum shoal_status status = shoal_devices_look(comm, calls, count, &is_on_device);
         if (status != SHOAL_OK)
-            return shoal_posting_drop(posting, status);
+            return shoal_call_drop(calls, count, status);
         if (is_on_device)
-            return launch_on_device(comm, posting, batch.wait_ms, request_out);
+            return launch_on_device(comm, calls, count, wait_of(options), request_out);
     }
     if (SHOAL_LIKELY(request_out == BLOCKING))
-        return shoal_engine_run(comm->engine, &batch);
-    const enum shoal_status started = shoal_engine_start(comm->engine, &batch, request_out);
-    return started == SHOAL_OK ? SHOAL_OK : shoal_posting_drop(posting, started);
+        return shoal_engine_run(comm->engine, calls, count);
+    const enum shoal_status started = shoal_engine_start(comm->engine, calls, count, wait_of(options), request_out);
+    return started == SHOAL_OK ? SHOAL_OK : shoal_call_drop(calls, count, started);
 }
 
 static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
                                      const struct shoal_options *options, struct shoal_request **request_out)
 {
-    SHOAL_TRY(shoal_arguments_check(comm, name, call, options));
-    return launch(comm, &(struct shoal_posting){name, call, 1, false, calls_stream_of(options)}, options, request_out);
+    call->name = name;
+    SHOAL_TRY(shoal_arguments_check(comm, call, options));
+    return launch(comm, call, 1, options, request_out);
 }
 
 static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
@@ -73,7 +67,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
 {
     struct shoal_call call;
     SHOAL_TRY(shoal_arguments_check_message(comm, name, &message, options, &call));
-    return launch(comm, &(struct shoal_posting){name, &call, 1, false, calls_stream_of(options)}, options, request_out);
+    return launch(comm, &call, 1, options, request_out);
 }
 
 static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
@@ -85,12 +79,12 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     struct shoal_call *calls = count < SIZE_MAX / 4096 ? calloc(count + 1, sizeof *calls) : NULL;
     if (!calls)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory for %zu messages", name, count);
+    calls->name = name;
     enum shoal_status status = SHOAL_OK;
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
         status = shoal_arguments_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
-        status =
-            launch(comm, &(struct shoal_posting){name, calls, count, true, calls_stream_of(options)}, options, request_out);
+        status = launch(comm, calls, count, options, request_out);
     free(calls);
     return status;
 }

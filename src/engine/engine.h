@@ -57,21 +57,14 @@ void shoal_engine_destroy(struct shoal_engine *engine);
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
 
-/* One call, or several messages in one request. The arguments have been checked. */
-struct shoal_batch {
-    const struct shoal_call *calls;
-    size_t count;
-    bool is_group;
-    uint32_t wait_ms; /* how long shoal_engine_start() waits for the end; 0: it does not wait */
-};
-
-/* Posts the batch and waits for its end. Frees the layouts of its calls, even on an error. Acquires the lock itself: call it
- * without the lock, or in a callback. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch);
-/* Posts the batch. *request_out is for shoal_request_wait() and the other public functions on requests, which the engine
- * implements. On an error nothing was posted, and the caller still owns the layouts. Otherwise like shoal_engine_run(). */
-SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
-                                                    struct shoal_request **request_out);
+/* Posts a call whose arguments have been checked, and waits for its end; if `count` is not 1, posts that number of messages in
+ * one request. Frees the layouts of the calls, even on an error. Acquires the lock itself: call it without the lock, or in a
+ * callback. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_call *calls, size_t count);
+/* Like shoal_engine_run(), but waits at most wait_ms. *request_out is for shoal_request_wait() and the other public functions
+ * on requests, which the engine implements. On an error nothing was posted, and the caller still owns the layouts. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_call *calls, size_t count,
+                                                    uint32_t wait_ms, struct shoal_request **request_out);
 
 /* Fails a request because something that the call needs is missing, for example when a driver refused. The request ends with
  * the status and this thread's last error, and the communicator breaks on all ranks. A request that is done is unchanged. */

@@ -208,6 +208,13 @@ void shoal_layout_free(struct shoal_layout *layout)
     free(layout);
 }
 
+enum shoal_status shoal_call_drop(const struct shoal_call *calls, size_t count, enum shoal_status status)
+{
+    for (size_t i = 0; i < count; i++)
+        shoal_layout_free(calls[i].layout);
+    return status;
+}
+
 /* ---- Looking up ---------------------------------------------------------------------------------------------------------- */
 
 /* Returns the address of a byte of an operand. A rank that has no element of an operand may pass NULL. C does not define NULL

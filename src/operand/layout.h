@@ -47,7 +47,9 @@ struct shoal_call_arrays {
     bool has_tensors;
 };
 
+/* The only description of a call, from the public function to its end. */
 struct shoal_call {
+    const char *name; /* the public function's name, for messages; NULL for internal calls */
     enum shoal_collective_type collective;
     enum shoal_type type; /* without its tag */
     uint8_t type_tag;
@@ -60,6 +62,7 @@ struct shoal_call {
     double scale;
     uint32_t timeout_ms;
     uint32_t trace_tag;
+    void *stream;                           /* the caller's, for operands on a device */
     const struct shoal_call_arrays *arrays; /* NULL if none; valid until the call is posted */
     struct shoal_layout *layout;            /* NULL: plain memory in equal parts. The engine frees it when the call is done */
 };
@@ -73,6 +76,8 @@ SHOAL_MUST_USE bool shoal_call_put_operands(struct shoal_call *call, int rank, i
                                             struct shoal_operand *output);
 /* Also drops the operands. NULL is allowed. */
 void shoal_layout_free(struct shoal_layout *layout);
+/* Frees the layouts of calls that are not posted; returns status. */
+enum shoal_status shoal_call_drop(const struct shoal_call *calls, size_t count, enum shoal_status status);
 
 /* Returns true if all parts have the same length. */
 static inline bool shoal_layout_is_even(const struct shoal_layout *layout)

@@ -444,13 +444,12 @@ static void waits_for_a_device_are_short(struct world *world)
     for (size_t count = 1; count <= FLOATS && world->rank == 0; count *= FLOATS) {
         struct shoal_call call = {
             .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .output = output};
-        const struct shoal_batch batch = {.calls = &call, .count = 1};
         naps = 0;
         longest_nap_ns = 0;
         late_input[count - 1] = 3;
         progress->doorbell.ops = &noting;
         CHECK(world, shoal_call_put_operands(&call, 0, world->size, &late, NULL), "no memory");
-        OK(world, shoal_engine_run(world->comm->engine, &batch));
+        OK(world, shoal_engine_run(world->comm->engine, &call, 1));
         progress->doorbell.ops = doorbell;
         CHECK(world, naps >= NAPS && longest_nap_ns <= 50000, "%u naps, the longest of %llu ns", naps,
               (unsigned long long)longest_nap_ns);

@@ -387,8 +387,7 @@ static void begin_device_call(struct rank *rank, struct device_call *call, unsig
                                   call->devices[0] ? thread_device_operand(call->devices[0]) : NULL,
                                   call->devices[1] ? thread_device_operand(call->devices[1]) : NULL),
           "no memory");
-    const struct shoal_batch batch = {.calls = &asked, .count = 1};
-    OK(rank, shoal_engine_start(rank->comm->engine, &batch, &call->request));
+    OK(rank, shoal_engine_start(rank->comm->engine, &asked, 1, 0, &call->request));
 }
 
 static void end_device_call(struct rank *rank, struct device_call *call)
