@@ -15,7 +15,7 @@
 #include "engine/engine_settings.h"
 #include "helpers/helpers.h"
 #include "observe/recorder.h"
-#include "operand/layout.h"
+#include "operand/call.h"
 #include "transport/transport.h"
 
 struct shoal_engine;

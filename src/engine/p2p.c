@@ -32,7 +32,7 @@ enum phase {
     COPYING,      /* receive: from the sender's memory */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
     FILLING,      /* receive: DATA expected, and perhaps another GO to be queued */
-    PLACING,      /* receive: of a small message that arrived before its output was ready for it */
+    PLACING,      /* receive: a small message arrived before its output was ready for it */
     TAKING,       /* receive: all is written; by the owner of the output */
     DRAINING,     /* drain: waits until it is the oldest request */
     PHASE_END

@@ -46,7 +46,7 @@ static const struct shoal_operand_ops copy_ops = {.address = copy_address,
                                                   .is_finished = copy_is_finished,
                                                   .drop = copy_drop};
 
-/* The adapter reads the elements where they are. */
+/* The adapter reads the elements on the device, at the call's addresses. */
 static const struct shoal_operand_ops stay_ops = {
     .is_ready = copy_is_ready, .release = copy_release, .is_finished = copy_is_finished, .drop = copy_drop};
 

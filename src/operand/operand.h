@@ -2,7 +2,7 @@
  * with.
  *
  * Most operands are plain memory: they begin at one address of this process, are ready when the call is made, and peers may
- * reach them. They have no object, so they cost nothing (operand/layout.h). Any other operand is a struct shoal_operand. Its
+ * reach them. They have no object, so they cost nothing (operand/call.h). Any other operand is a struct shoal_operand. Its
  * maker defines the table of functions, and the engine sees only that table:
  *
  *   tensors.c       several tensors, which count as one vector
@@ -36,10 +36,10 @@ enum shoal_operand_does {
     SHOAL_OPERAND_HAS_DONE
 };
 
-/* Entries that say so may be NULL. */
+/* An entry may be NULL if its comment defines what that means. */
 struct shoal_operand_ops {
     /* Returns the address of element `at` of a part, in a range that is ready. *run is reduced to the number of contiguous
-     * elements from there. NULL: the elements are where the call says. */
+     * elements from there. NULL: it has the call's address. */
     char *(*address)(const struct shoal_operand *, int part, size_t at, size_t *run);
 
     /* Returns true if the engine may access the range: the elements of an input have arrived, or the place of an output's

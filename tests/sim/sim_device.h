@@ -6,7 +6,7 @@
 #ifndef SHOAL_TESTS_SIM_SIM_DEVICE_H
 #define SHOAL_TESTS_SIM_SIM_DEVICE_H
 
-#include "operand/layout.h"
+#include "operand/call.h"
 
 /* The device of one rank. */
 struct sim_device;

@@ -13,7 +13,7 @@
 #include "alloc_limit.h"
 #include "device/device_ring.h"
 #include "device/device_stage.h"
-#include "operand/layout.h"
+#include "operand/call.h"
 
 #define RANKS 3
 
@@ -289,7 +289,7 @@ static void an_owner_need_not_have_all_functions(void **state)
     assert_int_equal(owned.released, 3);
     assert_true(shoal_operand_is_finished(operand));
     size_t run = 2;
-    assert_ptr_equal(at_of(&call, SHOAL_OUTPUT, 0, 1, &run), &output[1]); /* where the call says */
+    assert_ptr_equal(at_of(&call, SHOAL_OUTPUT, 0, 1, &run), &output[1]); /* the call's address */
     shoal_layout_free(call.layout);
     assert_int_equal(owned.drops, 1);
 }

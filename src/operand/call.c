@@ -1,4 +1,4 @@
-#include "operand/layout.h"
+#include "operand/call.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  * operands of most calls are plain memory in equal parts and need no layout. A struct shoal_layout describes the others: parts
  * of different lengths and offsets, of which peers also compute addresses; and operands that are not plain memory
  * (operand/operand.h). A layout is constant once made. Any thread, except for the functions of operand/operand.h. */
-#ifndef SHOAL_OPERAND_LAYOUT_H
-#define SHOAL_OPERAND_LAYOUT_H
+#ifndef SHOAL_OPERAND_CALL_H
+#define SHOAL_OPERAND_CALL_H
 
 #include "base/assert.h"
 #include "operand/operand.h"
