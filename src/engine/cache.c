@@ -335,7 +335,7 @@ static bool reads_registered_for_all(const struct shoal_engine *engine, const st
 }
 
 /* If the plan only puts the input, no rank of this host reads it, whichever operands are shared. As long as adapters cannot
- * read devices the answer is not final, because a later check may find that they can. */
+ * read such inputs the answer is not final, because a later check may find that they can. */
 static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct shoal_request *request,
                                  const struct shoal_algorithm *entry, bool *is_final_out)
 {

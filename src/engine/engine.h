@@ -50,7 +50,7 @@ void shoal_engine_finalize(struct shoal_engine *engine);
  * true. When it returns false, *rank_out is a peer that has not stopped. */
 void shoal_engine_close(struct shoal_engine *engine);
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
-/* Returns true while inputs of failed calls are kept on a device because adapters may still read them: two seconds at most. */
+/* Returns true while inputs of failed calls are held because adapters may still read them: two seconds at most. */
 bool shoal_engine_is_holding(struct shoal_engine *engine);
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
