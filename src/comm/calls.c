@@ -34,7 +34,8 @@ static enum shoal_status launch_on_device(struct shoal_comm *comm, struct shoal_
     return status;
 }
 
-/* Posts one call, or `count` messages in one request. */
+/* Posts one call, or `count` messages in one request. The path of a call forks only here: calls with operands on a device are
+ * posted with the device's copies, by which these operands are replaced. Both ways end in the same engine. */
 static enum shoal_status launch(struct shoal_comm *comm, struct shoal_call *calls, size_t count,
                                 const struct shoal_options *options, struct shoal_request **request_out)
 {
