@@ -41,14 +41,9 @@ static size_t count_pieces(const struct shoal_call *call)
     return 2 * (has_tensors(call) ? call->arrays->tensor_count : 1);
 }
 
-static bool is_message(const struct shoal_call *call)
-{
-    return call->collective == SHOAL_COLLECTIVE_SEND || call->collective == SHOAL_COLLECTIVE_RECV;
-}
-
 static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
 {
-    if (is_message(call))
+    if (shoal_call_has_peer(call->collective))
         return (operand == SHOAL_INPUT) == (call->collective == SHOAL_COLLECTIVE_SEND);
     return operand == SHOAL_INPUT ? shoal_shape_contributes(shape_of(call), comm->rank, call->root)
                                   : shoal_shape_receives(shape_of(call), comm->rank, call->root);
@@ -58,8 +53,6 @@ static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *
 static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
 {
     const size_t element = shoal_type_bytes(call->type);
-    if (is_message(call))
-        return call->count * element;
     return shoal_call_bytes(call, operand, comm->rank, comm->size, element, comm->rank);
 }
 
@@ -268,8 +261,9 @@ static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
     struct shoal_comm *comm = trip->comm;
     const struct shoal_call *call = &trip->calls[i];
     const uint64_t least = comm->context->settings.fabric.gpudirect_bytes;
-    if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) || is_message(call) ||
-        !trip->legs[i].sides[SHOAL_INPUT].call || has_tensors(call) || operand_bytes(comm, call, SHOAL_INPUT) < least)
+    if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) ||
+        shoal_call_has_peer(call->collective) || !trip->legs[i].sides[SHOAL_INPUT].call || has_tensors(call) ||
+        operand_bytes(comm, call, SHOAL_INPUT) < least)
         return false;
     shoal_progress_lock(comm->context->progress);
     const bool may = shoal_engine_only_puts_input(comm->engine, call, copies_out);
@@ -375,9 +369,9 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
     const struct shoal_call *call = side->call;
     const int peer = is_partitioned(call, side->operand) ? part : side->rank;
     const bool is_input = side->operand == SHOAL_INPUT;
-    const size_t length = is_message(call) ? call->count
-                          : is_input       ? shoal_call_length(call, side->rank, side->rank, peer)
-                                           : shoal_call_length(call, side->rank, peer, side->rank);
+    const size_t length = shoal_call_has_peer(call->collective) ? call->count
+                          : is_input                            ? shoal_call_length(call, side->rank, side->rank, peer)
+                                                                : shoal_call_length(call, side->rank, peer, side->rank);
     SHOAL_ASSERT(part >= 0);
     *run = at < length ? shoal_min_size(*run, length - at) : 0;
     if (!*run)
@@ -405,7 +399,7 @@ static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
 {
     const int from = call->collective == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
     const int to = call->collective == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
-    SHOAL_ASSERT(is_message(call) && call->root >= 0 && call->root < comm->size);
+    SHOAL_ASSERT(shoal_call_has_peer(call->collective) && call->root >= 0 && call->root < comm->size);
     return to >= from ? to - from : to - from + comm->size;
 }
 

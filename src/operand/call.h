@@ -85,6 +85,18 @@ static inline bool shoal_layout_is_even(const struct shoal_layout *layout)
     return !layout->sent && !layout->received;
 }
 
+/* Returns true for an all-to-all with parts of different lengths: ranks send their peers the counts. */
+static inline bool shoal_call_has_peer_counts(const struct shoal_call *call)
+{
+    return call->layout && call->layout->peer_counts;
+}
+
+/* Returns true for a send or a receive: the call's root is its peer. */
+static inline bool shoal_call_has_peer(enum shoal_collective_type collective)
+{
+    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
+}
+
 /* Returns the object of an operand, or NULL if it is plain memory. */
 static inline struct shoal_operand *shoal_call_operand(const struct shoal_call *call, enum shoal_block_operand operand)
 {
