@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "comm/arguments.h"
 #include "comm/device_exports.h"
+#include "operand/makers.h"
 
 /* ---- Locating operands --------------------------------------------------------------------------------------------------- */
 

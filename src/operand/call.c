@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/setting.h"
+#include "operand/makers.h"
 #include "transport/transport.h"
 
 /* ---- Creation ------------------------------------------------------------------------------------------------------------ */

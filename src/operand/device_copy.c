@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "device/device_ring.h"
-#include "operand/operand.h"
+#include "operand/makers.h"
 
 struct device_copy {
     struct shoal_operand base;

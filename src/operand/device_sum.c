@@ -4,7 +4,7 @@
 
 #include "base/assert.h"
 #include "device/device_stage.h"
-#include "operand/operand.h"
+#include "operand/makers.h"
 
 struct device_sum {
     struct shoal_operand base;

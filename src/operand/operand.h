@@ -121,20 +121,4 @@ static inline void shoal_operand_drop(struct shoal_operand *operand)
         operand->ops->drop(operand);
 }
 
-/* ---- Makers -------------------------------------------------------------------------------------------------------------- */
-
-struct shoal_device_ring_operand;
-struct shoal_device_sum;
-
-/* Make an operand. Return NULL if out of memory. */
-
-/* The input or the output of a call with several tensors. The list is copied. */
-struct shoal_operand *shoal_operand_of_tensors(enum shoal_block_operand which, size_t element_bytes,
-                                               const struct shoal_tensor *list, size_t count);
-/* An operand on a device that passes through a ring (device/device_ring.h), or stays on the device, where adapters read it.
- * Takes over the engine's hold on `copied`. */
-struct shoal_operand *shoal_operand_of_device_copy(struct shoal_device_ring_operand *copied);
-/* Both operands of a call. Takes over the engine's hold on `sum`. */
-struct shoal_operand *shoal_operand_of_device_sum(struct shoal_device_sum *sum);
-
 #endif

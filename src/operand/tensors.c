@@ -2,7 +2,7 @@
 #include <stdlib.h>
 
 #include "base/assert.h"
-#include "operand/operand.h"
+#include "operand/makers.h"
 
 struct span {
     char *memory; /* part 0; the others follow it */

@@ -15,6 +15,7 @@
 #include "comm/settings.h"
 #include "device/device_stage.h"
 #include "engine/engine_state.h"
+#include "operand/makers.h"
 #include "operations.h"
 #include "reference.h"
 #include "seeds.h"

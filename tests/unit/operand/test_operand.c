@@ -14,6 +14,7 @@
 #include "device/device_ring.h"
 #include "device/device_stage.h"
 #include "operand/call.h"
+#include "operand/makers.h"
 
 #define RANKS 3
 
