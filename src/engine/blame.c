@@ -83,7 +83,7 @@ static bool is_leaving(const struct shoal_engine *engine, const struct shoal_req
     return !shoal_request_is_message(request) && shoal_runner_is_leaving(engine, request);
 }
 
-struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request)
+struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
@@ -177,7 +177,7 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
 int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request)
 {
     uint16_t *const nearest = engine->nearest;
-    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_find_wait(engine, request);
     int first = 0;
     memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
     for (int r = 0; r < engine->size; r++) {
@@ -213,7 +213,7 @@ int shoal_blame_name(struct shoal_engine *engine, struct shoal_request *request,
 {
     const uint16_t *const nearest = engine->nearest;
     const int first = shoal_blame_find(engine, request);
-    const bool is_for_device = shoal_engine_look(engine, request).is_for_device;
+    const bool is_for_device = shoal_engine_find_wait(engine, request).is_for_device;
     int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
     for (int r = 0; r < engine->size; r++) {

@@ -103,7 +103,7 @@ bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t 
     struct hop hops[HOPS_MAX];
     if (!request)
         return false;
-    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_find_wait(engine, request);
     for (int r = 0; r < engine->size; r++) {
         if (r == engine->rank || !shoal_engine_wait_is_for(engine, &wait, r))
             continue;

@@ -279,7 +279,7 @@ bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
 
 /* Publishes up to which operation this rank no longer needs its peers' announcements, because peers may wait to reuse them. */
-static void engine_tell(struct shoal_engine *engine)
+static void acknowledge_done(struct shoal_engine *engine)
 {
     const struct shoal_intake *intake = &engine->intake;
     const uint64_t acknowledged =
@@ -324,7 +324,7 @@ static inline bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     agree_up_to(engine, engine->intake.done_sequence);
-    engine_tell(engine);
+    acknowledge_done(engine);
     uint64_t least = engine->intake.acknowledged_sequence;
     for (int i = 0; i < (peer_set ? peer_set->met.count : engine->size); i++) {
         const int r = peer_set ? peer_set->met.at[i] : i;
@@ -528,7 +528,7 @@ static inline bool is_needed(const struct shoal_engine *engine, const struct sho
 
 /* Finds the rank that came last and its delay after the first. Posting times are ticks / 256 in 32 bits, so differences are
  * valid for minutes. */
-static void engine_blame(struct shoal_engine *engine, struct shoal_request *request)
+static void note_last_rank(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_record *record = request->record;
     int32_t first = 0, last = 0;
@@ -585,7 +585,7 @@ static bool have_all_announced(struct shoal_engine *engine, struct shoal_request
             return false;
         engine->intake.agreed_sequence = request->sequence;
     }
-    engine_blame(engine, request);
+    note_last_rank(engine, request);
     return true;
 }
 
@@ -600,7 +600,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
         engine->intake.agreed_sequence = request->sequence;
     if (engine->is_broken)
         return true;
-    engine_blame(engine, request);
+    note_last_rank(engine, request);
     request->record->algorithm = request->in_rounds->name;
     request->record->done = request->record->arrived;
     request->state = SHOAL_REQUEST_DONE;
@@ -660,7 +660,7 @@ static bool retire_done(struct shoal_engine *engine)
         SHOAL_ASSERT((int64_t)(request->sequence - engine->intake.done_sequence) > 0); /* operations end in order */
         engine->intake.active_count--;
         engine->intake.done_sequence = request->sequence;
-        engine_tell(engine);
+        acknowledge_done(engine);
         if (request->cached) {
             shoal_trial_learn(engine, request);
             shoal_engine_release_plan(request);
@@ -670,7 +670,7 @@ static bool retire_done(struct shoal_engine *engine)
     }
     if (SHOAL_UNLIKELY(engine->intake.done_sequence - engine->intake.acknowledged_sequence > UNCOMPARED_MAX)) {
         agree_up_to(engine, engine->intake.done_sequence);
-        engine_tell(engine);
+        acknowledge_done(engine);
     }
     return did;
 }

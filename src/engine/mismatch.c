@@ -300,7 +300,7 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
 }
 
 /* Returns false, for its callers. */
-static SHOAL_NOINLINE bool dispute(struct shoal_engine *engine, uint64_t sequence)
+static SHOAL_NOINLINE bool open_dispute(struct shoal_engine *engine, uint64_t sequence)
 {
     if (!engine->dispute->sequence || sequence < engine->dispute->sequence) {
         engine->dispute->sequence = sequence;
@@ -314,12 +314,13 @@ bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *
                              const struct shoal_announcement *other)
 {
     if (SHOAL_UNLIKELY(!is_same_call(&request->announcement.descriptor, &other->descriptor)))
-        return dispute(engine, request->sequence);
-    return SHOAL_LIKELY(!request->call.layout) || heed_peer_count(engine, request, peer) || dispute(engine, request->sequence);
+        return open_dispute(engine, request->sequence);
+    return SHOAL_LIKELY(!request->call.layout) || heed_peer_count(engine, request, peer) ||
+           open_dispute(engine, request->sequence);
 }
 
 bool shoal_engine_check_past_call(struct shoal_engine *engine, const struct shoal_descriptor *own,
                                   const struct shoal_announcement *other)
 {
-    return SHOAL_LIKELY(is_same_call(own, &other->descriptor)) || dispute(engine, own->sequence);
+    return SHOAL_LIKELY(is_same_call(own, &other->descriptor)) || open_dispute(engine, own->sequence);
 }

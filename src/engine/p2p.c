@@ -226,7 +226,7 @@ static void free_kept(struct kept_list *list)
 
 /* ---- Receiving ----------------------------------------------------------------------------------------------------------- */
 
-static void mismatch(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
+static void fail_unfit(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
     struct shoal_failure failure;
     struct shoal_transport_peer name;
@@ -336,7 +336,7 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
     request->record->arrived = shoal_clock_ticks();
     const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* the packet's sender may not be trusted */
     if (packet->count != request->call.count || packet->type != tagged_type_of(&request->call) || !is_whole) {
-        mismatch(engine, request, packet);
+        fail_unfit(engine, request, packet);
         return;
     }
     if (packet->kind == ASK) {

@@ -117,7 +117,7 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
 /* Returns the lowest rank that the request itself waits for, or -1. */
 static int find_waited_for(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_find_wait(engine, request);
     for (int r = 0; r < engine->size; r++) {
         if (r != engine->rank && shoal_engine_wait_is_for(engine, &wait, r))
             return r;
@@ -395,7 +395,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
         stall->progress_ns = now_ns;
         stall->progress_mark = mark;
         stall->has_warned = false;
-        shoal_engine_go_on(engine);
+        shoal_engine_withdraw_wait(engine);
     } else if (now_ns - stall->progress_ns >= engine->warn_ms * SHOAL_NS_PER_MS &&
                (!stall->has_warned || now_ns - stall->warned_ns >= WARN_AGAIN_NS)) {
         warn_slow(engine, request, now_ns);
