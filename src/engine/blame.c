@@ -14,6 +14,7 @@ bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer)
 /* Returns the rank to blame for a step that waits for peer. A running peer may itself wait for a stopped rank. */
 static int find_stopped(struct shoal_engine *engine, int peer)
 {
+    SHOAL_ASSERT(peer >= 0 && peer < engine->size);
     for (int i = 0; i < engine->size; i++) {
         const int r = (peer + i) % engine->size;
         if (r != engine->rank && shoal_engine_is_stopped(engine, r))
@@ -32,6 +33,7 @@ static int waited_for_by(struct shoal_engine *engine, int rank)
  * for itself (for its device). What a rank published before it was stopped is out of date. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
+    SHOAL_ASSERT(peer >= 0 && peer < engine->size);
     int end = peer;
     for (int i = 0; i < engine->size; i++) {
         const int next = waited_for_by(engine, end);
@@ -85,6 +87,7 @@ static bool is_leaving(const struct shoal_engine *engine, const struct shoal_req
 
 struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->engine == engine);
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
@@ -125,6 +128,7 @@ static bool is_met_by(struct shoal_engine *engine, const struct shoal_engine_wai
 
 static bool is_next_of_rounds(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
+    SHOAL_ASSERT(wait->request->in_rounds);
     (void)engine;
     return peer == wait->request->next_missing;
 }

@@ -1,6 +1,7 @@
 /* The end of a request: its flight record, the sums that other processes read, its callback. */
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 void shoal_engine_withdraw_wait(struct shoal_engine *engine)
@@ -45,6 +46,7 @@ static inline void note_end(struct shoal_engine *engine, const struct shoal_requ
 
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status)
 {
+    SHOAL_ASSERT(status != SHOAL_PENDING && shoal_request_status(request) == SHOAL_PENDING); /* it ends once */
     const bool is_detached = request->is_detached;
     const shoal_done_fn fn = request->done_fn;
     void *arg = request->done_arg;

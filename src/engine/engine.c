@@ -47,6 +47,7 @@ static void push_queue(struct shoal_engine *engine, struct shoal_request *reques
 
 static void push_active(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(engine->size == 1 || engine->intake.active_count < SHOAL_ACTIVE_MAX);
     request->next = NULL;
     if (engine->intake.active_head)
         engine->intake.active_tail->next = request;
@@ -108,6 +109,7 @@ static size_t count_alone(const struct shoal_request *request)
 /* For operands in host memory: all of their elements are ready. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(!engine->intake.active_head); /* operations end in order */
     const size_t count = count_alone(request);
     if (SHOAL_UNLIKELY(count * request->element_bytes >= ALONE_HELPED_BYTES) && engine->helpers)
         copy_alone_helped(engine, request, count);
@@ -145,6 +147,7 @@ static void post_alone(struct shoal_engine *engine, struct shoal_request *reques
 /* Copies the next range of the request if it is ready. */
 static bool advance_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->chunks_done < request->chunk_count);
     const size_t begin = request->chunks_done * request->chunk_elements;
     const size_t end = shoal_min_size(begin + request->chunk_elements, count_alone(request));
     if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_INPUT, begin, end) ||
@@ -297,6 +300,7 @@ static void acknowledge_done(struct shoal_engine *engine)
  * arrived yet, or if they differ and the engine is broken. */
 static bool agree_on(struct shoal_engine *engine, uint64_t sequence)
 {
+    SHOAL_ASSERT(sequence == engine->intake.agreed_sequence + 1);
     const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
     for (int i = 0; i < shoal_engine_source_count(engine, peer_set); i++) {
         const int r = shoal_peer_set_source(peer_set, i);
@@ -393,6 +397,7 @@ static const struct shoal_peer_count *pick_local_peer_counts(const struct shoal_
 static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
+    SHOAL_ASSERT(request->payload_bytes <= SHOAL_PAYLOAD_MAX);
     if (!request->payload_bytes)
         return NULL;
     if (shoal_call_has_peer_counts(call))
@@ -506,6 +511,7 @@ static bool announce_queued(struct shoal_engine *engine)
         if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->peer_set &&
             !engine_meet(engine, request))
             return true;
+        SHOAL_ASSERT(request->state == SHOAL_REQUEST_QUEUED);
         if (!may_announce(engine, request))
             break;
         engine->intake.queue_head = request->next;
@@ -530,6 +536,7 @@ static inline bool is_needed(const struct shoal_engine *engine, const struct sho
  * valid for minutes. */
 static void note_last_rank(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->next_missing == engine->size); /* all announcements that it needs have arrived */
     struct shoal_record *record = request->record;
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
@@ -710,6 +717,7 @@ bool shoal_engine_progress(struct shoal_engine *engine)
         return false;
     engine->is_in_progress = true;
     const bool did = progress_once(engine);
+    SHOAL_ASSERT(engine->is_broken || !shoal_runner_failed_step(engine));
     engine->is_in_progress = false;
     return did;
 }

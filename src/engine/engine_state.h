@@ -429,6 +429,7 @@ static inline int shoal_engine_source_count(const struct shoal_engine *engine, c
 
 static inline int shoal_peer_set_source(const struct shoal_peer_set *peer_set, int index)
 {
+    SHOAL_ASSERT(index >= 0 && (!peer_set || index < peer_set->sources.count));
     return SHOAL_LIKELY(!peer_set) ? index : peer_set->sources.at[index];
 }
 

@@ -2,6 +2,7 @@
  * does not know of the failure yet treats what arrives as the operation's data. So until all puts have completed locally, the
  * device's stream stays blocked, and work that the program queued after the call does not overwrite the input. If a peer is
  * gone, puts may stay under way for long: then the wait ends after HOLD_NS. */
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 #define HOLD_NS (2 * SHOAL_NS_PER_S)
@@ -16,6 +17,7 @@ static bool has_left(const struct shoal_engine *engine)
 
 void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list)
 {
+    SHOAL_ASSERT(!engine->held); /* an engine breaks once */
     if (has_left(engine))
         return;
     engine->held_until_ns = shoal_clock_ns() + HOLD_NS;
