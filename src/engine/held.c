@@ -2,7 +2,6 @@
  * does not know of the failure yet treats what arrives as the operation's data. So until all puts have completed locally, the
  * device's stream stays blocked, and work that the program queued after the call does not overwrite the input. If a peer is
  * gone, puts may stay under way for long: then the wait ends after HOLD_NS. */
-#include "base/assert.h"
 #include "engine/engine_state.h"
 
 #define HOLD_NS (2 * SHOAL_NS_PER_S)
