@@ -79,7 +79,8 @@ static inline void fusion_unlock(struct shoal_reducer *reducer)
     pthread_mutex_unlock(&reducer->lock);
 }
 
-/* Returns true if a thread holds the lock: for the assertions of functions that are called with the lock held. */
+/* Returns true if a thread holds the lock: for assertions of functions that are called with the lock held. If it returns false
+ * it has taken the lock, but then the assertion ends the process. */
 static inline bool fusion_has_lock(const struct shoal_reducer *reducer)
 {
     return pthread_mutex_trylock(&((struct shoal_reducer *)(uintptr_t)reducer)->lock) != 0;
