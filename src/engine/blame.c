@@ -14,6 +14,7 @@ bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer)
 /* Returns the rank to blame for a step that waits for peer. A running peer may itself wait for a stopped rank. */
 static int find_stopped(struct shoal_engine *engine, int peer)
 {
+    SHOAL_ASSERT(peer >= 0 && peer < engine->size);
     for (int i = 0; i < engine->size; i++) {
         const int r = (peer + i) % engine->size;
         if (r != engine->rank && shoal_engine_is_stopped(engine, r))
@@ -32,6 +33,7 @@ static int waited_for_by(struct shoal_engine *engine, int rank)
  * for itself (for the owner of its operand). What a rank published before it was stopped is out of date. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
+    SHOAL_ASSERT(peer >= 0 && peer < engine->size);
     int end = peer;
     for (int i = 0; i < engine->size; i++) {
         const int next = waited_for_by(engine, end);
@@ -76,8 +78,9 @@ static bool is_leaving(const struct shoal_engine *engine, const struct shoal_req
     return !shoal_request_is_message(request) && shoal_runner_is_leaving(engine, request);
 }
 
-struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request)
+struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->engine == engine);
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
@@ -118,6 +121,7 @@ static bool is_met_by(struct shoal_engine *engine, const struct shoal_engine_wai
 
 static bool is_next_of_rounds(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
+    SHOAL_ASSERT(wait->request->in_rounds);
     (void)engine;
     return peer == wait->request->next_missing;
 }
@@ -170,7 +174,7 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
 int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request)
 {
     uint16_t *const nearest = engine->nearest;
-    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_find_wait(engine, request);
     int first = 0;
     memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
     for (int r = 0; r < engine->size; r++) {
@@ -206,7 +210,7 @@ int shoal_blame_name(struct shoal_engine *engine, struct shoal_request *request,
 {
     const uint16_t *const nearest = engine->nearest;
     const int first = shoal_blame_find(engine, request);
-    const bool is_for_owner = shoal_engine_look(engine, request).is_for_owner;
+    const bool is_for_owner = shoal_engine_find_wait(engine, request).is_for_owner;
     int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
     for (int r = 0; r < engine->size; r++) {

@@ -22,7 +22,7 @@ struct shoal_engine_wait {
     bool is_any_behind;  /* some rank of this host has not called it */
     bool is_for_owner;   /* an operand of this rank is not ready: the rank waits for itself */
 };
-struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
+struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engine, struct shoal_request *request);
 /* Returns true if the request waits directly for that rank: it has not announced the operation, has not received what was sent,
  * or is the peer of the request's step. */
 bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank);

@@ -12,6 +12,7 @@
  * job break at one time, and again for those that the program makes afterwards. */
 static bool is_teller(const struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(engine->is_broken);
     static _Atomic uint64_t told, told_ns; /* the job that this process last logged this for, and when */
     const uint64_t now_ns = shoal_clock_ns();
     const struct shoal_failure *failure = shoal_engine_failure(engine);

@@ -186,6 +186,7 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
     const struct shoal_view view = view_of(engine, request, shared);
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, request->call.root, NULL);
+    SHOAL_ASSERT(entry && entry->collective == request->call.collective);
     struct shoal_cached_plan *cached = find_kept(engine, request, entry, shared);
     if (!cached)
         SHOAL_TRY(build_plan(engine, request, entry, &view, &cached));
@@ -281,6 +282,7 @@ static size_t count_flags(const uint8_t *flags, int size)
 bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set, struct shoal_request *request)
 {
     const size_t met = count_flags(peer_set->is_member, engine->size), sources = count_flags(peer_set->is_source, engine->size);
+    SHOAL_ASSERT(sources <= met && peer_set->is_source[engine->rank]); /* sources are members, and this rank is one */
     peer_set->lists = malloc((met + sources + 1) * sizeof *peer_set->lists);
     peer_set->bytes = sizeof *peer_set + 2 * (size_t)engine->size + (met + sources) * sizeof *peer_set->lists;
     engine->peer_sets_bytes += peer_set->bytes;

@@ -47,6 +47,7 @@ static void push_queue(struct shoal_engine *engine, struct shoal_request *reques
 
 static void push_active(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(engine->size == 1 || engine->intake.active_count < SHOAL_ACTIVE_MAX);
     request->next = NULL;
     if (engine->intake.active_head)
         engine->intake.active_tail->next = request;
@@ -108,6 +109,7 @@ static size_t count_alone(const struct shoal_request *request)
 /* For operands of which all elements are ready. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(!engine->intake.active_head); /* operations end in order */
     const size_t count = count_alone(request);
     if (SHOAL_UNLIKELY(count * request->element_bytes >= ALONE_HELPED_BYTES) && engine->helpers)
         copy_alone_helped(engine, request, count);
@@ -145,6 +147,7 @@ static void post_alone(struct shoal_engine *engine, struct shoal_request *reques
 /* Copies the next range of the request if it is ready. */
 static bool advance_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->chunks_done < request->chunk_count);
     const size_t begin = request->chunks_done * request->chunk_elements;
     const size_t end = shoal_min_size(begin + request->chunk_elements, count_alone(request));
     if (!shoal_runner_is_ready(engine, request, SHOAL_INPUT, begin, end) ||
@@ -282,7 +285,7 @@ bool shoal_engine_only_puts_input(struct shoal_engine *engine, const struct shoa
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
 
 /* Publishes up to which operation this rank no longer needs its peers' announcements, because peers may wait to reuse them. */
-static void engine_tell(struct shoal_engine *engine)
+static void acknowledge_done(struct shoal_engine *engine)
 {
     const struct shoal_intake *intake = &engine->intake;
     const uint64_t acknowledged =
@@ -300,6 +303,7 @@ static void engine_tell(struct shoal_engine *engine)
  * arrived yet, or if they differ and the engine is broken. */
 static bool agree_on(struct shoal_engine *engine, uint64_t sequence)
 {
+    SHOAL_ASSERT(sequence == engine->intake.agreed_sequence + 1);
     const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
     for (int i = 0; i < shoal_engine_source_count(engine, peer_set); i++) {
         const int r = shoal_peer_set_source(peer_set, i);
@@ -327,7 +331,7 @@ static inline bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     agree_up_to(engine, engine->intake.done_sequence);
-    engine_tell(engine);
+    acknowledge_done(engine);
     uint64_t least = engine->intake.acknowledged_sequence;
     for (int i = 0; i < (peer_set ? peer_set->met.count : engine->size); i++) {
         const int r = peer_set ? peer_set->met.at[i] : i;
@@ -383,6 +387,7 @@ static const struct shoal_call_part *pick_local_peer_counts(const struct shoal_e
 static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
+    SHOAL_ASSERT(request->payload_bytes <= SHOAL_PAYLOAD_MAX);
     if (!request->payload_bytes)
         return NULL;
     if (shoal_call_has_peer_counts(call))
@@ -495,6 +500,7 @@ static bool announce_queued(struct shoal_engine *engine)
         if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->peer_set &&
             !engine_meet(engine, request))
             return true;
+        SHOAL_ASSERT(request->state == SHOAL_REQUEST_QUEUED);
         if (!may_announce(engine, request))
             break;
         engine->intake.queue_head = request->next;
@@ -517,8 +523,9 @@ static inline bool is_needed(const struct shoal_engine *engine, const struct sho
 
 /* Finds the rank that came last and its delay after the first. Posting times are ticks / 256 in 32 bits, so differences are
  * valid for minutes. */
-static void engine_blame(struct shoal_engine *engine, struct shoal_request *request)
+static void note_last_rank(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->next_missing == engine->size); /* all announcements that it needs have arrived */
     struct shoal_record *record = request->record;
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
@@ -574,7 +581,7 @@ static bool have_all_announced(struct shoal_engine *engine, struct shoal_request
             return false;
         engine->intake.agreed_sequence = request->sequence;
     }
-    engine_blame(engine, request);
+    note_last_rank(engine, request);
     return true;
 }
 
@@ -589,7 +596,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
         engine->intake.agreed_sequence = request->sequence;
     if (engine->is_broken)
         return true;
-    engine_blame(engine, request);
+    note_last_rank(engine, request);
     request->record->algorithm = request->in_rounds->name;
     request->record->done = request->record->arrived;
     request->state = SHOAL_REQUEST_DONE;
@@ -649,7 +656,7 @@ static bool retire_done(struct shoal_engine *engine)
         SHOAL_ASSERT((int64_t)(request->sequence - engine->intake.done_sequence) > 0); /* operations end in order */
         engine->intake.active_count--;
         engine->intake.done_sequence = request->sequence;
-        engine_tell(engine);
+        acknowledge_done(engine);
         if (request->cached) {
             shoal_trial_learn(engine, request);
             shoal_engine_release_plan(request);
@@ -659,7 +666,7 @@ static bool retire_done(struct shoal_engine *engine)
     }
     if (SHOAL_UNLIKELY(engine->intake.done_sequence - engine->intake.acknowledged_sequence > UNCOMPARED_MAX)) {
         agree_up_to(engine, engine->intake.done_sequence);
-        engine_tell(engine);
+        acknowledge_done(engine);
     }
     return did;
 }
@@ -699,6 +706,7 @@ bool shoal_engine_progress(struct shoal_engine *engine)
         return false;
     engine->is_in_progress = true;
     const bool did = progress_once(engine);
+    SHOAL_ASSERT(engine->is_broken || !shoal_runner_failed_step(engine));
     engine->is_in_progress = false;
     return did;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 /* ---- Peers of a request -------------------------------------------------------------------------------------------------- */
@@ -106,6 +107,7 @@ static const void *collect_parts(struct shoal_engine *engine, const struct shoal
 {
     const size_t bytes = part_bytes(request);
     const char *from = result_of(request);
+    SHOAL_ASSERT((size_t)parts.count * bytes <= SHOAL_PAYLOAD_MAX); /* the scratch memory has room */
     for (int i = 0; i < parts.count; i++)
         memcpy(engine->rounds_scratch + (size_t)i * bytes, from + parts.at[i] * bytes, bytes);
     return engine->rounds_scratch;
@@ -138,6 +140,7 @@ static void send_held(struct shoal_engine *engine, const struct shoal_request *r
 
 static void rounds_take(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round)
 {
+    SHOAL_ASSERT(round->from >= 0 && round->from != engine->rank);
     const size_t bytes = rounds_bytes_of(request, round->came);
     if (!bytes)
         return;
@@ -201,6 +204,7 @@ bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_reque
 {
     const struct shoal_rounds *rounds = &request->peer_set->rounds;
     bool did = false;
+    SHOAL_ASSERT(request->round >= -1 && request->round <= rounds->count + 1);
     for (; request->round < rounds->count; request->round++) {
         const bool is_over =
             request->round < 0 ? begin_local(engine, request) : end_round(engine, request, &rounds->rounds[request->round]);

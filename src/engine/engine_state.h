@@ -350,7 +350,7 @@ extern const char shoal_engine_eager[], shoal_engine_asked[];
 /* completion.c: sets the result, calls the callback, frees a detached request. */
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
 /* Withdraws the wait that this rank has published (stall.h): it continues. */
-void shoal_engine_go_on(struct shoal_engine *engine);
+void shoal_engine_withdraw_wait(struct shoal_engine *engine);
 
 /* cache.c keeps plans and peer sets from one operation to the next. Sets the plan that the request will have if the ranks share
  * the same operands as the last time. Returns false if there is no such plan with early steps. */
@@ -423,6 +423,7 @@ static inline int shoal_engine_source_count(const struct shoal_engine *engine, c
 
 static inline int shoal_peer_set_source(const struct shoal_peer_set *peer_set, int index)
 {
+    SHOAL_ASSERT(index >= 0 && (!peer_set || index < peer_set->sources.count));
     return SHOAL_LIKELY(!peer_set) ? index : peer_set->sources.at[index];
 }
 

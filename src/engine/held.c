@@ -16,6 +16,7 @@ static bool has_left(const struct shoal_engine *engine)
 
 void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list)
 {
+    SHOAL_ASSERT(!engine->held); /* an engine breaks once */
     if (has_left(engine))
         return;
     engine->held_until_ns = shoal_clock_ns() + HOLD_NS;

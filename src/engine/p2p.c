@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "engine/engine_state.h"
 #include "engine/p2p.h"
@@ -162,6 +163,7 @@ static void p2p_finish(struct shoal_engine *engine, struct shoal_request *reques
     *link = request->next;
     if (p2p->tail == request)
         p2p->tail = before;
+    SHOAL_ASSERT(engine->message_count > 0);
     engine->message_count--;
     shoal_request_complete(request, status);
 }
@@ -216,6 +218,7 @@ static bool keep_packet(struct kept_list *list, int peer, const struct shoal_pac
 /* Removes the packet that *link points to, after `before` (NULL if it is the first), from the list. */
 static struct kept *take_kept(struct kept_list *list, struct kept **link, struct kept *before)
 {
+    SHOAL_ASSERT(list->count > 0 && !before == (link == &list->head));
     struct kept *kept = *link;
     *link = kept->next;
     if (list->tail == kept)
@@ -232,7 +235,7 @@ static void free_kept(struct kept_list *list)
 
 /* ---- Receiving ----------------------------------------------------------------------------------------------------------- */
 
-static void mismatch(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
+static void fail_unfit(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
     struct shoal_failure failure;
     struct shoal_transport_peer name;
@@ -261,6 +264,7 @@ static const void *find_own_source(struct shoal_p2p *p2p, int rank, uint64_t id)
 
 static void take_large(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
+    SHOAL_ASSERT(phase_of(request) == UNMATCHED);
     enum shoal_status status = SHOAL_OK;
     request->message.id = packet->id;
     request->message.offset = 0;
@@ -279,6 +283,7 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
  * failure was published, after which the sender may have freed its memory; shoal_engine_check() then handles the failure. */
 static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->message.source && request->message.offset < request->bytes);
     const size_t begin = request->message.offset, end = begin + part_after(engine, request, begin);
     if (!is_message_ready(engine, request, begin, end - begin))
         return SHOAL_PENDING;
@@ -342,7 +347,7 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
     request->record->arrived = shoal_clock_ticks();
     const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* the packet's sender may not be trusted */
     if (packet->count != request->call.count || packet->type != tagged_type_of(&request->call) || !is_whole) {
-        mismatch(engine, request, packet);
+        fail_unfit(engine, request, packet);
         return;
     }
     if (packet->kind == ASK) {
@@ -501,6 +506,7 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
 {
     struct shoal_p2p_state *message = &request->message;
     while (message->offset < message->granted) {
+        SHOAL_ASSERT(message->granted <= request->bytes);
         size_t bytes = shoal_min_size(message->granted - message->offset, SHOAL_PACKET_BYTES_MAX);
         if (!is_message_ready(engine, request, message->offset, bytes))
             return SHOAL_PENDING;
@@ -567,6 +573,7 @@ static enum shoal_status grant(struct shoal_engine *engine, struct shoal_request
         return SHOAL_PENDING;
     }
     SHOAL_TRY(p2p_push(engine, request, (struct shoal_packet){.kind = GO, .offset = message->granted + bytes}, NULL));
+    SHOAL_ASSERT(message->granted + bytes <= request->bytes);
     message->granted += bytes;
     return SHOAL_OK;
 }
@@ -682,6 +689,7 @@ static void match_unexpected(struct shoal_engine *engine, struct shoal_request *
 
 enum shoal_status shoal_p2p_post(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(shoal_request_is_message(request));
     if (!has_tables(engine))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for messages");
     request->record->algorithm = is_small(request) ? shoal_engine_eager : shoal_engine_asked;
@@ -758,6 +766,7 @@ void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status)
 void shoal_p2p_destroy(struct shoal_engine *engine)
 {
     if (engine->p2p) {
+        SHOAL_ASSERT(!engine->p2p->head && !engine->message_count);
         free_kept(&engine->p2p->unexpected);
         free_kept(&engine->p2p->to_itself);
     }

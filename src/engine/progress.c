@@ -90,6 +90,7 @@ void shoal_progress_destroy(struct shoal_progress *progress)
 {
     if (!progress)
         return;
+    SHOAL_ASSERT(!progress->engines && !progress->busy);
     shoal_progress_stop_thread(progress);
     pthread_cond_destroy(&progress->thread_wake);
     pthread_mutex_destroy(&progress->thread_lock);
@@ -112,6 +113,7 @@ static void became_owner(struct shoal_progress *progress)
 /* Removes engines whose operations are done from the busy list, so that progress need not visit every communicator. */
 static void note_busy(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress) && progress->depth == 0);
     struct shoal_engine **link = &progress->busy;
     unsigned silent = 0;
     while (*link) {
@@ -163,6 +165,7 @@ bool shoal_progress_is_inside(struct shoal_progress *progress)
 
 void shoal_progress_check_by(struct shoal_progress *progress, uint64_t when_ns)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     if (when_ns < progress->next_check_ns)
         progress->next_check_ns = when_ns;
 }
@@ -246,6 +249,7 @@ bool shoal_progress_uses(const struct shoal_progress *progress, shoal_location l
 
 void shoal_progress_wake(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     if (!atomic_load_explicit(&progress->waiters, memory_order_relaxed))
         return;
     /* Full fence: completions are visible before this thread looks for sleepers. Pairs with the increment in sleep_once(). */
@@ -274,6 +278,7 @@ static bool progress_drain(struct shoal_engine *engine)
 /* Drains one engine at a time, so that a turn costs the same with many communicators. */
 static bool drain_next(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     struct shoal_engine *engine = progress->drain_next ? progress->drain_next : progress->engines;
     progress->drain_next = engine ? engine->next : NULL;
     return engine && progress_drain(engine);
@@ -285,6 +290,7 @@ static bool drain_next(struct shoal_progress *progress)
 /* The caller holds the lock. */
 static bool poll_sources(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
     bool did = false;
     for (unsigned i = 0; i < count; i++)
@@ -338,6 +344,7 @@ static void excuse_absence(struct shoal_progress *progress)
 /* The caller holds the lock. Returns how long until the next check is due. */
 static uint64_t check_all(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
     excuse_absence(progress);
     poll_sources(progress);
@@ -406,6 +413,7 @@ static enum turn take_turn(struct shoal_progress *progress)
 /* An engine that was removed is not listed again: callbacks may post while it closes. */
 static void list_engine(struct shoal_progress *progress, struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     if (engine->is_listed || engine->is_closing)
         return;
     engine->is_listed = true;
@@ -543,6 +551,7 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
                        uint64_t until_ns)
 {
+    SHOAL_ASSERT(!holds_lock(progress));
     const uint64_t check_ns = check_if_due(progress, now_ns);
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     const struct shoal_wait_source *source = find_descriptor(progress);
@@ -642,6 +651,7 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
 static SHOAL_NOINLINE enum shoal_status wait_for_request(struct shoal_progress *progress, struct shoal_request *request,
                                                          uint64_t until_ns)
 {
+    SHOAL_ASSERT(!holds_lock(progress)); /* others make progress while this thread sleeps */
     atomic_fetch_add_explicit(&progress->waiters, 1, memory_order_seq_cst);
     atomic_fetch_add_explicit(&request->awaited, 1, memory_order_relaxed);
     wait_until_over(progress, request, until_ns);

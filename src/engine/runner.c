@@ -84,6 +84,7 @@ static void copy_payloads(struct shoal_engine *engine, const struct shoal_reques
 
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->is_direct && request->next_missing == engine->size);
     const struct shoal_shape *shape = request->shape;
     request->record->algorithm = shoal_engine_direct;
     request->record->done = request->record->arrived; /* accurate to some nanoseconds, and saves a reading of the clock */
@@ -644,6 +645,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
 
 bool shoal_engine_run_chunks(struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(!shoal_runner_failed_step(engine));
     bool did = run_start_chunks(engine);
     if (!enter_operands(engine))
         return did; /* shoal_engine_check() handles it */
