@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 
 import torch
 
@@ -200,6 +201,13 @@ class _Pipeline(pipeline.Pipeline):
         return _messages.copied(value, self.process_group.rank() == last, copy)
 
 
+def _megabytes_without(pipeline):
+    """Returns the memory of this process without the parameters of its stages: Python, torch, connections and the script's data."""
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return (resident - sum(each.numel() * each.element_size() for each in pipeline.parameters())) >> 20
+
+
 class Staged:
     """A model in stages. They are made in the first step, when the arguments of the model's call are known."""
 
@@ -239,6 +247,8 @@ class Staged:
             process_group=state.group("PP_GROUP"), replicas=state.group("RDP_GROUP") if is_replicated else None)
         for line in self._pipeline.explain().splitlines():
             log(line)
+        log(f"the memory of a rank comes on top of what its process has without the model, now about {_megabytes_without(self._pipeline)} MiB "
+            "on rank 0")
 
     def _arguments(self, call):
         state.is_tracing = True
