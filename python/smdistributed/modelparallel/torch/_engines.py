@@ -23,7 +23,10 @@ def initializer(model):
 
 def scalar_of(tensors, grad_tensors):
     """Returns the tensor of one element whose backward pass is that of torch.autograd.backward(tensors, grad_tensors)."""
-    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    wrong = [type(each).__name__ for each in tensors if not isinstance(each, torch.Tensor)]
+    if wrong or not tensors:
+        raise SMPError(f"model.backward: pass a loss that is a tensor, or a list of tensors, not {wrong[0] if wrong else 'an empty list'}")
     gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or [None] * len(tensors))
     if len(tensors) != len(gradients):
         raise SMPError(f"model.backward: {len(tensors)} tensors and {len(gradients)} gradients: pass one for each")
