@@ -1345,6 +1345,8 @@ def models_are_called_with_objects(world):
                 same(each.reduce_mean(), sum(part[name] for part in parts).detach() / 2, name)
             for name, parameter in model.local_named_parameters():
                 same(parameter.detach(), one.get_parameter(name).detach(), name)
+    from shoal.torch import _parcels
+    fails(lambda: _parcels.Message([lambda: 1], takes_objects=True), TypeError, "type function", "cannot be pickled", "cut at another unit")
     if world.size > 1:
         fails(lambda: train_step(model, detections(0)[0], BoxesOfImages(detections(0, rows=4)[1])), RuntimeError, "for other arguments")
 
