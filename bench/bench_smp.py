@@ -42,7 +42,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SHOAL, PYTHON = ROOT / "build/shoal", ROOT / "build/torch/bin/python3"
 RUN_S, WARMUPS, MICROBATCHES, NEAR = 900, 2, 4, 1e-4
-PERIOD_S, SAMPLE_S = 4.0, 0.02  # of the steps whose memory is sampled
+PERIOD_S, SAMPLE_S = 4.0, 0.02  # how long steps are sampled, and how often
 TINY = {"layers": 1, "width": 64, "words": 32, "context": 8, "batch": 8}
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "SHOAL_MEMORY_KEPT": "0"}
 OURS = {"pipeline": "smp pipeline", "shards": "smp shards"}

@@ -1345,6 +1345,8 @@ def models_are_called_with_objects(world):
                 same(each.reduce_mean(), sum(part[name] for part in parts).detach() / 2, name)
             for name, parameter in model.local_named_parameters():
                 same(parameter.detach(), one.get_parameter(name).detach(), name)
+    from shoal.torch import _parcels
+    fails(lambda: _parcels.Message([lambda: 1], takes_objects=True), TypeError, "type function", "cannot be pickled", "cut at another unit")
     if world.size > 1:
         fails(lambda: train_step(model, detections(0)[0], BoxesOfImages(detections(0, rows=4)[1])), RuntimeError, "for other arguments")
 
@@ -1374,6 +1376,27 @@ def a_model_is_called_once(world):
         return model(inputs) + model(inputs)
     with torch.no_grad():
         fails(lambda: twice(sentences(0)[0]), Exception, "may call the model once")
+
+
+def values_that_are_no_tensors_are_refused(world):
+    """A loss that is a number, and results that cannot be sent to the other ranks."""
+    smp = started(world, world.size)
+    model = smp.DistributedModel(seeded(Words))
+    inputs, targets = sentences(0)
+    plain_step(smp, words_loss)(model, inputs, targets)
+    for loss, word in ((3.0, "not float"), (None, "not NoneType"), ([], "not an empty list"), ([torch.ones(()), "x"], "not str")):
+        @smp.step
+        def train_step(model, inputs, targets, loss=loss):
+            model(inputs)
+            model.backward(loss)
+        fails(lambda: train_step(model, inputs, targets), RuntimeError, "pass a loss that is a tensor, or a list of tensors", word)
+        model = smp.DistributedModel(seeded(Words))  # the pipeline has ended
+        plain_step(smp, words_loss)(model, inputs, targets)
+    if world.size > 1:
+        with torch.no_grad():
+            step = smp.step(lambda model, inputs: (model(inputs).sum(), (each for each in "ab")))
+            fails(lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "generator")
+    fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")
 
 
 def errors_in_a_step_reach_all_ranks(world):
@@ -1514,6 +1537,7 @@ CASES = [
     Case("states of other models are refused", states_of_other_models_are_refused, (2,)),
     Case("steps that misuse the model are refused", steps_that_misuse_the_model_are_refused, (2,)),
     Case("a model is called once", a_model_is_called_once, (2,)),
+    Case("values that are no tensors are refused", values_that_are_no_tensors_are_refused, (1, 2)),
     Case("errors in a step reach all ranks", errors_in_a_step_reach_all_ranks, (2,)),
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (2,)),
     Case("a rank that dies is named", a_rank_that_dies_is_named, (2,), fresh=True, ends=(1,)),

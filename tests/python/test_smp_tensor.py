@@ -353,6 +353,7 @@ def wrong_parameters_are_refused(world):
     fails(lambda: smp.DistributedModel(odd), ValueError, "0 has 7 features", "2, does not divide")
     model, _ = made(smp)
     fails(lambda: model(torch.ones(2, 3, requires_grad=True)), NotImplementedError, "requires a gradient", "prescaled_batch")
+    fails(lambda: model(object()), NotImplementedError, "an object of the type object", "prescaled_batch")
 
 
 CASES = [

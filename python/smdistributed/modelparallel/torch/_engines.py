@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 
 import torch
 
@@ -22,7 +23,10 @@ def initializer(model):
 
 def scalar_of(tensors, grad_tensors):
     """Returns the tensor of one element whose backward pass is that of torch.autograd.backward(tensors, grad_tensors)."""
-    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    wrong = [type(each).__name__ for each in tensors if not isinstance(each, torch.Tensor)]
+    if wrong or not tensors:
+        raise SMPError(f"model.backward: pass a loss that is a tensor, or a list of tensors, not {wrong[0] if wrong else 'an empty list'}")
     gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or [None] * len(tensors))
     if len(tensors) != len(gradients):
         raise SMPError(f"model.backward: {len(tensors)} tensors and {len(gradients)} gradients: pass one for each")
@@ -200,6 +204,13 @@ class _Pipeline(pipeline.Pipeline):
         return _messages.copied(value, self.process_group.rank() == last, copy)
 
 
+def _megabytes_without(pipeline):
+    """Returns the memory of this process without the parameters of its stages: Python, torch, connections and the script's data."""
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return (resident - sum(each.numel() * each.element_size() for each in pipeline.parameters())) >> 20
+
+
 class Staged:
     """A model in stages. They are made in the first step, when the arguments of the model's call are known."""
 
@@ -239,6 +250,8 @@ class Staged:
             process_group=state.group("PP_GROUP"), replicas=state.group("RDP_GROUP") if is_replicated else None)
         for line in self._pipeline.explain().splitlines():
             log(line)
+        log(f"the memory of a rank comes on top of what its process has without the model, now about {_megabytes_without(self._pipeline)} MiB "
+            "on rank 0")
 
     def _arguments(self, call):
         state.is_tracing = True

@@ -212,7 +212,7 @@ def _is_of_batch(value):
 
 
 def _hash_of(arguments):
-    """Returns a hash of the batch: of tensors, and of all that objects hold which divide themselves."""
+    """Returns a hash of the batch. It covers tensors, and all that an object has which divides itself."""
     found, seen = hashlib.blake2b(digest_size=16), set()
 
     def add(tensor):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from shoal.torch import _divided
+from shoal.torch import _divided, _graph
 from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from smdistributed.modelparallel.torch._state import log, state
 
@@ -129,7 +129,12 @@ class Samples:
     def __init__(self, args, kwargs):
         self._given, self._rows = (args, kwargs), None
         if is_on() and not state.cfg.prescaled_batch:
-            self._rows = next((each.shape[0] for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor) and each.dim()), None)
+            leaves = pytree.tree_leaves((args, kwargs))
+            wrong = next((each for each in leaves if not isinstance(each, (torch.Tensor, *_graph.CONSTANTS))), None)
+            if wrong is not None:
+                raise SMPUnsupportedError(f"smp: the model is called with an object of the type {type(wrong).__name__}, and the ranks of a TP group "
+                                          "have batches of their own, which cannot be joined: set prescaled_batch and give all of them the same")
+            self._rows = next((each.shape[0] for each in leaves if isinstance(each, torch.Tensor) and each.dim()), None)
 
     def joined(self):
         return self._given if self._rows is None else pytree.tree_map(self._join, self._given)
