@@ -84,7 +84,7 @@ def downloaded(version, cache, python):
             run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--python-version", "3.11",
                 "--dest", cache / "files", f"torch=={version}", env={**os.environ, "PIP_CONSTRAINT": os.devnull})
         except Failed as reason:
-            print(f"torch {version} is not at hand, so the wheel carries no shim for it: {str(reason).splitlines()[0]}")
+            print(f"torch {version} is not at hand, so the wheel carries no shim for it: {str(reason).strip().splitlines()[0]}")
             return None
         unpack(next((cache / "files").glob(f"torch-{version}[-+]*.whl")), folder)
     return read_torch(folder)

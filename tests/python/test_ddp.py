@@ -474,7 +474,8 @@ def boxed_loss(model, x, y):
 
 
 def outputs_in_an_object(world):
-    """The end of the backward pass is seen although its begin is not: averages, or an error of this step."""
+    """The model's outputs are in an object, so the wrapper does not see where the backward pass begins. At its end the gradients
+    are averages, or the step raises an error."""
     x, y = batch()
     for options in ({}, {"has_more": True}, {"in_list": True}, {"kind": Unequal}):
         make = lambda: Boxed(**options)  # noqa: B023

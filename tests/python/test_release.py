@@ -21,6 +21,8 @@ sys.path.append(str(TOP / "dev"))
 import version  # noqa: E402
 import wheel_bill  # noqa: E402
 import wheel_check  # noqa: E402
+import wheel_run  # noqa: E402
+import wheel_shims  # noqa: E402
 import wheel_try  # noqa: E402
 
 MACHINE = os.uname().machine
@@ -212,6 +214,52 @@ def bill_of_materials_is_checked():
     expect_problem(problems_of(with_record(unlicensed)), "has no everything.txt")
 
 
+# ---- The shims of torch --------------------------------------------------------------------------------------------------
+
+def torch_in(folder, version, exported):
+    """Makes a folder of packages with a torch whose one library exports a function."""
+    (folder / "torch/lib").mkdir(parents=True)
+    text = f"__version__ = '{version}'\ncuda: Optional[str] = None\ngit_version = 'abc'\n"
+    (folder / "torch/version.py").write_text(text)
+    (folder / f"torch-{version}.dist-info/licenses").mkdir(parents=True)
+    (folder / "torch/lib/libtorch_cpu.so").write_bytes(library(f"void {exported}(void) {{}}", "-nostdlib"))
+    return wheel_shims.read_torch(folder)
+
+
+def torch_is_its_release_and_commit():
+    with tempfile.TemporaryDirectory() as folder:
+        torch = torch_in(pathlib.Path(folder), "9.8.7+cu130", "known")
+        expect((torch.version, torch.git_version) == ("9.8.7", "abc"), torch)
+        expect(wheel_shims.read_torch(pathlib.Path(folder, "elsewhere")) is None)
+
+
+def release_that_is_not_at_hand_is_left_out():
+    with tempfile.TemporaryDirectory() as folder:
+        before, wheel_shims.WANTED = wheel_shims.WANTED, pathlib.Path(folder, "wanted.txt")
+        wheel_shims.WANTED.write_text("# none of these exists\ntorch==0.0.77\n")
+        try:
+            expect(wheel_shims.find_torches(pathlib.Path(folder), "false") == [])
+        finally:
+            wheel_shims.WANTED = before
+
+
+def symbols_that_torch_lacks_are_named():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        torch, libshoal, made = torch_in(folder, "9.8.7", "known"), folder / "libshoal.so", folder / "shim.so"
+        libshoal.write_bytes(library("void shoal_known(void) {}", "-nostdlib"))
+        calls = "void known(void), shoal_known(void), PyNone(void); void f(void) { known(); shoal_known(); PyNone(); }"
+        made.write_bytes(library(calls, "-nostdlib"))
+        wheel_shims.check_symbols(made, torch, libshoal)
+        made.write_bytes(library("void unknown(void); void f(void) { unknown(); }", "-nostdlib"))
+        try:
+            wheel_shims.check_symbols(made, torch, libshoal)
+        except wheel_run.Failed as reason:
+            expect("shim.so needs symbols that torch 9.8.7 lacks: unknown" in str(reason), reason)
+        else:
+            expect(False, "a symbol that nothing has was not named")
+
+
 # ---- The wheels of this checkout -------------------------------------------------------------------------------------------
 
 def made_wheels():
@@ -275,5 +323,6 @@ run_cases([versions_agree, one_command_writes_another_version, bundle_is_what_py
            names_and_tags_are_checked, missing_file_is_named, record_is_compared_with_the_files, newer_glibc_is_named,
            libraries_of_the_machine_are_named,
            libraries_of_torch_serve_its_shims_only, newer_libraries_of_cxx_are_named, build_without_pmix_is_named, search_paths_are_relative, processor_is_checked,
-           bill_of_materials_is_checked, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
+           bill_of_materials_is_checked, torch_is_its_release_and_commit, release_that_is_not_at_hand_is_left_out,
+           symbols_that_torch_lacks_are_named, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
            wheel_serves_the_first_group_without_a_compiler, wheels_work_on_an_older_debian])

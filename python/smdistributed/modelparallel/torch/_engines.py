@@ -235,7 +235,8 @@ class Staged:
         return (), dict(bound.arguments)
 
     def partition(self, call):
-        """Makes the stages. call: runs the function until it calls the model, which raises Reached."""
+        """Makes the stages. Runs `call`, the user's function, until it calls the model: that raises Reached, with the arguments
+        of the model."""
         args, kwargs = self._kwargs_of(*self._arguments(call))
         cfg, ranks = state.cfg, state.cfg.pipeline_parallel_degree
         units, cuts = _partition.units_and_cuts(self._module, args, kwargs)
