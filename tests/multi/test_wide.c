@@ -1,14 +1,17 @@
 /* Ranks with helper threads, as real processes: the same bits as with one thread, on one host and on several; threads that end
  * with their context; failures, and forks, while helpers work. */
 #include <dirent.h>
+#include <grp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cpu_quota.h"
 #include "exact_cases.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
@@ -114,6 +117,98 @@ static void a_wrong_number_is_refused(struct world *world)
     options.threads = 65;
     const enum shoal_status status = shoal_context_create(&options, &context);
     CHECK(world, status == SHOAL_ERR_ARGUMENT, "65 threads gave %s", shoal_status_name(status));
+}
+
+/* ---- What the system refuses --------------------------------------------------------------------------------------------- */
+
+#define NOBODY 65534
+
+static char log_path[200], log_setting[240];
+
+static void choose_log(void)
+{
+    const char *folder = getenv("TMPDIR");
+    snprintf(log_path, sizeof log_path, "%s/shoal_wide_log_%d", folder ? folder : "/tmp", (int)getpid());
+    snprintf(log_setting, sizeof log_setting, "SHOAL_LOG_FILE=%s", log_path);
+}
+
+/* Reports whether the ranks' log has the words, and removes it. */
+static void report_logged(const char *words, const char *name)
+{
+    static char text[16384];
+    FILE *file = fopen(log_path, "re");
+    const size_t length = file ? fread(text, 1, sizeof text - 1, file) : 0;
+    if (file)
+        fclose(file);
+    unlink(log_path);
+    text[length] = 0;
+    const bool is_logged = strstr(text, words) != NULL;
+    if (!is_logged)
+        printf("# the log is: %s\n", text);
+    world_report(is_logged, name);
+}
+
+static void sum_some(struct world *world)
+{
+    const int wanted = *(const int *)world->arg;
+    float *ones = make_ones(world, FLOATS), *sum = make_ones(world, FLOATS);
+    for (int turn = 0; turn < 5; turn++) {
+        memset(sum, 0, FLOATS * sizeof *sum);
+        OK(world, shoal_allreduce(world->comm, ones, sum, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+        for (size_t i = 0; i < FLOATS; i += 997)
+            CHECK(world, sum[i] == (float)world->size, "element %zu is %g", i, (double)sum[i]);
+    }
+    CHECK(world, count_helpers() == wanted, "%d helpers, not %d", count_helpers(), wanted);
+    free(ones);
+    free(sum);
+}
+
+/* The kernel gives root any number of threads, so that root becomes somebody else. */
+static void threads_are_refused(struct world *world)
+{
+    const struct rlimit one = {1, 1};
+    if (geteuid() == 0)
+        CHECK(world, setgroups(0, NULL) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0, "cannot change the user");
+    CHECK(world, setrlimit(RLIMIT_NPROC, &one) == 0, "cannot limit threads");
+    sum_some(world);
+    OK(world, shoal_comm_finalize(world->comm));
+    shoal_comm_free(world->comm);
+    shoal_context_destroy(world->context);
+    _exit(0); /* the leak checker, which runs at exit, needs a thread of its own */
+}
+
+static void run_with_log(const char *name, const char *threads, world_body_fn body, const int *helpers)
+{
+    const char *const settings[] = {threads, log_setting, "SHOAL_LOG=warn", NULL};
+    const struct world_options options = {name, 2, settings, body, helpers};
+    world_run(&options);
+}
+
+/* Ranks in a container whose quota is less than their threads need: a number that was set is kept, with a warning; auto takes
+ * what there is. Nothing hangs, although the kernel stops the ranks for most of the time. */
+static void run_in_quotas(void)
+{
+    static const int none = 0, two = 2;
+    struct cpu_quota quota;
+    if (!cpu_quota_enter(&quota, 40)) {
+        printf("# no quota: %s\n", quota.reason);
+        world_report(true, "three threads in a quota of less than a core # SKIP");
+        return;
+    }
+    run_with_log("three threads in a quota of less than a core", "SHOAL_THREADS=3", sum_some, &two);
+    report_logged("SHOAL_THREADS is 3, but this rank has 1 core: threads take turns", "the log reports the quota");
+    setenv("OMP_NUM_THREADS", "1", 1);
+    run_with_log("threads that are chosen in a quota of less than a core", "SHOAL_THREADS=auto", sum_some, &none);
+    unsetenv("OMP_NUM_THREADS");
+    unlink(log_path);
+    cpu_quota_leave(&quota);
+}
+
+static void run_without_threads(void)
+{
+    static const int none = 0;
+    run_with_log("threads that the system refuses", "SHOAL_THREADS=4", threads_are_refused, &none);
+    report_logged("only 0 of 3 helper threads could be made", "the log reports refused threads");
 }
 
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
@@ -269,6 +364,9 @@ int main(void)
     unsetenv("OMP_NUM_THREADS");
     run("threads end with their context", 2, one, threads_end_with_their_context, NULL);
     run("a wrong number of threads", 1, one, a_wrong_number_is_refused, NULL);
+    choose_log();
+    run_in_quotas();
+    run_without_threads();
     run("an abort while helpers work", 3, three, an_abort_ends_helped_operations, NULL);
     world_expect_kill(1);
     run("a kill while helpers work", 3, three, a_killed_rank_ends_helped_operations, NULL);
