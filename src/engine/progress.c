@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -42,6 +44,7 @@ enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoa
     progress->settings = settings;
     progress->is_parent = is_parent;
     progress->doorbell = doorbell;
+    progress->wake_fd = -1;
     progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     (void)shoal_clock_anchor_move(&progress->anchor);
     progress->yield_ns = settings->yield_us * 1000;
@@ -91,6 +94,8 @@ void shoal_progress_destroy(struct shoal_progress *progress)
     if (!progress)
         return;
     shoal_progress_stop_thread(progress);
+    if (progress->wake_fd >= 0)
+        close(progress->wake_fd);
     pthread_cond_destroy(&progress->thread_wake);
     pthread_mutex_destroy(&progress->thread_lock);
     pthread_mutex_destroy(&progress->lock);
@@ -171,6 +176,8 @@ void shoal_progress_add_source(struct shoal_progress *progress, struct shoal_wai
 {
     const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
     SHOAL_ASSERT(holds_lock(progress) && count < SHOAL_PROGRESS_SOURCES_MAX);
+    if (count == 0) /* without it, sleeps at a source are short anyway */
+        progress->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     progress->sources[count] = source;
     /* release: threads that wait without the lock see the source that was stored before. */
     atomic_store_explicit(&progress->source_count, count + 1, memory_order_release);
@@ -244,22 +251,31 @@ bool shoal_progress_uses(const struct shoal_progress *progress, shoal_location l
 
 /* ---- Making progress ----------------------------------------------------------------------------------------------------- */
 
+static void wake_at_descriptor(struct shoal_progress *progress)
+{
+    /* acquire: pairs with the increment in sleep_at_descriptor(), whose thread has seen the descriptor. */
+    if (atomic_load_explicit(&progress->at_descriptor, memory_order_acquire) && progress->wake_fd >= 0)
+        (void)eventfd_write(progress->wake_fd, 1);
+}
+
 void shoal_progress_wake(struct shoal_progress *progress)
 {
     if (!atomic_load_explicit(&progress->waiters, memory_order_relaxed))
         return;
-    /* Full fence: completions are visible before this thread looks for sleepers. Pairs with the increment in sleep_once(). */
+    /* Full fence: completions are visible before this thread looks for sleepers. Pairs with the increments before a sleep. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
         ring(progress);
+    wake_at_descriptor(progress);
 }
 
 void shoal_progress_wake_outside(struct shoal_progress *progress)
 {
-    /* Full fence: what the caller has done comes before its look for sleepers. Pairs with the increment in sleep_once(). */
+    /* Full fence: what the caller has done comes before its look for sleepers. Pairs with the increments before a sleep. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
         ring(progress);
+    wake_at_descriptor(progress);
 }
 
 /* A rank that waits accepts messages of all its communicators, so that a small send needs no receive. */
@@ -454,7 +470,7 @@ static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
 
 /* If data may come from the network, a sleep is short: 50 us at first, then in proportion to how long nothing has come. Peers
  * of this host ring a doorbell that does not wake a sleeper at the network's descriptor, and some providers have no
- * descriptor. */
+ * descriptor. Threads of this rank wake such a sleeper by `wake_fd`. */
 #define BACKOFF_MIN_NS UINT64_C(50000)
 #define BACKOFF_MAX_NS SHOAL_NS_PER_MS
 #define BACKOFF_SHARE 16      /* sleeping at the network's descriptor */
@@ -488,8 +504,10 @@ static void back_off_at(struct shoal_progress *progress, const struct shoal_wait
         return;
     const bool may_wait = source->ops->may_wait(source->arg);
     shoal_progress_unlock(progress);
-    if (may_wait)
-        source->ops->wait(source->arg, sleep_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns)));
+    const uint64_t sleep_ns = sleep_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns));
+    eventfd_t rings;
+    if (may_wait && source->ops->wait(source->arg, progress->wake_fd, sleep_ns))
+        (void)eventfd_read(progress->wake_fd, &rings); /* whoever reads it looks next, and wakes others of what it finds */
 }
 
 /* Messages that came before the doorbell was armed wake no thread. If the network is polled, a backoff is short, and the next
@@ -540,6 +558,16 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
     doorbell->ops->sleep_for(doorbell->arg, sleep_length(progress, sleep_ns));
 }
 
+static void sleep_at_descriptor(struct shoal_progress *progress, struct shoal_request *request,
+                                const struct shoal_wait_source *source, uint64_t waited_ns, uint64_t left_ns)
+{
+    atomic_fetch_add_explicit(&progress->at_descriptor, 1, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst); /* the last look comes after the increment */
+    if (take_turn(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
+        back_off_at(progress, source, waited_ns, left_ns);
+    atomic_fetch_sub_explicit(&progress->at_descriptor, 1, memory_order_relaxed);
+}
+
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
                        uint64_t until_ns)
 {
@@ -547,8 +575,7 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     const struct shoal_wait_source *source = find_descriptor(progress);
     if (source) {
-        if (take_turn(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
-            back_off_at(progress, source, now_ns - idle_since_ns, left_ns);
+        sleep_at_descriptor(progress, request, source, now_ns - idle_since_ns, left_ns);
         return;
     }
     atomic_fetch_add_explicit(&progress->sleepers, 1, memory_order_seq_cst);
