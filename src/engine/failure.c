@@ -445,7 +445,7 @@ struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, st
     wait.is_for_device = shoal_runner_find_unready(engine, request) >= 0;
     shoal_runner_find_step(engine, request, &step, &wait.peer);
     if (failure_is_message(request->call.collective))
-        wait.peer = request->call.root;
+        wait.peer = shoal_p2p_is_helped(request) ? -1 : request->call.root;
     return wait;
 }
 
@@ -582,9 +582,10 @@ static int name_missing(struct shoal_engine *engine, struct shoal_request *reque
         shoal_engine_append(text, bytes, " and %d more", named - 8);
     if (named == 0)
         snprintf(text, bytes, "%s",
-                 shoal_runner_is_leaving(engine, request)  ? "its data to leave"
-                 : shoal_runner_is_helped(engine, request) ? "its own helper threads, which get no core (SHOAL_THREADS)"
-                                                           : "the operations before it");
+                 shoal_runner_is_leaving(engine, request) ? "its data to leave"
+                 : shoal_runner_is_helped(engine, request) || shoal_p2p_is_helped(request)
+                     ? "its own helper threads, which get no core (SHOAL_THREADS)"
+                     : "the operations before it");
     return first;
 }
 

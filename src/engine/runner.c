@@ -277,7 +277,7 @@ static void run_part_of_step(void *arg, uint32_t part)
     const struct shoal_extent_scratch scratch = {sources, dests, scaled};
     const size_t begin = part * work->part_elements;
     shoal_extent_reduce(work->engine, work->chunk, work->slot, work->step, begin,
-                      shoal_min_size(begin + work->part_elements, work->elements), &scratch);
+                        shoal_min_size(begin + work->part_elements, work->elements), &scratch);
 }
 
 /* Returns the number of elements of a reduce step. */
@@ -306,15 +306,22 @@ static SHOAL_NOINLINE bool runner_post_work(struct shoal_engine *engine, struct 
         return false;
     chunk->posted = (uint8_t)(ticket + 1);
     engine->runner.posted++;
+    engine->helped++;
     return true;
+}
+
+static void forget_work(struct shoal_engine *engine, struct shoal_chunk *chunk)
+{
+    chunk->posted = 0;
+    engine->runner.posted--;
+    engine->helped--;
 }
 
 static bool has_work_ended(struct shoal_engine *engine, struct shoal_chunk *chunk)
 {
     if (!shoal_helpers_has_ended(engine->helpers, chunk->posted - 1))
         return false;
-    chunk->posted = 0;
-    engine->runner.posted--;
+    forget_work(engine, chunk);
     return true;
 }
 
@@ -326,8 +333,7 @@ static void stop_work(struct shoal_engine *engine)
         if (!chunk->posted)
             continue;
         (void)shoal_helpers_stop(engine->helpers, chunk->posted - 1);
-        chunk->posted = 0;
-        engine->runner.posted--;
+        forget_work(engine, chunk);
     }
     SHOAL_ASSERT(!engine->runner.posted);
 }
@@ -581,23 +587,14 @@ static bool run_start_chunks(struct shoal_engine *engine)
     return did;
 }
 
-/* This rank may not touch peers' operands once a failure was published, and its peers wait until it is outside. It stays inside
- * from turn to turn while helpers work. */
-static void leave_operands(struct shoal_engine *engine)
-{
-    if (engine->ops->leave)
-        engine->ops->leave(engine->transport);
-}
-
 static bool enter_operands(struct shoal_engine *engine)
 {
-    struct shoal_failure failure;
-    if (SHOAL_LIKELY(!engine->runner.posted))
-        return !engine->ops->enter || engine->ops->enter(engine->transport);
-    if (!engine->ops->failed(engine->transport, &failure))
+    if (SHOAL_LIKELY(shoal_engine_enter(engine)))
         return true;
-    stop_work(engine);
-    leave_operands(engine);
+    if (engine->runner.posted) {
+        stop_work(engine);
+        shoal_engine_leave(engine);
+    }
     return false;
 }
 
@@ -606,7 +603,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
 {
     if (SHOAL_UNLIKELY(engine->runner.posted)) {
         stop_work(engine);
-        leave_operands(engine);
+        shoal_engine_leave(engine);
     }
     for (unsigned i = 0; i < engine->depth; i++)
         engine->runner.left_packed[i] = engine->runner.chunks[i].packed;
@@ -652,8 +649,7 @@ bool shoal_engine_run_chunks(struct shoal_engine *engine)
     }
     if (SHOAL_UNLIKELY(engine->runner.posted) && !did)
         did = help_with_oldest(engine);
-    if (SHOAL_LIKELY(!engine->runner.posted))
-        leave_operands(engine);
+    shoal_engine_leave(engine);
     return did;
 }
 

@@ -19,16 +19,22 @@ static bool is_in_place_shared(const struct shoal_request *request)
            is_output_shared(request);
 }
 
-/* Returns NULL if there is no memory to learn with. */
+/* The trial of operations of a kind, of that order of size, and of one of four forms. Returns NULL if there is no memory to
+ * learn with. */
+static struct shoal_trial *trial_at(struct shoal_trial **trials, enum shoal_collective_type kind, uint64_t bytes, unsigned form)
+{
+    const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
+    const unsigned row = (unsigned)kind * 32 + size_class % 32;
+    if (!*trials)
+        *trials = calloc(SHOAL_TRIAL_COUNT, sizeof **trials);
+    return *trials ? &(*trials)[(row * 4 + form) % SHOAL_TRIAL_COUNT] : NULL;
+}
+
 static struct shoal_trial *trial_of(const struct shoal_request *request, struct shoal_trial **trials)
 {
     const uint64_t bytes = request->announcement.descriptor.count * request->element_bytes; /* the size when it was announced */
-    const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
     const unsigned is_in_place = request->call.input == request->call.output;
-    const unsigned row = (unsigned)request->call.collective * 32 + size_class % 32;
-    if (!*trials)
-        *trials = calloc(SHOAL_TRIAL_COUNT, sizeof **trials);
-    return *trials ? &(*trials)[(row * 4 + is_in_place * 2 + is_output_shared(request)) % SHOAL_TRIAL_COUNT] : NULL;
+    return trial_at(trials, request->call.collective, bytes, is_in_place * 2 + is_output_shared(request));
 }
 
 /* ---- Stores -------------------------------------------------------------------------------------------------------------- */
@@ -80,6 +86,32 @@ static void report_width(struct shoal_engine *engine, const struct shoal_request
         shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine", "%s of %zu bytes: %d thread%s for each rank of this host: %s",
                        shoal_collective_traits(request->call.collective)->name, request->bytes, width, width == 1 ? "" : "s",
                        trial->is_second ? "one was faster than several" : "one was not faster");
+}
+
+/* ---- Copies of messages -------------------------------------------------------------------------------------------------- */
+
+bool shoal_trial_lets_help(struct shoal_engine *engine, struct shoal_request *receive)
+{
+    struct shoal_message_copy *copy = &receive->message.copy;
+    if (receive->bytes < WIDTH_BYTES || shoal_helpers_width(engine->helpers) == 1)
+        return false;
+    if (copy->begun_ticks || shoal_helpers_is_fixed(engine->helpers))
+        return !copy->is_narrow;
+    copy->begun_ticks = shoal_clock_ticks();
+    copy->width.trial = trial_at(&engine->widths, receive->call.collective, receive->bytes, 0);
+    copy->is_narrow = copy->width.trial && shoal_trial_next(copy->width.trial, &copy->width.use);
+    return !copy->is_narrow;
+}
+
+void shoal_trial_learn_copy(struct shoal_engine *engine, const struct shoal_request *receive)
+{
+    const struct shoal_tried *width = &receive->message.copy.width;
+    const float ticks = (float)(shoal_clock_ticks() - receive->message.copy.begun_ticks);
+    if (!width->trial || !shoal_trial_note(width->trial, width->use, ticks) || width->trial->agreed > 1)
+        return;
+    shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine", "receive of %zu bytes: %d thread%s: %s", receive->bytes,
+                   width->trial->is_second ? 1 : shoal_helpers_width(engine->helpers), width->trial->is_second ? "" : "s",
+                   width->trial->is_second ? "one was faster than several" : "one was not faster");
 }
 
 /* ---- Both ---------------------------------------------------------------------------------------------------------------- */

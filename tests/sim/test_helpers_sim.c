@@ -116,7 +116,7 @@ static void hear(void *arg, int level, const char *line)
     struct member *member = arg;
     (void)level;
     snprintf(member->last_line, sizeof member->last_line, "%s", line);
-    member->has_told |= strstr(line, "for each rank of this host") != NULL;
+    member->has_told |= strstr(line, "for each rank of this host") || strstr(line, "receive of 800012 bytes: ");
 }
 
 static void open_member(struct world *world, int r, int width)
@@ -175,13 +175,17 @@ static void close_world(struct world *world)
     free(world);
 }
 
+static bool is_member_helped(const struct member *member)
+{
+    return member->engine &&
+           (shoal_runner_is_helped(member->engine, &member->request) || shoal_p2p_is_helped(&member->request));
+}
+
 static bool is_helped(struct world *world)
 {
     bool found = false;
-    for (int r = 0; r < world->size; r++) {
-        const struct member *member = &world->members[r];
-        found |= member->engine && shoal_runner_is_helped(member->engine, &member->request);
-    }
+    for (int r = 0; r < world->size; r++)
+        found |= is_member_helped(&world->members[r]);
     return found;
 }
 
@@ -389,6 +393,101 @@ static void a_late_helper_breaks_nothing(void **state)
     atomic_store(&hold_us, 0);
 }
 
+/* ---- Messages ---- */
+
+/* Rank 1 sends to rank 0, whose helpers copy. With is_own, rank 0 receives from itself, and another request is the send. */
+static void post_message(struct world *world, size_t count, struct shoal_request *own_send)
+{
+    const struct form form = {.count = count, .is_shared = true};
+    struct member *receiver = &world->members[0], *sender = own_send ? receiver : &world->members[1];
+    uint64_t random = count;
+    sender->input = make_area(world, sender->rank, &form, count);
+    receiver->output = make_area(world, 0, &form, count);
+    for (size_t i = 0; i < count; i++)
+        sender->input[i] = (float)reference_below(&random, 1u << 24);
+    memset(receiver->output, 0, count * sizeof(float));
+    const struct shoal_call send = {
+        .collective = SHOAL_COLLECTIVE_SEND, .type = SHOAL_FLOAT32, .count = count, .input = sender->input, .root = 0};
+    const struct shoal_call receive = {.collective = SHOAL_COLLECTIVE_RECV,
+                                       .type = SHOAL_FLOAT32,
+                                       .count = count,
+                                       .output = receiver->output,
+                                       .root = sender->rank};
+    receiver->request = (struct shoal_request){.done_fn = note_inside, .done_arg = receiver};
+    if (!own_send)
+        sender->request = (struct shoal_request){.done_fn = note_inside, .done_arg = sender};
+    shoal_engine_post(sender->engine, &send, own_send ? own_send : &sender->request);
+    shoal_engine_post(receiver->engine, &receive, &receiver->request);
+}
+
+static void check_message(struct world *world, size_t count, bool is_own)
+{
+    const struct member *receiver = &world->members[0], *sender = is_own ? receiver : &world->members[1];
+    assert_int_equal(shoal_request_status(&world->members[0].request), SHOAL_OK);
+    assert_true(memcmp(receiver->output, sender->input, count * sizeof(float)) == 0);
+    assert_false(receiver->was_inside);
+}
+
+/* Drives until rank 0 has posted a copy, and a helper has claimed a part of it. */
+static void drive_to_help(struct world *world)
+{
+    while (!is_member_helped(&world->members[0])) {
+        assert_false(has_ended(world, 0));
+        if (!turn(world))
+            shoal_sim_advance(world->sim);
+    }
+    while (!atomic_load(&helped))
+        usleep(100);
+}
+
+/* Each length, with as many threads, arrives whole; helpers copy the long ones. */
+static void helpers_copy_messages(void **state)
+{
+    static const size_t counts[] = {1, 5000, 32768, 100003, 262144, 3000017};
+    (void)state;
+    for (int width = 1; width <= 5; width += 2) {
+        for (size_t c = 0; c < SHOAL_COUNT_OF(counts); c++) {
+            for (int is_own = 0; is_own < 2; is_own++) {
+                struct world *world = open_world(is_own ? 1 : 2, width, NULL, c + 1, preset);
+                struct shoal_request send = {.done_fn = NULL};
+                atomic_store(&helped, 0);
+                atomic_store(&hold_us, 2000);
+                post_message(world, counts[c], is_own ? &send : NULL);
+                if (counts[c] >= 32768 && width > 1)
+                    drive_to_help(world);
+                drive(world);
+                check_message(world, counts[c], is_own);
+                assert_true((atomic_load(&helped) > 0) == (counts[c] >= 32768 && width > 1));
+                close_world(world);
+            }
+        }
+    }
+    atomic_store(&hold_us, 0);
+}
+
+/* Without a number, the receiver tries one thread against all, and logs its choice. */
+static void the_width_of_copies_is_tried(void **state)
+{
+    static const char *const told[] = {"SHOAL_LOG=info,engine", NULL};
+    struct world *world = open_world(2, 0, NULL, 9, told);
+    unsigned narrow = 0, wide = 0;
+    const bool is_alone = shoal_helpers_width(world->members[0].helpers) == 1;
+    (void)state;
+    for (unsigned use = 0; use < 100 && !is_alone && !world->members[0].has_told; use++) {
+        free(world->members[1].input);
+        free(world->members[0].output);
+        post_message(world, 200003, NULL);
+        drive(world);
+        check_message(world, 200003, false);
+        narrow += world->members[0].request.message.copy.is_narrow;
+        wide += !world->members[0].request.message.copy.is_narrow;
+    }
+    assert_true(is_alone || (world->members[0].has_told && narrow >= 4 && wide >= 8));
+    close_world(world);
+    if (is_alone)
+        skip();
+}
+
 /* ---- The choice of the width ---- */
 
 /* Posts the same call again, with the same operands. */
@@ -479,7 +578,7 @@ static void drive_to_hold(struct world *world)
     while (!is_posted) {
         if (!turn(world))
             shoal_sim_advance(world->sim);
-        is_posted = shoal_runner_is_helped(world->members[0].engine, &world->members[0].request);
+        is_posted = is_member_helped(&world->members[0]);
         assert_false(have_ended(world));
     }
     while (atomic_load(&inside[0]) == 0) /* one turn does one part of several, so the helpers find another */
@@ -519,14 +618,16 @@ static void break_world(struct world *world, enum end end)
 
 /* Ends an operation while a helper is held in a part of it, and lets the helper go a moment later. Requests end with an error,
  * after the helpers have left their operands. */
-static void end_while_helped(enum end end, const char *words)
+static void end_while_helped(enum end end, bool is_message, const char *words)
 {
     const struct form form = {SHOAL_COLLECTIVE_ALLREDUCE, 2000003, false, false, false};
     struct world *world = open_world(2, 3, NULL, 3, preset);
     pthread_t thread;
     atomic_store(&must_hold, true);
-    for (int r = 0; r < world->size; r++)
+    for (int r = 0; r < world->size && !is_message; r++)
         post(world, r, &form, 5);
+    if (is_message)
+        post_message(world, form.count, NULL);
     drive_to_hold(world);
     assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
     break_world(world, end);
@@ -535,7 +636,8 @@ static void end_while_helped(enum end end, const char *words)
     for (int r = 0; r < world->size; r++) {
         struct member *member = &world->members[r];
         const enum shoal_status status = shoal_request_status(&member->request);
-        assert_true(status != SHOAL_OK && status != SHOAL_PENDING);
+        const bool has_all = is_message && end == END_PEER_KILLED && r == 0; /* it needs the dead sender's memory only */
+        assert_true((status != SHOAL_OK || has_all) && status != SHOAL_PENDING);
         assert_false(member->was_inside);
         if (words && !strstr(member->last_line, words))
             fail_msg("rank %d logged \"%s\", without \"%s\"", r, member->last_line, words);
@@ -546,26 +648,29 @@ static void end_while_helped(enum end end, const char *words)
 static void an_abort_waits_for_helpers(void **state)
 {
     (void)state;
-    end_while_helped(END_ABORTED, "abort");
+    end_while_helped(END_ABORTED, false, "abort");
+    end_while_helped(END_ABORTED, true, "abort");
 }
 
 static void a_dead_peer_does_not_strand_helpers(void **state)
 {
     (void)state;
     for (int i = 0; i < 3; i++)
-        end_while_helped(END_PEER_KILLED, NULL);
+        end_while_helped(END_PEER_KILLED, i % 2, NULL);
 }
 
 static void a_deadline_names_helpers(void **state)
 {
     (void)state;
-    end_while_helped(END_DEADLINE, "helper threads");
+    end_while_helped(END_DEADLINE, false, "helper threads");
+    end_while_helped(END_DEADLINE, true, "helper threads");
 }
 
 static void freeing_waits_for_helpers(void **state)
 {
     (void)state;
-    end_while_helped(END_FREED, NULL);
+    end_while_helped(END_FREED, false, NULL);
+    end_while_helped(END_FREED, true, NULL);
 }
 
 static int make_kernels(void **state)
@@ -584,6 +689,7 @@ static int make_kernels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(helpers_copy_messages),      cmocka_unit_test(the_width_of_copies_is_tried),
         cmocka_unit_test(no_width_changes_a_bit),     cmocka_unit_test(a_late_helper_breaks_nothing),
         cmocka_unit_test(the_width_is_tried),         cmocka_unit_test(a_fixed_width_is_not_tried),
         cmocka_unit_test(an_abort_waits_for_helpers), cmocka_unit_test(a_dead_peer_does_not_strand_helpers),
