@@ -211,6 +211,38 @@ static void run_without_threads(void)
     report_logged("only 0 of 3 helper threads could be made", "the log reports refused threads");
 }
 
+/* ---- Messages ------------------------------------------------------------------------------------------------------------ */
+
+/* Large messages from memory that the receiver reaches: its helpers copy them. Collectives are under way meanwhile. */
+static void helpers_copy_messages(struct world *world)
+{
+    const int wanted = *(const int *)world->arg, next = (world->rank + 1) % world->size;
+    const int before = (world->rank + world->size - 1) % world->size;
+    float *ones = make_ones(world, FLOATS), *sum = make_ones(world, FLOATS), *shared, *got = make_ones(world, FLOATS);
+    OK(world, shoal_mem_alloc(world->context, FLOATS * sizeof *shared, (void **)&shared));
+    for (int turn = 0; turn < 10; turn++) {
+        struct shoal_request *requests[3];
+        for (size_t i = 0; i < FLOATS; i++)
+            shared[i] = (float)((i * 7 + (size_t)turn * 13 + (size_t)world->rank) % 100003);
+        OK(world, shoal_recv_post(world->comm, got, FLOATS - 1, SHOAL_FLOAT32, before, turn, NULL, &requests[0]));
+        OK(world, shoal_send_post(world->comm, shared + 1, FLOATS - 1, SHOAL_FLOAT32, next, turn, NULL, &requests[1]));
+        OK(world, shoal_allreduce_post(world->comm, ones, sum, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL, &requests[2]));
+        for (int i = 0; i < 3; i++) {
+            OK(world, shoal_request_wait(requests[i], 60000));
+            shoal_request_free(requests[i]);
+        }
+        for (size_t i = 1; i < FLOATS; i++)
+            CHECK(world, got[i - 1] == (float)((i * 7 + (size_t)turn * 13 + (size_t)before) % 100003), "element %zu is %g", i,
+                  (double)got[i - 1]);
+        CHECK(world, sum[FLOATS - 1] == (float)world->size, "the sum is %g", (double)sum[FLOATS - 1]);
+    }
+    CHECK(world, count_helpers() == wanted, "%d helpers, not %d", count_helpers(), wanted);
+    OK(world, shoal_mem_free(world->context, shared));
+    free(ones);
+    free(sum);
+    free(got);
+}
+
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
 
 /* The communicator has broken, so the end of the world would fail. */
@@ -239,6 +271,41 @@ static enum shoal_status sum_until_failure(struct world *world)
         free(output);
     }
     return status;
+}
+
+static enum shoal_status receive_until_failure(struct world *world, float *shared)
+{
+    const int next = (world->rank + 1) % world->size, before = (world->rank + world->size - 1) % world->size;
+    enum shoal_status status = SHOAL_OK;
+    while (status == SHOAL_OK) {
+        struct shoal_request *receive = NULL, *send = NULL;
+        float *got = make_ones(world, FLOATS);
+        status = shoal_recv_post(world->comm, got, FLOATS, SHOAL_FLOAT32, before, 0, NULL, &receive);
+        if (status == SHOAL_OK)
+            status = shoal_send_post(world->comm, shared, FLOATS, SHOAL_FLOAT32, next, 0, NULL, &send);
+        const enum shoal_status sent = send ? shoal_request_wait(send, 60000) : status;
+        const enum shoal_status received = receive ? shoal_request_wait(receive, 60000) : status;
+        status = sent != SHOAL_OK ? sent : received;
+        shoal_request_free(receive);
+        shoal_request_free(send);
+        free(got);
+    }
+    return status;
+}
+
+static void an_abort_ends_helped_messages(struct world *world)
+{
+    pthread_t thread;
+    float *shared;
+    OK(world, shoal_mem_alloc(world->context, FLOATS * sizeof *shared, (void **)&shared));
+    memset(shared, 0, FLOATS * sizeof *shared);
+    if (world->rank == 0)
+        CHECK(world, pthread_create(&thread, NULL, abort_soon, world->comm) == 0, "no thread");
+    const enum shoal_status status = receive_until_failure(world, shared);
+    CHECK(world, status == SHOAL_ERR_ABORTED, "ended with %s", shoal_status_name(status));
+    if (world->rank == 0)
+        pthread_join(thread, NULL);
+    end_broken(world);
 }
 
 static void an_abort_ends_helped_operations(struct world *world)
@@ -367,6 +434,9 @@ int main(void)
     choose_log();
     run_in_quotas();
     run_without_threads();
+    run("messages that helpers copy", 2, three, helpers_copy_messages, &two);
+    run("messages that helpers copy, among three ranks", 3, three, helpers_copy_messages, &two);
+    run("an abort while helpers copy messages", 3, three, an_abort_ends_helped_messages, NULL);
     run("an abort while helpers work", 3, three, an_abort_ends_helped_operations, NULL);
     world_expect_kill(1);
     run("a kill while helpers work", 3, three, a_killed_rank_ends_helped_operations, NULL);
