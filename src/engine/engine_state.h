@@ -271,8 +271,8 @@ static inline void shoal_engine_flush(struct shoal_engine *engine)
     engine->ops->flush(engine->transport);
 }
 
-/* This rank may touch peers' operands between enter and leave only. Once a failure was published, enter returns false, and peers
- * wait until this rank is outside. It stays inside from turn to turn while helpers work: they are stopped first. */
+/* This rank may touch peers' operands between enter and leave only. Once a failure was published, enter returns false, and
+ * peers wait until this rank is outside. It stays inside from turn to turn while helpers work: they are stopped first. */
 static inline bool shoal_engine_enter(struct shoal_engine *engine)
 {
     struct shoal_failure failure;

@@ -28,11 +28,26 @@ static void run_part_of_message(void *arg, uint32_t part)
     copy_range(request->engine, request, begin, shoal_min_size(begin + copy->part_bytes, copy->end));
 }
 
-/* Returns false if this thread copies. */
-static bool post_copy(struct shoal_engine *engine, struct shoal_request *request)
+static void begin_copy(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_message_copy *copy = &request->message.copy;
-    if (SHOAL_LIKELY(!engine->helpers) || shoal_call_is_on_device(&request->call) || !shoal_trial_lets_help(engine, request))
+    copy->begun_ticks = shoal_clock_ticks();
+    copy->is_narrow = engine->helpers && shoal_trial_copy(engine, request->bytes, &copy->width);
+}
+
+static void advance_copy(struct shoal_engine *engine, struct shoal_request *request, size_t end)
+{
+    const struct shoal_message_copy *copy = &request->message.copy;
+    request->message.offset = end;
+    if (end == request->bytes)
+        shoal_trial_learn_copy(engine, request->bytes, &copy->width, shoal_clock_ticks() - copy->begun_ticks);
+}
+
+/* Returns false if this thread copies. */
+static bool message_post_copy(struct shoal_engine *engine, struct shoal_request *request)
+{
+    struct shoal_message_copy *copy = &request->message.copy;
+    if (SHOAL_LIKELY(!engine->helpers) || shoal_call_is_on_device(&request->call) || copy->is_narrow)
         return false;
     const size_t bytes = shoal_min_size(request->bytes - request->message.offset, RANGE_BYTES);
     const size_t even = bytes / ((size_t)shoal_helpers_width(engine->helpers) * PARTS_EACH);
@@ -65,8 +80,8 @@ static enum shoal_status await_copy(struct shoal_engine *engine, struct shoal_re
         return SHOAL_OK;
     if (!shoal_helpers_has_ended(engine->helpers, copy->posted - 1))
         return SHOAL_PENDING;
-    request->message.offset = copy->end;
     end_copy(engine, request);
+    advance_copy(engine, request, copy->end);
     return SHOAL_OK;
 }
 
@@ -77,11 +92,13 @@ enum shoal_status shoal_message_copy(struct shoal_engine *engine, struct shoal_r
         return await_copy(engine, request);
     if (!shoal_engine_enter(engine))
         return SHOAL_PENDING;
-    if (post_copy(engine, request))
+    if (request->message.offset == 0)
+        begin_copy(engine, request);
+    if (message_post_copy(engine, request))
         return SHOAL_OK;
     copy_range(engine, request, request->message.offset, request->message.offset + most);
-    request->message.offset += most;
     shoal_engine_leave(engine);
+    advance_copy(engine, request, request->message.offset + most);
     return SHOAL_OK;
 }
 

@@ -12,8 +12,8 @@ struct shoal_request;
 /* A copy by helpers. */
 struct shoal_message_copy {
     struct shoal_tried width;
-    bool is_narrow;         /* one thread copies it */
-    uint64_t begun_ticks;   /* 0: it has not begun */
+    bool is_narrow; /* one thread copies it */
+    uint64_t begun_ticks;
     size_t end, part_bytes; /* they copy bytes [offset, end) of the message, in parts */
     uint8_t posted;         /* their ticket + 1; 0: none */
 };

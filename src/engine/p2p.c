@@ -280,7 +280,6 @@ static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_req
     release(request, begin, request->message.offset - begin);
     if (request->message.offset < request->bytes)
         return SHOAL_OK;
-    shoal_trial_learn_copy(engine, request);
     request->message.phase = TO_ANSWER;
     request->message.is_copied = true;
     return SHOAL_OK;

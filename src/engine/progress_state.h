@@ -22,7 +22,7 @@ struct shoal_progress {
     struct shoal_doorbell doorbell;
     struct shoal_wait_source sources[SHOAL_PROGRESS_SOURCES_MAX];
     atomic_uint source_count; /* number of sources that are set; 0 while all ranks are on this host */
-    int wake_fd;              /* an eventfd, which wakes threads that sleep at a source; set before the first source; -1: none */
+    int wake_fd;              /* an eventfd: wakes threads that sleep at a source. Set before the first source; -1: none */
     struct shoal_engine *engines;
     struct shoal_engine *busy;       /* the engines with operations under way */
     struct shoal_engine *drain_next; /* the engine whose messages are accepted next; NULL: the first one */
@@ -35,8 +35,8 @@ struct shoal_progress {
     atomic_int waiters;
     atomic_int sleepers;      /* at the doorbell */
     atomic_int at_descriptor; /* that sleep at a source, or are about to */
-    atomic_bool is_busy; /* operations were under way when the lock was last released */
-    atomic_uint silent;  /* enum silent: what these operations wait for that does not ring the doorbell */
+    atomic_bool is_busy;      /* operations were under way when the lock was last released */
+    atomic_uint silent;       /* enum silent: what these operations wait for that does not ring the doorbell */
     uint64_t next_check_ns;
     _Atomic uint64_t next_core_ns; /* when a wait checks its core again; UINT64_MAX: never */
     unsigned core_meetings;        /* consecutive checks that found another rank on this rank's core */

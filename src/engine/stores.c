@@ -90,28 +90,25 @@ static void report_width(struct shoal_engine *engine, const struct shoal_request
 
 /* ---- Copies of messages -------------------------------------------------------------------------------------------------- */
 
-bool shoal_trial_lets_help(struct shoal_engine *engine, struct shoal_request *receive)
+bool shoal_trial_copy(struct shoal_engine *engine, uint64_t bytes, struct shoal_tried *tried)
 {
-    struct shoal_message_copy *copy = &receive->message.copy;
-    if (receive->bytes < WIDTH_BYTES || shoal_helpers_width(engine->helpers) == 1)
+    tried->trial = NULL;
+    if (bytes < WIDTH_BYTES || shoal_helpers_width(engine->helpers) == 1)
+        return true;
+    if (shoal_helpers_is_fixed(engine->helpers))
         return false;
-    if (copy->begun_ticks || shoal_helpers_is_fixed(engine->helpers))
-        return !copy->is_narrow;
-    copy->begun_ticks = shoal_clock_ticks();
-    copy->width.trial = trial_at(&engine->widths, receive->call.collective, receive->bytes, 0);
-    copy->is_narrow = copy->width.trial && shoal_trial_next(copy->width.trial, &copy->width.use);
-    return !copy->is_narrow;
+    tried->trial = trial_at(&engine->widths, SHOAL_COLLECTIVE_RECV, bytes, 0);
+    return tried->trial && shoal_trial_next(tried->trial, &tried->use);
 }
 
-void shoal_trial_learn_copy(struct shoal_engine *engine, const struct shoal_request *receive)
+void shoal_trial_learn_copy(struct shoal_engine *engine, uint64_t bytes, const struct shoal_tried *tried, uint64_t ticks)
 {
-    const struct shoal_tried *width = &receive->message.copy.width;
-    const float ticks = (float)(shoal_clock_ticks() - receive->message.copy.begun_ticks);
-    if (!width->trial || !shoal_trial_note(width->trial, width->use, ticks) || width->trial->agreed > 1)
+    const struct shoal_trial *trial = tried->trial;
+    if (!trial || !shoal_trial_note(tried->trial, tried->use, (float)ticks) || trial->agreed > 1)
         return;
-    shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine", "receive of %zu bytes: %d thread%s: %s", receive->bytes,
-                   width->trial->is_second ? 1 : shoal_helpers_width(engine->helpers), width->trial->is_second ? "" : "s",
-                   width->trial->is_second ? "one was faster than several" : "one was not faster");
+    shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine", "receive of %zu bytes: %d thread%s: %s", (size_t)bytes,
+                   trial->is_second ? 1 : shoal_helpers_width(engine->helpers), trial->is_second ? "" : "s",
+                   trial->is_second ? "one was faster than several" : "one was not faster");
 }
 
 /* ---- Both ---------------------------------------------------------------------------------------------------------------- */

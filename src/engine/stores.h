@@ -27,8 +27,9 @@ uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *requ
 /* Rank 0: takes the time of a finished operation into account. */
 void shoal_trial_learn(struct shoal_engine *engine, const struct shoal_request *request);
 
-/* Returns true if helpers may copy the message. Asked when its copy begins, and later; learn_copy takes its time into account. */
-SHOAL_MUST_USE bool shoal_trial_lets_help(struct shoal_engine *engine, struct shoal_request *receive);
-void shoal_trial_learn_copy(struct shoal_engine *engine, const struct shoal_request *receive);
+/* Returns true if one thread copies a message of that size, false if helpers may do it. learn_copy takes the copy's time into
+ * account. */
+SHOAL_MUST_USE bool shoal_trial_copy(struct shoal_engine *engine, uint64_t bytes, struct shoal_tried *tried);
+void shoal_trial_learn_copy(struct shoal_engine *engine, uint64_t bytes, const struct shoal_tried *tried, uint64_t ticks);
 
 #endif
