@@ -13,9 +13,9 @@
 #define CPU_QUOTA_PERIOD_US 100000
 
 struct cpu_quota {
-    char before[300], group[340]; /* directories: of the group in which the process was, and of its own */
+    char before[300], group[340]; /* directories: the group in which the process was, and its own */
     bool is_v2;
-    char reason[800]; /* why there is no group */
+    char reason[800]; /* for which a group cannot be made */
 };
 
 static inline bool cpu_quota_write(const char *directory, const char *file, const char *text)
@@ -42,7 +42,7 @@ static inline bool cpu_quota_hands_down(const char *directory)
     return is_read && strstr(line, " cpu ");
 }
 
-/* Finds the process's group and the directory for a group beside or inside it. */
+/* Finds the process's group and the directory for a group next to it or inside it. */
 static inline bool cpu_quota_find(struct cpu_quota *quota, char *parent_out, size_t bytes)
 {
     char line[256], controllers[64], path[200];

@@ -18,8 +18,9 @@ struct shoal_message_copy {
     uint8_t posted;         /* their ticket + 1; 0: none */
 };
 
-/* Copies the next bytes: of the receive, from message.source, at message.offset, which grows. Returns OK if it did something,
- * or PENDING: helpers have not ended, or a failure was published, after which the sender may have freed its memory. */
+/* Copies the next bytes, at most `most` if this thread copies them, from message.source to the receive's operand. Then
+ * message.offset grows. Returns OK if it did something. Returns PENDING if helpers have not ended, or if a failure was
+ * published, after which the sender may have freed its memory. */
 SHOAL_MUST_USE enum shoal_status shoal_message_copy(struct shoal_engine *engine, struct shoal_request *request, size_t most);
 
 /* Afterwards no helper touches the message. */

@@ -507,7 +507,7 @@ static void back_off_at(struct shoal_progress *progress, const struct shoal_wait
     const uint64_t sleep_ns = sleep_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns));
     eventfd_t rings;
     if (may_wait && source->ops->wait(source->arg, progress->wake_fd, sleep_ns))
-        (void)eventfd_read(progress->wake_fd, &rings); /* whoever reads it looks next, and wakes others of what it finds */
+        (void)eventfd_read(progress->wake_fd, &rings); /* this thread looks next, and wakes the others */
 }
 
 /* Messages that came before the doorbell was armed wake no thread. If the network is polled, a backoff is short, and the next

@@ -19,8 +19,7 @@ static bool is_in_place_shared(const struct shoal_request *request)
            is_output_shared(request);
 }
 
-/* The trial of operations of a kind, of that order of size, and of one of four forms. Returns NULL if there is no memory to
- * learn with. */
+/* Finds the trial of operations of this kind, form (0 to 3) and order of size. Returns NULL if out of memory. */
 static struct shoal_trial *trial_at(struct shoal_trial **trials, enum shoal_collective_type kind, uint64_t bytes, unsigned form)
 {
     const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);

@@ -163,7 +163,7 @@ static void sum_some(struct world *world)
     free(sum);
 }
 
-/* The kernel gives root any number of threads, so that root becomes somebody else. */
+/* The limit does not count for root, so a rank that is root becomes another user. */
 static void threads_are_refused(struct world *world)
 {
     const struct rlimit one = {1, 1};
