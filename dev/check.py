@@ -426,7 +426,7 @@ WORDS = [
     (r"\babort\(\)|\b_?exit\(", set(), "a library returns a status"),
     (r"\bsleep\(|\busleep\(|\bnanosleep\(", {"bootstrap", "device/cuda/cuda_host_ops.c", "helpers/helpers.c"}, "waiting happens in engine/progress.c"),
     (r"->runner\.(chunks|left_packed|next|slot_base)\b", {"engine/runner.c"}, "ask by a function of engine/runner.h"),
-    (r"->message\.\w", {"engine/p2p.c"}, "ask by a function of engine/p2p.h"),
+    (r"->message\.\w", {"engine/p2p.c", "engine/message_copy.c"}, "ask by a function of engine/p2p.h"),
     (r"\batomic_(load|store|fetch_add|fetch_sub|exchange)\(", {"bootstrap"}, "name the memory order (_explicit)"),
 ]
 

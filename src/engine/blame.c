@@ -87,7 +87,7 @@ struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engin
     wait.is_for_owner = shoal_runner_is_unready(engine, request);
     shoal_runner_find_step(engine, request, &step, &wait.peer);
     if (shoal_call_has_peer(request->call.collective))
-        wait.peer = request->call.root;
+        wait.peer = shoal_p2p_is_helped(request) ? -1 : request->call.root;
     return wait;
 }
 
@@ -223,8 +223,9 @@ int shoal_blame_name(struct shoal_engine *engine, struct shoal_request *request,
         shoal_engine_append(text, bytes, " and %d more", named - 8);
     if (named == 0)
         snprintf(text, bytes, "%s",
-                 is_leaving(engine, request)               ? "its data to leave"
-                 : shoal_runner_is_helped(engine, request) ? "its own helper threads, which get no core (SHOAL_THREADS)"
-                                                           : "the operations before it");
+                 is_leaving(engine, request) ? "its data to leave"
+                 : shoal_runner_is_helped(engine, request) || shoal_p2p_is_helped(request)
+                     ? "its own helper threads, which get no core (SHOAL_THREADS)"
+                     : "the operations before it");
     return first;
 }

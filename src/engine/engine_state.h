@@ -135,7 +135,7 @@ typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t chunk, const 
 
 #define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* limit for unused plans, and for unused peer sets */
 
-#define SHOAL_TRIAL_COUNT 1024
+#define SHOAL_TRIAL_COUNT 2048 /* a row for each collective and message */
 
 struct shoal_engine {
     char name[32];
@@ -191,6 +191,7 @@ struct shoal_engine {
 
     struct shoal_p2p *p2p;  /* sends and receives */
     unsigned message_count; /* number of messages under way */
+    unsigned helped;        /* jobs of helpers that touch operands; while there are any, the rank stays inside (enter, leave) */
     unsigned idle_turns;
 
     struct shoal_recorder recorder;
@@ -281,6 +282,22 @@ static inline void shoal_engine_flush(struct shoal_engine *engine)
         return;
     engine->must_flush = false;
     engine->ops->flush(engine->transport);
+}
+
+/* This rank may touch peers' operands between enter and leave only. Once a failure was published, enter returns false, and
+ * peers wait until this rank is outside. It stays inside from turn to turn while helpers work: they are stopped first. */
+static inline bool shoal_engine_enter(struct shoal_engine *engine)
+{
+    struct shoal_failure failure;
+    if (SHOAL_LIKELY(!engine->helped))
+        return !engine->ops->enter || engine->ops->enter(engine->transport);
+    return !engine->ops->failed(engine->transport, &failure);
+}
+
+static inline void shoal_engine_leave(struct shoal_engine *engine)
+{
+    if (SHOAL_LIKELY(!engine->helped) && engine->ops->leave)
+        engine->ops->leave(engine->transport);
 }
 
 /* The phase of a collective, for the code that reports what it waits for. */

@@ -279,26 +279,17 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
         request->message.phase = COPYING;
 }
 
-/* Copies one part at a time, so that other operations advance. Returns PENDING if the part is not ready, or if a
- * failure was published, after which the sender may have freed its memory; shoal_engine_check() then handles the failure. */
+/* Copies one part at a time, so that other operations advance. Returns PENDING if the part is not ready, or as
+ * shoal_message_copy() does; if a failure was published, shoal_engine_check() handles it. */
 static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
     SHOAL_ASSERT(request->message.source && request->message.offset < request->bytes);
-    const size_t begin = request->message.offset, end = begin + part_after(engine, request, begin);
-    if (!is_message_ready(engine, request, begin, end - begin))
+    const size_t begin = request->message.offset, bytes = part_after(engine, request, begin);
+    if (!is_message_ready(engine, request, begin, bytes))
         return SHOAL_PENDING;
-    if (engine->ops->enter && !engine->ops->enter(engine->transport))
-        return SHOAL_PENDING;
-    for (size_t at = begin, bytes; at < end; at += bytes) {
-        bytes = end - at;
-        void *const to = p2p_address_of(engine, request, at, &bytes);
-        engine->kernels->copy(&to, 1, (const char *)request->message.source + at, bytes, SHOAL_STORES_CACHED);
-    }
-    if (engine->ops->leave)
-        engine->ops->leave(engine->transport);
-    release(request, begin, end - begin);
-    request->message.offset = end;
-    if (end < request->bytes)
+    SHOAL_TRY(shoal_message_copy(engine, request, bytes));
+    release(request, begin, request->message.offset - begin);
+    if (request->message.offset < request->bytes)
         return SHOAL_OK;
     request->message.phase = TO_ANSWER;
     request->message.is_copied = true;
@@ -730,6 +721,11 @@ struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine)
     return request;
 }
 
+bool shoal_p2p_is_helped(const struct shoal_request *request)
+{
+    return shoal_request_is_message(request) && request->message.copy.posted;
+}
+
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine)
 {
     uint64_t mark = engine->message_count;
@@ -759,8 +755,10 @@ struct shoal_request *shoal_p2p_with(struct shoal_engine *engine, int peer)
 
 void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status)
 {
-    while (engine->p2p && engine->p2p->head)
+    while (engine->p2p && engine->p2p->head) {
+        shoal_message_copy_stop(engine, engine->p2p->head);
         p2p_finish(engine, engine->p2p->head, status);
+    }
 }
 
 void shoal_p2p_destroy(struct shoal_engine *engine)

@@ -4,6 +4,7 @@
 #define SHOAL_ENGINE_P2P_H
 
 #include "base/compiler.h"
+#include "engine/message_copy.h"
 
 struct shoal_engine;
 struct shoal_request;
@@ -12,7 +13,7 @@ struct shoal_request;
  * arrives. */
 struct shoal_p2p;
 
-/* The progress of a send, a receive or a drain. Only p2p.c reads and writes it. */
+/* The progress of a send, a receive or a drain. Only p2p.c reads and writes it, and message_copy.c, which p2p.c calls. */
 struct shoal_p2p_state {
     uint64_t id;        /* number of a large message, chosen by its sender: packets name it */
     const void *source; /* address of the sender's memory in this process */
@@ -20,6 +21,7 @@ struct shoal_p2p_state {
     size_t granted;     /* bytes that the receiver has allowed the sender to stream so far */
     int phase;
     bool is_copied; /* a receive that copies from the sender's memory, and answers TAKEN */
+    struct shoal_message_copy copy;
 };
 
 /* Posts a send, a receive or a drain. May complete the request. Returns ERR_MEMORY if out of memory. */
@@ -34,6 +36,8 @@ struct shoal_request *shoal_p2p_first(const struct shoal_engine *engine);
 struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine);
 /* Returns the first request, except drains, that a thread waits for, or NULL. */
 struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine);
+/* Returns true if helper threads copy the message. */
+bool shoal_p2p_is_helped(const struct shoal_request *request);
 /* Returns a number that changes whenever a message moves. */
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine);
 /* Appends "; a message with tag 7 ..." if a receive waits and its peer has sent something else. */

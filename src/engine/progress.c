@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -42,6 +44,8 @@ enum shoal_status shoal_progress_create(struct shoal_log *log, const struct shoa
     progress->settings = settings;
     progress->is_parent = is_parent;
     progress->doorbell = doorbell;
+    for (int seat = 0; seat < SHOAL_PROGRESS_SEATS; seat++)
+        atomic_store_explicit(&progress->wake_fds[seat], -1, memory_order_relaxed);
     progress->anchor.ns_per_tick = shoal_clock_ns_per_tick();
     (void)shoal_clock_anchor_move(&progress->anchor);
     progress->yield_ns = settings->yield_us * 1000;
@@ -92,6 +96,11 @@ void shoal_progress_destroy(struct shoal_progress *progress)
         return;
     SHOAL_ASSERT(!progress->engines && !progress->busy);
     shoal_progress_stop_thread(progress);
+    for (int seat = 0; seat < SHOAL_PROGRESS_SEATS; seat++) {
+        const int fd = atomic_load_explicit(&progress->wake_fds[seat], memory_order_relaxed);
+        if (fd >= 0)
+            close(fd);
+    }
     pthread_cond_destroy(&progress->thread_wake);
     pthread_mutex_destroy(&progress->thread_lock);
     pthread_mutex_destroy(&progress->lock);
@@ -247,23 +256,36 @@ bool shoal_progress_uses(const struct shoal_progress *progress, shoal_location l
 
 /* ---- Making progress ----------------------------------------------------------------------------------------------------- */
 
+static void wake_at_sources(struct shoal_progress *progress)
+{
+    /* acquire: pairs with sleep_at_descriptor(), whose thread has made the descriptor of its seat. */
+    unsigned asleep = atomic_load_explicit(&progress->asleep, memory_order_acquire);
+    for (; asleep; asleep &= asleep - 1) {
+        const int fd = atomic_load_explicit(&progress->wake_fds[__builtin_ctz(asleep)], memory_order_relaxed);
+        if (fd >= 0)
+            (void)eventfd_write(fd, 1);
+    }
+}
+
 void shoal_progress_wake(struct shoal_progress *progress)
 {
     SHOAL_ASSERT(holds_lock(progress));
     if (!atomic_load_explicit(&progress->waiters, memory_order_relaxed))
         return;
-    /* Full fence: completions are visible before this thread looks for sleepers. Pairs with the increment in sleep_once(). */
+    /* Full fence: completions are visible before this thread looks for sleepers. Pairs with the increments before a sleep. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
         ring(progress);
+    wake_at_sources(progress);
 }
 
 void shoal_progress_wake_outside(struct shoal_progress *progress)
 {
-    /* Full fence: what the caller has done comes before its look for sleepers. Pairs with the increment in sleep_once(). */
+    /* Full fence: what the caller has done comes before its look for sleepers. Pairs with the increments before a sleep. */
     atomic_thread_fence(memory_order_seq_cst);
     if (atomic_load_explicit(&progress->sleepers, memory_order_relaxed))
         ring(progress);
+    wake_at_sources(progress);
 }
 
 /* A rank that waits accepts messages of all its communicators, so that a small send needs no receive. */
@@ -462,7 +484,7 @@ static uint64_t check_if_due(struct shoal_progress *progress, uint64_t now_ns)
 
 /* If data may come from the network, a sleep is short: 50 us at first, then in proportion to how long nothing has come. Peers
  * of this host ring a doorbell that does not wake a sleeper at the network's descriptor, and some providers have no
- * descriptor. */
+ * descriptor. Threads of this rank wake such a sleeper by its seat's eventfd. */
 #define BACKOFF_MIN_NS UINT64_C(50000)
 #define BACKOFF_MAX_NS SHOAL_NS_PER_MS
 #define BACKOFF_SHARE 16      /* sleeping at the network's descriptor */
@@ -489,15 +511,17 @@ static uint64_t backoff_length(uint64_t waited_ns, uint64_t share, uint64_t left
     return backoff_ns < left_ns ? backoff_ns : left_ns;
 }
 
-static void back_off_at(struct shoal_progress *progress, const struct shoal_wait_source *source, uint64_t waited_ns,
-                        uint64_t left_ns)
+static void back_off_at(struct shoal_progress *progress, const struct shoal_wait_source *source, int wake_fd,
+                        uint64_t waited_ns, uint64_t left_ns)
 {
     if (!try_lock(progress))
         return;
     const bool may_wait = source->ops->may_wait(source->arg);
     shoal_progress_unlock(progress);
-    if (may_wait)
-        source->ops->wait(source->arg, sleep_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns)));
+    const uint64_t sleep_ns = sleep_length(progress, backoff_length(waited_ns, BACKOFF_SHARE, left_ns));
+    eventfd_t rings;
+    if (may_wait && source->ops->wait(source->arg, wake_fd, sleep_ns))
+        (void)eventfd_read(wake_fd, &rings);
 }
 
 /* Messages that came before the doorbell was armed wake no thread. If the network is polled, a backoff is short, and the next
@@ -548,6 +572,39 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
     doorbell->ops->sleep_for(doorbell->arg, sleep_length(progress, sleep_ns));
 }
 
+/* Returns the bit of a seat for this thread, or 0 if all are taken. */
+static unsigned progress_take_seat(struct shoal_progress *progress, int *wake_fd_out)
+{
+    unsigned taken = atomic_load_explicit(&progress->seats, memory_order_relaxed), seat;
+    do {
+        seat = (unsigned)__builtin_ctz(~taken);
+        *wake_fd_out = -1;
+        if (seat >= SHOAL_PROGRESS_SEATS)
+            return 0;
+        /* acquire: pairs with the release of the thread that had the seat before. */
+    } while (!atomic_compare_exchange_weak_explicit(&progress->seats, &taken, taken | 1u << seat, memory_order_acquire,
+                                                    memory_order_relaxed));
+    *wake_fd_out = atomic_load_explicit(&progress->wake_fds[seat], memory_order_relaxed);
+    if (*wake_fd_out < 0) { /* if this fails, sleeps are short anyway */
+        *wake_fd_out = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        atomic_store_explicit(&progress->wake_fds[seat], *wake_fd_out, memory_order_relaxed);
+    }
+    return 1u << seat;
+}
+
+static void sleep_at_descriptor(struct shoal_progress *progress, struct shoal_request *request,
+                                const struct shoal_wait_source *source, uint64_t waited_ns, uint64_t left_ns)
+{
+    int wake_fd;
+    const unsigned seat = progress_take_seat(progress, &wake_fd);
+    atomic_fetch_or_explicit(&progress->asleep, seat, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_seq_cst); /* the last look comes after it */
+    if (take_turn(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
+        back_off_at(progress, source, wake_fd, waited_ns, left_ns);
+    atomic_fetch_and_explicit(&progress->asleep, ~seat, memory_order_relaxed);
+    atomic_fetch_and_explicit(&progress->seats, ~seat, memory_order_release);
+}
+
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
                        uint64_t until_ns)
 {
@@ -556,8 +613,7 @@ static void sleep_once(struct shoal_progress *progress, struct shoal_request *re
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     const struct shoal_wait_source *source = find_descriptor(progress);
     if (source) {
-        if (take_turn(progress) == IDLE && !drain_before_sleep(progress, true) && !is_over(progress, request))
-            back_off_at(progress, source, now_ns - idle_since_ns, left_ns);
+        sleep_at_descriptor(progress, request, source, now_ns - idle_since_ns, left_ns);
         return;
     }
     atomic_fetch_add_explicit(&progress->sleepers, 1, memory_order_seq_cst);

@@ -56,8 +56,8 @@ void shoal_progress_spin(struct shoal_progress *progress, struct shoal_engine *e
 /* Under the lock, after requests may have been completed. Wakes other threads of this rank that wait for them. */
 void shoal_progress_wake(struct shoal_progress *progress);
 
-/* Any thread, without the lock, after work that a request waits for has ended: wakes a thread of this rank that sleeps, so that
- * it looks. */
+/* Any thread, without the lock, after work that a request waits for has ended: wakes the threads of this rank that sleep, at
+ * the doorbell or at a source, so that one looks. */
 void shoal_progress_wake_outside(struct shoal_progress *progress);
 
 /* Waits until the request is done or until_ns has passed (UINT64_MAX: no limit; the operation has its own deadline). Returns

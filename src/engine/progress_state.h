@@ -12,6 +12,8 @@
 /* Bits. */
 enum silent { SILENT_NETWORK = 1, SILENT_OWNER = 2 };
 
+#define SHOAL_PROGRESS_SEATS 8 /* further threads look from time to time */
+
 struct shoal_progress {
     pthread_mutex_t lock;
     _Atomic(uintptr_t) owner; /* the thread that holds the lock */
@@ -32,9 +34,13 @@ struct shoal_progress {
     _Atomic uint64_t spin_ns; /* may change with a new communicator, while other threads wait */
     uint64_t yield_ns;
     atomic_int waiters;
-    atomic_int sleepers;
-    atomic_bool is_busy; /* operations were under way when the lock was last released */
-    atomic_uint silent;  /* enum silent: what these operations wait for that does not ring the doorbell */
+    atomic_int sleepers; /* at the doorbell */
+    /* Threads that sleep at a source have a seat there: a bit, and an eventfd that wakes the thread in that seat alone. */
+    atomic_uint seats;                         /* those that are taken */
+    atomic_uint asleep;                        /* those whose thread sleeps, or is about to */
+    atomic_int wake_fds[SHOAL_PROGRESS_SEATS]; /* made when the seat is first taken; -1 before */
+    atomic_bool is_busy;                       /* operations were under way when the lock was last released */
+    atomic_uint silent;                        /* enum silent: what these operations wait for that does not ring the doorbell */
     uint64_t next_check_ns;
     _Atomic uint64_t next_core_ns; /* when a wait checks its core again; UINT64_MAX: never */
     unsigned core_meetings;        /* consecutive checks that found another rank on this rank's core */

@@ -269,6 +269,56 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     return SHOAL_OK;
 }
 
+/* ---- Packing ------------------------------------------------------------------------------------------------------------- */
+
+/* The source of puts of several tensors, or of scaled ones, packed contiguously until the chunk ends. */
+struct shoal_packed {
+    struct shoal_packed *next;
+    _Alignas(SHOAL_CACHE_LINE) char data[];
+};
+
+static void packed_free(struct shoal_packed **list)
+{
+    while (*list) {
+        struct shoal_packed *packed = *list;
+        *list = packed->next;
+        free(packed);
+    }
+}
+
+/* Returns false if out of memory. */
+static bool make_packed(struct shoal_chunk *chunk, size_t bytes)
+{
+    struct shoal_packed *packed = aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(sizeof *packed + bytes, SHOAL_CACHE_LINE));
+    if (!packed)
+        return false;
+    packed->next = chunk->packed;
+    chunk->packed = packed;
+    return true;
+}
+
+/* Packs elements [begin, end) of the block that a step puts: any thread, but only one for each element. */
+static void pack_range(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
+                       const struct shoal_step *step, size_t begin, size_t end)
+{
+    const struct shoal_call *call = &chunk->request->call;
+    const struct shoal_block block = chunk->request->cached->plan.blocks[step->first_block];
+    const struct shoal_extent extent = shoal_extent_find(engine, chunk, block);
+    const size_t element = chunk->request->element_bytes;
+    void *const data = chunk->packed->data + begin * element;
+    for (size_t at = begin, run; at < end; at += run) {
+        run = end - at;
+        const char *from = shoal_extent_address(engine, chunk, slot, block, &extent, at, &run);
+        void *const to = chunk->packed->data + at * element;
+        engine->kernels->copy(&to, 1, from, run * element, SHOAL_STORES_CACHED);
+    }
+    if (block.operand == SHOAL_INPUT && shoal_engine_scales_inputs(engine, call)) {
+        const struct shoal_reduction first = shoal_engine_pass(engine, call, SHOAL_PASS_FIRST);
+        const void *const source = data;
+        engine->kernels->reduce[call->type][first.op](&data, 1, &source, 1, end - begin, first.argument, SHOAL_STORES_CACHED);
+    }
+}
+
 /* ---- Steps that helpers do ----------------------------------------------------------------------------------------------- */
 
 /* A block of fewer bytes is not worth a post, and a part of fewer not a claim: a core copies them in some microseconds. */
@@ -290,15 +340,23 @@ static void run_part_of_step(void *arg, uint32_t part)
                         shoal_min_size(begin + work->part_elements, work->elements), &scratch);
 }
 
-/* Returns the number of elements of a reduce step. */
+static void pack_part_of_step(void *arg, uint32_t part)
+{
+    const struct shoal_helped_step *work = arg;
+    const size_t begin = part * work->part_elements;
+    pack_range(work->engine, work->chunk, work->slot, work->step, begin,
+               shoal_min_size(begin + work->part_elements, work->elements));
+}
+
+/* Returns the number of elements of a reduce step or of a put. */
 static size_t count_elements(const struct shoal_engine *engine, const struct shoal_chunk *chunk, const struct shoal_step *step)
 {
     return shoal_extent_find(engine, chunk, chunk->request->cached->plan.blocks[step->first_block]).elements;
 }
 
-/* Returns true if helpers do the step: it is not done yet. */
+/* Returns true if helpers do the step by `run`: it is not done yet. */
 static SHOAL_NOINLINE bool runner_post_work(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
-                                            const struct shoal_step *step)
+                                            const struct shoal_step *step, shoal_helpers_fn run)
 {
     const size_t elements = count_elements(engine, chunk, step), element = chunk->request->element_bytes;
     const size_t bytes = elements * element, most = (size_t)shoal_helpers_width(engine->helpers) * PARTS_EACH;
@@ -310,21 +368,27 @@ static SHOAL_NOINLINE bool runner_post_work(struct shoal_engine *engine, struct 
     const size_t parts = shoal_min_size(bytes / HELPED_PART_BYTES, most);
     const size_t each = shoal_round_up((elements + parts - 1) / parts, SHOAL_CACHE_LINE / element);
     chunk->work = (struct shoal_helped_step){engine, chunk, step, slot, elements, each};
-    const int ticket =
-        shoal_helpers_post(engine->helpers, run_part_of_step, &chunk->work, (uint32_t)((elements + each - 1) / each));
+    const int ticket = shoal_helpers_post(engine->helpers, run, &chunk->work, (uint32_t)((elements + each - 1) / each));
     if (ticket < 0)
         return false;
     chunk->posted = (uint8_t)(ticket + 1);
     engine->runner.posted++;
+    engine->helped++;
     return true;
+}
+
+static void forget_work(struct shoal_engine *engine, struct shoal_chunk *chunk)
+{
+    chunk->posted = 0;
+    engine->runner.posted--;
+    engine->helped--;
 }
 
 static bool has_work_ended(struct shoal_engine *engine, struct shoal_chunk *chunk)
 {
     if (!shoal_helpers_has_ended(engine->helpers, chunk->posted - 1))
         return false;
-    chunk->posted = 0;
-    engine->runner.posted--;
+    forget_work(engine, chunk);
     return true;
 }
 
@@ -336,8 +400,7 @@ static void stop_work(struct shoal_engine *engine)
         if (!chunk->posted)
             continue;
         (void)shoal_helpers_stop(engine->helpers, chunk->posted - 1);
-        chunk->posted = 0;
-        engine->runner.posted--;
+        forget_work(engine, chunk);
     }
     SHOAL_ASSERT(!engine->runner.posted);
 }
@@ -369,46 +432,19 @@ static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoa
     return (int64_t)(engine->ops->counter(engine->transport, step->peer, slot) - base) >= (int64_t)step->value;
 }
 
-/* The source of puts of several tensors, or of scaled ones, packed contiguously until the chunk ends. */
-struct shoal_packed {
-    struct shoal_packed *next;
-    _Alignas(SHOAL_CACHE_LINE) char data[];
-};
-
-static void packed_free(struct shoal_packed **list)
+/* Packs the source of a put. Returns PENDING while helpers do it. */
+static enum shoal_status pack_source(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
+                                     const struct shoal_step *step)
 {
-    while (*list) {
-        struct shoal_packed *packed = *list;
-        *list = packed->next;
-        free(packed);
-    }
-}
-
-/* Returns NULL if out of memory. */
-static const char *pack_block(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, struct shoal_block block,
-                              const struct shoal_extent *extent)
-{
-    const struct shoal_call *call = &chunk->request->call;
-    const size_t element = chunk->request->element_bytes;
-    struct shoal_packed *packed =
-        aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(sizeof *packed + extent->elements * element, SHOAL_CACHE_LINE));
-    if (!packed)
-        return NULL;
-    for (size_t at = 0, run; at < extent->elements; at += run) {
-        run = extent->elements - at;
-        const char *from = shoal_extent_address(engine, chunk, slot, block, extent, at, &run);
-        memcpy(packed->data + at * element, from, run * element);
-    }
-    if (block.operand == SHOAL_INPUT && shoal_engine_scales_inputs(engine, call)) {
-        const struct shoal_reduction first = shoal_engine_pass(engine, call, SHOAL_PASS_FIRST);
-        void *const data = packed->data;
-        const void *source = data;
-        engine->kernels->reduce[call->type][first.op](&data, 1, &source, 1, extent->elements, first.argument,
-                                                      SHOAL_STORES_CACHED);
-    }
-    packed->next = chunk->packed;
-    chunk->packed = packed;
-    return packed->data;
+    const size_t elements = count_elements(engine, chunk, step);
+    if (chunk->posted)
+        return has_work_ended(engine, chunk) ? SHOAL_OK : SHOAL_PENDING;
+    if (!make_packed(chunk, elements * chunk->request->element_bytes))
+        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", elements);
+    if (engine->helpers && runner_post_work(engine, chunk, slot, step, pack_part_of_step))
+        return SHOAL_PENDING;
+    pack_range(engine, chunk, slot, step, 0, elements);
+    return SHOAL_OK;
 }
 
 static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
@@ -422,8 +458,11 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     const char *source = shoal_extent_address(engine, chunk, slot, blocks[0], &from, 0, &run);
     const bool is_input = blocks[0].operand == SHOAL_INPUT;
     const bool is_apart = run < from.elements || (is_input && shoal_engine_scales_inputs(engine, &request->call));
-    if (is_apart && !(source = chunk->is_packed ? chunk->packed->data : pack_block(engine, chunk, slot, blocks[0], &from)))
-        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory to pack %zu elements", from.elements);
+    if (is_apart && !chunk->is_packed) {
+        SHOAL_TRY(pack_source(engine, chunk, slot, step));
+        chunk->is_packed = true;
+    }
+    source = is_apart ? chunk->packed->data : source;
     const enum shoal_status status =
         engine->ops->put(engine->transport, step->peer, slot, to.staging_at, source, from.elements * request->element_bytes);
     chunk->is_packed = is_apart && status == SHOAL_PENDING;
@@ -475,7 +514,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         return true;
     if (!can_touch(engine, chunk, step))
         return false;
-    if (SHOAL_UNLIKELY(engine->helpers != NULL) && runner_post_work(engine, chunk, slot, step))
+    if (SHOAL_UNLIKELY(engine->helpers != NULL) && runner_post_work(engine, chunk, slot, step, run_part_of_step))
         return false;
     const struct shoal_extent_scratch scratch = {engine->sources, engine->dests, engine->scaled};
     shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &scratch);
@@ -584,23 +623,14 @@ static bool run_start_chunks(struct shoal_engine *engine)
     return did;
 }
 
-/* This rank may not touch peers' operands once a failure was published, and its peers wait until it is outside. It stays inside
- * from turn to turn while helpers work. */
-static void leave_operands(struct shoal_engine *engine)
-{
-    if (engine->ops->leave)
-        engine->ops->leave(engine->transport);
-}
-
 static bool enter_operands(struct shoal_engine *engine)
 {
-    struct shoal_failure failure;
-    if (SHOAL_LIKELY(!engine->runner.posted))
-        return !engine->ops->enter || engine->ops->enter(engine->transport);
-    if (!engine->ops->failed(engine->transport, &failure))
+    if (SHOAL_LIKELY(shoal_engine_enter(engine)))
         return true;
-    stop_work(engine);
-    leave_operands(engine);
+    if (engine->runner.posted) {
+        stop_work(engine);
+        shoal_engine_leave(engine);
+    }
     return false;
 }
 
@@ -609,7 +639,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
 {
     if (SHOAL_UNLIKELY(engine->runner.posted)) {
         stop_work(engine);
-        leave_operands(engine);
+        shoal_engine_leave(engine);
     }
     for (unsigned i = 0; i < engine->depth; i++)
         engine->runner.left_packed[i] = engine->runner.chunks[i].packed;
@@ -657,8 +687,7 @@ bool shoal_engine_run_chunks(struct shoal_engine *engine)
     }
     if (SHOAL_UNLIKELY(engine->runner.posted) && !did)
         did = help_with_oldest(engine);
-    if (SHOAL_LIKELY(!engine->runner.posted))
-        leave_operands(engine);
+    shoal_engine_leave(engine);
     return did;
 }
 
@@ -709,7 +738,7 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
     if (!chunk || chunk->step == plan->step_count)
         return chunk || request->state == SHOAL_REQUEST_DONE;
     const struct shoal_step *step = &plan->steps[chunk->step];
-    return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
+    return (step->kind == SHOAL_STEP_PUT && !chunk->posted) || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
 }
 
 bool shoal_runner_is_helped(const struct shoal_engine *engine, const struct shoal_request *request)

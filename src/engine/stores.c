@@ -19,16 +19,21 @@ static bool is_in_place_shared(const struct shoal_request *request)
            is_output_shared(request);
 }
 
-/* Returns NULL if there is no memory to learn with. */
+/* Finds the trial of operations of this kind, form (0 to 3) and order of size. Returns NULL if out of memory. */
+static struct shoal_trial *trial_at(struct shoal_trial **trials, enum shoal_collective_type kind, uint64_t bytes, unsigned form)
+{
+    const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
+    const unsigned row = (unsigned)kind * 32 + size_class % 32;
+    if (!*trials)
+        *trials = calloc(SHOAL_TRIAL_COUNT, sizeof **trials);
+    return *trials ? &(*trials)[(row * 4 + form) % SHOAL_TRIAL_COUNT] : NULL;
+}
+
 static struct shoal_trial *trial_of(const struct shoal_request *request, struct shoal_trial **trials)
 {
     const uint64_t bytes = request->announcement.descriptor.count * request->element_bytes; /* the size when it was announced */
-    const unsigned size_class = 63u - (unsigned)__builtin_clzll(bytes | 1);
     const unsigned is_in_place = request->call.input == request->call.output;
-    const unsigned row = (unsigned)request->call.collective * 32 + size_class % 32;
-    if (!*trials)
-        *trials = calloc(SHOAL_TRIAL_COUNT, sizeof **trials);
-    return *trials ? &(*trials)[(row * 4 + is_in_place * 2 + is_output_shared(request)) % SHOAL_TRIAL_COUNT] : NULL;
+    return trial_at(trials, request->call.collective, bytes, is_in_place * 2 + is_output_shared(request));
 }
 
 /* ---- Stores -------------------------------------------------------------------------------------------------------------- */
@@ -80,6 +85,29 @@ static void report_width(struct shoal_engine *engine, const struct shoal_request
         shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine", "%s of %zu bytes: %d thread%s for each rank of this host: %s",
                        shoal_collective_traits(request->call.collective)->name, request->bytes, width, width == 1 ? "" : "s",
                        trial->is_second ? "one was faster than several" : "one was not faster");
+}
+
+/* ---- Copies of messages -------------------------------------------------------------------------------------------------- */
+
+bool shoal_trial_copy(struct shoal_engine *engine, uint64_t bytes, struct shoal_tried *tried)
+{
+    tried->trial = NULL;
+    if (bytes < WIDTH_BYTES || shoal_helpers_width(engine->helpers) == 1)
+        return true;
+    if (shoal_helpers_is_fixed(engine->helpers))
+        return false;
+    tried->trial = trial_at(&engine->widths, SHOAL_COLLECTIVE_RECV, bytes, 0);
+    return tried->trial && shoal_trial_next(tried->trial, &tried->use);
+}
+
+void shoal_trial_learn_copy(struct shoal_engine *engine, uint64_t bytes, const struct shoal_tried *tried, uint64_t ticks)
+{
+    const struct shoal_trial *trial = tried->trial;
+    if (!trial || !shoal_trial_note(tried->trial, tried->use, (float)ticks) || trial->agreed > 1)
+        return;
+    shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine", "receive of %zu bytes: %d thread%s: %s", (size_t)bytes,
+                   trial->is_second ? 1 : shoal_helpers_width(engine->helpers), trial->is_second ? "" : "s",
+                   trial->is_second ? "one was faster than several" : "one was not faster");
 }
 
 /* ---- Both ---------------------------------------------------------------------------------------------------------------- */

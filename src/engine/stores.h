@@ -4,7 +4,7 @@
  *   stores  how staging buffers and outputs are written: through the caches, or past them (streaming). It depends on whether
  *           the cores share a cache, and on virtual machines this changes within minutes
  *   width   whether helper threads work on an operation. They may not help if other programs use the cores. Not tried if
- *           SHOAL_THREADS is a number
+ *           SHOAL_THREADS is a number. Each receiver of large messages tries it for their copies by itself
  *
  * While a width is tried, the stores stay as they are. */
 #ifndef SHOAL_ENGINE_STORES_H
@@ -26,5 +26,10 @@ uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *requ
 
 /* Rank 0: takes the time of a finished operation into account. */
 void shoal_trial_learn(struct shoal_engine *engine, const struct shoal_request *request);
+
+/* Returns true if one thread copies a message of that size, false if helpers may do it. learn_copy takes the copy's time into
+ * account. */
+SHOAL_MUST_USE bool shoal_trial_copy(struct shoal_engine *engine, uint64_t bytes, struct shoal_tried *tried);
+void shoal_trial_learn_copy(struct shoal_engine *engine, uint64_t bytes, const struct shoal_tried *tried, uint64_t ticks);
 
 #endif

@@ -50,9 +50,9 @@ struct shoal_wait_source_ops {
     /* Returns true if a sleep at the descriptor misses nothing: whatever has come since the last poll wakes it. With the lock
      * held. */
     bool (*may_wait)(void *arg);
-    /* Sleeps until something may have come, at most timeout_ns; call it after may_wait returned true. Any thread, without the
-     * lock. */
-    void (*wait)(void *arg, uint64_t timeout_ns);
+    /* Sleeps until something may have come or the descriptor `wake` is readable (-1: none), at most timeout_ns; call it after
+     * may_wait returned true. Returns true if `wake` is readable. Any thread, without the lock. */
+    bool (*wait)(void *arg, int wake, uint64_t timeout_ns);
 };
 
 struct shoal_wait_source {

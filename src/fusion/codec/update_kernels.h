@@ -49,7 +49,9 @@ typedef void (*shoal_update_fn)(const struct shoal_update *update, const struct 
 
 /* The first pass of LAMB: m = keep1 m + add1 g, v = keep2 v + add2 g g. squared[0] grows by the squares of the masters,
  * squared[1] by those of the direction in which the second pass steps: unbias m / (root sqrt(v) + epsilon) + decay p. Sums are
- * in double and in a fixed order, as in gradient_kernels.h. Neither master nor parameter is written. */
+ * in double: each chunk of SHOAL_GRADIENT_SQUARED_CHUNK elements of the range is summed by itself, as in gradient_kernels.h,
+ * and the chunks' sums are added in their order. So several threads may sum different chunks, with the same bits. Neither
+ * master nor parameter is written. */
 typedef void (*shoal_moments_fn)(const struct shoal_update *update, const struct shoal_update_memory *memory, size_t count,
                                  double squared[2]);
 

@@ -200,45 +200,100 @@ void fusion_wide_dequantize(struct fusion_wide wide, float *dest, const int8_t *
 
 /* ---- Updates ------------------------------------------------------------------------------------------------------------- */
 
-struct updated {
-    shoal_update_fn update;
-    const struct shoal_update *by;
-    const struct shoal_update_memory *memory;
-    size_t count, element, master; /* bytes of an element of the gradient, and of the master */
+/* Bytes of an element of the gradient, and of masters and states. */
+struct element_bytes {
+    size_t gradient, master;
 };
+
+static struct element_bytes bytes_of(enum shoal_type type)
+{
+    return (struct element_bytes){shoal_type_bytes(type), type == SHOAL_FLOAT64 ? sizeof(double) : sizeof(float)};
+}
 
 static void *at_bytes(const void *memory, size_t bytes)
 {
     return memory ? (char *)(uintptr_t)memory + bytes : NULL;
 }
 
+/* Returns the memory from element `at` of the range. */
+static struct shoal_update_memory memory_from(const struct shoal_update_memory *memory, struct element_bytes bytes, size_t at)
+{
+    const size_t element_at = at * bytes.gradient, master_at = at * bytes.master;
+    struct shoal_update_memory from = {.gradient = at_bytes(memory->gradient, element_at),
+                                       .parameter = at_bytes(memory->parameter, element_at),
+                                       .from_master = at_bytes(memory->from_master, master_at),
+                                       .to_master = at_bytes(memory->to_master, master_at)};
+    for (size_t s = 0; s < SHOAL_UPDATE_STATES; s++) {
+        from.from[s] = at_bytes(memory->from[s], master_at);
+        from.to[s] = at_bytes(memory->to[s], master_at);
+    }
+    return from;
+}
+
+struct updated {
+    shoal_update_fn update;
+    const struct shoal_update *by;
+    const struct shoal_update_memory *memory;
+    struct element_bytes bytes;
+    size_t count;
+};
+
 static void update_part(void *arg, size_t part)
 {
     const struct updated *updated = arg;
-    const size_t at = part * PART, element_at = at * updated->element, master_at = at * updated->master;
-    struct shoal_update_memory memory = *updated->memory;
-    memory.gradient = at_bytes(memory.gradient, element_at);
-    memory.parameter = at_bytes(memory.parameter, element_at);
-    memory.from_master = at_bytes(memory.from_master, master_at);
-    memory.to_master = at_bytes(memory.to_master, master_at);
-    for (size_t s = 0; s < SHOAL_UPDATE_STATES; s++) {
-        memory.from[s] = at_bytes(memory.from[s], master_at);
-        memory.to[s] = at_bytes(memory.to[s], master_at);
-    }
+    const struct shoal_update_memory memory = memory_from(updated->memory, updated->bytes, part * PART);
     updated->update(updated->by, &memory, elements_of(part, updated->count));
 }
 
 void fusion_wide_update(struct fusion_wide wide, enum shoal_rule rule, enum shoal_type type, const struct shoal_update *update,
                         const struct shoal_update_memory *memory, size_t count)
 {
-    struct updated updated = {.update = wide.kernels->update[rule][type],
-                              .by = update,
-                              .memory = memory,
-                              .count = count,
-                              .element = shoal_type_bytes(type),
-                              .master = type == SHOAL_FLOAT64 ? sizeof(double) : sizeof(float)};
+    struct updated updated = {
+        .update = wide.kernels->update[rule][type], .by = update, .memory = memory, .bytes = bytes_of(type), .count = count};
     if (is_wide(wide, count))
         run_parts(wide, update_part, &updated, count);
     else
         updated.update(update, memory, count);
+}
+
+struct measured {
+    shoal_moments_fn moments;
+    const struct shoal_update *by;
+    struct shoal_update_memory memory;
+    struct element_bytes bytes;
+    size_t count;
+    double (*sums)[2]; /* [chunks] */
+};
+
+static void measure_part(void *arg, size_t part)
+{
+    const struct measured *measured = arg;
+    const size_t begin = part * PART, end = begin + elements_of(part, measured->count);
+    for (size_t at = begin; at < end; at += CHUNK) {
+        const struct shoal_update_memory memory = memory_from(&measured->memory, measured->bytes, at);
+        double *sums = measured->sums[at / CHUNK];
+        sums[0] = sums[1] = 0;
+        measured->moments(measured->by, &memory, fusion_min(CHUNK, end - at), sums);
+    }
+}
+
+void fusion_wide_moments(struct fusion_wide wide, enum shoal_type type, const struct shoal_update *update,
+                         const struct shoal_update_memory *memory, size_t count, double squared[2])
+{
+    double sums[BATCH_PARTS * PART_CHUNKS][2];
+    struct measured measured = {wide.kernels->moments[type], update, *memory, bytes_of(type), 0, sums};
+    if (!is_wide(wide, count)) {
+        measured.moments(update, memory, count, squared);
+        return;
+    }
+    for (size_t at = 0; at < count; at += measured.count) {
+        measured.memory = memory_from(memory, measured.bytes, at);
+        measured.count = fusion_min(BATCH_PARTS * PART, count - at);
+        run_parts(wide, measure_part, &measured, measured.count);
+        SHOAL_DEFAULT_FLOATS;
+        for (size_t chunk = 0; chunk * CHUNK < measured.count; chunk++) {
+            squared[0] += sums[chunk][0];
+            squared[1] += sums[chunk][1];
+        }
+    }
 }

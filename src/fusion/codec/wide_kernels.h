@@ -1,7 +1,6 @@
 /* The kernels of gradient_kernels.h and update_kernels.h on all threads of a rank (shoal_context_run). A long range is cut at
  * multiples of SHOAL_GRADIENT_SQUARED_CHUNK elements, and sums of squares are added in the order of the chunks, so every
- * function has the same result, bit by bit, as its kernel on one thread. Any thread; several at once. LAMB's first pass stays
- * on one thread, because it sums over its whole range. */
+ * function has the same result, bit by bit, as its kernel on one thread. Any thread; several at once. */
 #ifndef SHOAL_FUSION_WIDE_KERNELS_H
 #define SHOAL_FUSION_WIDE_KERNELS_H
 
@@ -28,5 +27,8 @@ void fusion_wide_dequantize(struct fusion_wide wide, float *dest, const int8_t *
 /* See shoal_update_fn. */
 void fusion_wide_update(struct fusion_wide wide, enum shoal_rule rule, enum shoal_type type, const struct shoal_update *update,
                         const struct shoal_update_memory *memory, size_t count);
+/* See shoal_moments_fn. */
+void fusion_wide_moments(struct fusion_wide wide, enum shoal_type type, const struct shoal_update *update,
+                         const struct shoal_update_memory *memory, size_t count, double squared[2]);
 
 #endif

@@ -433,7 +433,8 @@ enum shoal_status fusion_optimizer_measure(struct shoal_reducer *reducer, double
             continue;
         const struct shoal_update update = update_of(reducer, i, factor);
         const struct shoal_update_memory memory = memory_of(reducer, i, &range);
-        reducer->kernels->moments[fusion_parameter(reducer, i)->type](&update, &memory, range.count, &optimizer->norms[2 * i]);
+        fusion_wide_moments(fusion_wide(reducer), fusion_parameter(reducer, i)->type, &update, &memory, range.count,
+                            &optimizer->norms[2 * i]);
     }
     return exchange_norms(reducer, optimizer->norms + 2 * count);
 }

@@ -515,7 +515,8 @@ static enum shoal_status measure_norms(struct shoal_shards *shards, double facto
         size_t count;
         if (!unit->is_summed || !find_memory(shards, i, &memory, &count))
             continue;
-        shards->kernels->moments[unit->type](&update, &memory, count, squared);
+        fusion_wide_moments((struct fusion_wide){shards->context, shards->kernels}, unit->type, &update, &memory, count,
+                            squared);
         memcpy(&shards->norms[2 * i], squared, unit->is_whole && shards->rank > 0 ? 0 : sizeof squared);
     }
     const enum shoal_status status = shoal_allgather(shards->sums, shards->norms, all, numbers, SHOAL_FLOAT64, &options);

@@ -1140,12 +1140,15 @@ bool shoal_network_may_wait(struct shoal_network *network)
            shoal_fabric_endpoint_may_wait(network->endpoint);
 }
 
-void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns)
+bool shoal_network_wait(struct shoal_network *network, int wake, uint64_t timeout_ns)
 {
-    struct pollfd entry = {shoal_fabric_endpoint_wait_fd(network->endpoint), POLLIN, 0};
+    struct pollfd entries[] = {{shoal_fabric_endpoint_wait_fd(network->endpoint), POLLIN, 0}, {wake, POLLIN, 0}};
     const struct timespec timeout = {(time_t)(timeout_ns / SHOAL_NS_PER_S), (long)(timeout_ns % SHOAL_NS_PER_S)};
-    if (ppoll(&entry, 1, &timeout, NULL) > 0)
+    if (ppoll(entries, SHOAL_COUNT_OF(entries), &timeout, NULL) <= 0)
+        return false;
+    if (entries[0].revents)
         atomic_store_explicit(&network->was_woken, true, memory_order_relaxed);
+    return entries[1].revents & POLLIN;
 }
 
 static bool source_poll(void *network)
@@ -1163,9 +1166,9 @@ static bool source_may_wait(void *network)
     return shoal_network_may_wait(network);
 }
 
-static void source_wait(void *network, uint64_t timeout_ns)
+static bool source_wait(void *network, int wake, uint64_t timeout_ns)
 {
-    shoal_network_wait(network, timeout_ns);
+    return shoal_network_wait(network, wake, timeout_ns);
 }
 
 struct shoal_wait_source shoal_network_wait_source(struct shoal_network *network)

@@ -252,9 +252,9 @@ bool shoal_network_poll(struct shoal_network *network);
 bool shoal_network_has_descriptor(const struct shoal_network *network);
 /* Returns false if something has come, or may have: poll. */
 bool shoal_network_may_wait(struct shoal_network *network);
-/* Sleeps until something may have come, at most timeout_ns. Call it after shoal_network_may_wait returned true. Any thread,
- * without the lock. */
-void shoal_network_wait(struct shoal_network *network, uint64_t timeout_ns);
+/* Sleeps until something may have come or the descriptor `wake` is readable (-1: none), at most timeout_ns. Call it after
+ * shoal_network_may_wait returned true. Returns true if `wake` is readable. Any thread, without the lock. */
+bool shoal_network_wait(struct shoal_network *network, int wake, uint64_t timeout_ns);
 /* Returns the functions above as a wait source for the progress engine. Valid as long as the network. */
 struct shoal_wait_source shoal_network_wait_source(struct shoal_network *network);
 

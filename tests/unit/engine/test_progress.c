@@ -7,11 +7,14 @@
 #include <time.h>
 
 #include <cmocka.h>
+#include <poll.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "comm/settings.h"
 #include "engine/progress_state.h"
+#include "helpers/helpers.h"
 #include "sim/sim_transport.h"
 #include "transport/shm/shm_endpoint.h"
 
@@ -35,6 +38,8 @@ struct counts {
     int stops_at;     /* the poll in which the process stops for longer than a request's time; 0: none */
     atomic_int waits; /* at the source */
     atomic_bool has_descriptor;
+    atomic_bool must_be_woken; /* a sleep at the source lasts until it is woken, or half a minute */
+    atomic_int woken, overslept;
 };
 
 static void doorbell_do_nothing(void *counts)
@@ -99,13 +104,20 @@ static bool source_may_wait(void *counts)
     return true;
 }
 
-static void source_wait(void *arg, uint64_t timeout_ns)
+static bool source_wait(void *arg, int wake, uint64_t timeout_ns)
 {
     struct counts *counts = arg;
+    struct pollfd entry = {wake, POLLIN, 0};
     const struct timespec nap = {0, 100000};
-    assert_true(timeout_ns <= SHOAL_NS_PER_MS); /* the doorbell does not ring */
+    assert_true(wake >= 0 && timeout_ns <= SHOAL_NS_PER_MS); /* the doorbell does not ring */
     atomic_fetch_add(&counts->waits, 1);
-    nanosleep(&nap, NULL);
+    if (!atomic_load(&counts->must_be_woken)) {
+        nanosleep(&nap, NULL);
+        return false;
+    }
+    const bool is_woken = poll(&entry, 1, 30000) > 0;
+    atomic_fetch_add(is_woken ? &counts->woken : &counts->overslept, 1);
+    return is_woken;
 }
 
 static const struct shoal_wait_source_ops source_ops = {source_poll, source_has_descriptor, source_may_wait, source_wait};
@@ -478,6 +490,87 @@ static void waits_for_remote_ranks_sleep_at_a_descriptor(void **state)
     close_world(world);
 }
 
+struct sleeper {
+    struct world *world;
+    struct shoal_request *request;
+    pthread_t thread;
+};
+
+static void *sleep_for_request(void *arg)
+{
+    const struct sleeper *sleeper = arg;
+    const enum shoal_status status = shoal_progress_wait(sleeper->world->progress, sleeper->request, UINT64_MAX);
+    return (void *)(uintptr_t)status;
+}
+
+/* Helper: it works until a thread of its rank sleeps at the source, and a little longer. */
+static void work_until_asleep(void *arg, uint32_t part)
+{
+    struct world *world = arg;
+    (void)part;
+    while (atomic_load(&world->counts.waits) == 0)
+        usleep(1000);
+    usleep(20000);
+}
+
+static void wake_for_helpers(void *progress)
+{
+    shoal_progress_wake_outside(progress);
+}
+
+/* Like end_barrier(), while other threads make progress, or sleep. */
+static void end_barrier_beside(struct world *world, int pair, const struct sleeper *sleeper)
+{
+    const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_BARRIER};
+    struct shoal_request other = {.done_fn = NULL};
+    void *status;
+    shoal_progress_lock(world->progress);
+    shoal_engine_post(world->peers[pair], &call, &other);
+    shoal_progress_unlock(world->progress);
+    while (shoal_request_status(sleeper->request) == SHOAL_PENDING || shoal_request_status(&other) == SHOAL_PENDING) {
+        shoal_progress_lock(world->progress);
+        shoal_engine_progress(world->peers[pair]);
+        shoal_sim_advance(world->sims[pair]);
+        shoal_progress_unlock(world->progress);
+        shoal_progress_poll(world->progress);
+    }
+    pthread_join(sleeper->thread, &status);
+    assert_int_equal((uintptr_t)status, SHOAL_OK);
+}
+
+/* A thread that sleeps at the network's descriptor learns that a slow helper has ended, and one that sleeps there for another
+ * request learns that its request is done. */
+static void helpers_wake_sleepers_at_a_descriptor(void **state)
+{
+    static const uint16_t host[] = {0, 1};
+    struct world *world = open_world_on(host);
+    struct counts *counts = &world->counts;
+    struct shoal_request first = {.done_fn = NULL}, second = {.done_fn = NULL};
+    struct sleeper sleepers[] = {{world, &first, 0}, {world, &second, 0}};
+    const struct shoal_helpers_options options = {
+        .log = &world->log, .threads = 2, .wake = wake_for_helpers, .wake_arg = world->progress};
+    struct shoal_helpers *helpers;
+    (void)state;
+    assert_int_equal(shoal_helpers_create(&options, &helpers), SHOAL_OK);
+    add_source(world, true);
+    atomic_store(&counts->must_be_woken, true);
+    post_barrier(world, 0, &first);
+    post_barrier(world, 1, &second);
+    const int ticket = shoal_helpers_post(helpers, work_until_asleep, world, 1);
+    assert_true(ticket >= 0);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(sleepers); i++)
+        assert_int_equal(pthread_create(&sleepers[i].thread, NULL, sleep_for_request, &sleepers[i]), 0);
+    while (atomic_load(&counts->woken) == 0) /* the test's time limit ends a thread that nobody wakes */
+        usleep(1000);
+    while (!shoal_helpers_has_ended(helpers, ticket))
+        usleep(1000);
+    for (int i = 0; i < (int)SHOAL_COUNT_OF(sleepers); i++)
+        end_barrier_beside(world, i, &sleepers[i]);
+    assert_int_equal(atomic_load(&counts->overslept), 0);
+    shoal_helpers_destroy(helpers);
+    close_world(world);
+}
+
 static void waits_for_local_ranks_sleep_at_the_doorbell(void **state)
 {
     struct world *world = open_world();
@@ -532,6 +625,7 @@ int main(void)
         cmocka_unit_test(a_stop_after_the_excuse_is_excused_by_the_next),
         cmocka_unit_test(wait_sources_are_polled_in_each_turn),
         cmocka_unit_test(waits_for_remote_ranks_sleep_at_a_descriptor),
+        cmocka_unit_test(helpers_wake_sleepers_at_a_descriptor),
         cmocka_unit_test(waits_for_local_ranks_sleep_at_the_doorbell),
         cmocka_unit_test(a_peer_without_a_doorbell_is_on_no_core),
         cmocka_unit_test(rejected_messages_are_recorded_at_a_check),

@@ -170,6 +170,50 @@ static void updates_have_the_same_bits(void **state)
     }
 }
 
+/* Second moments are not negative: their roots count. */
+static void make_positive(void *memory, enum shoal_type type, size_t count)
+{
+    for (size_t i = 0; i < count; i++) { /* clears the sign bit, which is in the last byte */
+        char *const last = (char *)memory + (i + 1) * shoal_type_bytes(type) - 1;
+        *last = (char)(*last & 0x7f);
+    }
+}
+
+/* LAMB's first pass: both moments, and the sums of two kinds of squares. */
+static void measure_both(enum shoal_type type, size_t count)
+{
+    const struct shoal_update update = {1, 0.01, 0.999, 0.9, 0.1, 0.99, 0.01, 0.9, 0.003, 1.1, 1e-8, 1.2, false};
+    const enum shoal_type master = type == SHOAL_FLOAT64 ? SHOAL_FLOAT64 : SHOAL_FLOAT32;
+    const size_t bytes = count * shoal_type_bytes(master);
+    char *const *areas[2] = {one, many};
+    double squared[2][2] = {{0.1, 0.3}, {0.1, 0.3}};
+    for (int s = 0; s < 2; s++) {
+        for (int i = 0; i < 3; i++)
+            fill(areas[s][i], master, count, 51 + (uint64_t)i);
+        make_positive(areas[s][2], master, count);
+        const struct shoal_update_memory memory = {
+            source, areas[s][0], {areas[s][1], areas[s][2]}, NULL, {areas[s][1], areas[s][2]}, NULL};
+        if (s == 0)
+            wide.kernels->moments[type](&update, &memory, count, squared[s]);
+        else
+            fusion_wide_moments(wide, type, &update, &memory, count, squared[s]);
+    }
+    for (int i = 0; i < 3; i++)
+        assert_same(one[i], many[i], bytes);
+    assert_same(squared[0], squared[1], sizeof squared[0]);
+    assert_true(!count || (squared[0][0] > 0.1 && squared[0][1] > 0.3));
+}
+
+static void moments_have_the_same_bits(void **state)
+{
+    (void)state;
+    for (size_t t = 0; t < FUSION_COUNT_OF(floats); t++) {
+        fill(source, floats[t], MOST, t + 60);
+        for (size_t c = 0; c < FUSION_COUNT_OF(counts); c++)
+            measure_both(floats[t], counts[c]);
+    }
+}
+
 /* ---- A program's own work ---- */
 
 static void count_run(void *arg, size_t part)
@@ -234,11 +278,9 @@ static int close_all(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(moves_have_the_same_bits),
-        cmocka_unit_test(casts_have_the_same_bits),
-        cmocka_unit_test(eight_bits_have_the_same_bits),
-        cmocka_unit_test(updates_have_the_same_bits),
-        cmocka_unit_test(parts_of_a_program),
+        cmocka_unit_test(moves_have_the_same_bits),      cmocka_unit_test(casts_have_the_same_bits),
+        cmocka_unit_test(eight_bits_have_the_same_bits), cmocka_unit_test(updates_have_the_same_bits),
+        cmocka_unit_test(moments_have_the_same_bits),    cmocka_unit_test(parts_of_a_program),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

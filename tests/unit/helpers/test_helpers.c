@@ -18,9 +18,11 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "cpu_quota.h"
 #include "helpers/helper_cores.h"
 #include "helpers/helpers.h"
 #include "quiet_log.h"
+#include "topology/limits.h"
 
 #define MOST_PARTS 3001
 
@@ -527,6 +529,73 @@ static void a_slice_that_shrinks(void **state)
     shoal_helpers_destroy(helpers);
 }
 
+static void enter_quota(struct cpu_quota *quota, long hundredths)
+{
+    cpu_set_t mask;
+    assert_int_equal(sched_getaffinity(0, sizeof mask, &mask), 0);
+    if (CPU_COUNT(&mask) < 2 || shoal_topology_quota_cores(2) < 2) {
+        print_message("# one core is too few to lose some\n");
+        skip();
+    }
+    if (!cpu_quota_enter(quota, hundredths)) {
+        print_message("# %s\n", quota->reason);
+        skip();
+    }
+}
+
+/* A container's quota counts as cores, whatever the affinity mask allows. Half a core is one. */
+static void a_quota_below_the_threads(void **state)
+{
+    static const long hundredths[] = {199, 100, 50, 5};
+    struct cpu_quota quota;
+    (void)state;
+    enter_quota(&quota, 0);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(hundredths); i++) {
+        struct counted *counted = calloc(1, sizeof *counted);
+        const bool is_set = cpu_quota_set(&quota, hundredths[i]);
+        struct shoal_helpers *helpers = open_auto(0);
+        const int width = shoal_helpers_width(helpers);
+        struct shoal_helpers *fixed = open_helpers(5);
+        const bool is_told = has_heard("SHOAL_THREADS is 5, but this rank has 1 core: threads take turns");
+        shoal_helpers_run(fixed, count_part, counted, MOST_PARTS);
+        shoal_helpers_destroy(fixed);
+        shoal_helpers_destroy(helpers);
+        if (i + 1 == SHOAL_COUNT_OF(hundredths) || !is_set || width != 1 || !is_told)
+            cpu_quota_leave(&quota);
+        assert_true(is_set);
+        assert_int_equal(width, 1);
+        assert_true(is_told);
+        check_all_ran(counted, MOST_PARTS);
+        free(counted);
+    }
+}
+
+/* The quota comes while the rank runs: helpers notice it within a second of work. */
+static void a_quota_that_comes_later(void **state)
+{
+    struct cpu_quota quota;
+    struct counted *counted = calloc(1, sizeof *counted);
+    (void)state;
+    enter_quota(&quota, 0);
+    struct shoal_helpers *helpers = open_auto(0);
+    const int before = shoal_helpers_width(helpers);
+    shoal_helpers_run(helpers, count_part, counted, 100);
+    const bool is_set = cpu_quota_set(&quota, 100);
+    while (is_set && shoal_helpers_width(helpers) > 1) {
+        memset(counted, 0, sizeof *counted);
+        shoal_helpers_run(helpers, count_part, counted, 100);
+        usleep(1000);
+    }
+    memset(counted, 0, sizeof *counted);
+    shoal_helpers_run(helpers, count_part, counted, 100);
+    shoal_helpers_destroy(helpers);
+    cpu_quota_leave(&quota);
+    assert_true(is_set);
+    assert_true(before > 1);
+    check_all_ran(counted, 100);
+    free(counted);
+}
+
 static void helpers_are_bound(void **state)
 {
     struct shoal_helpers *helpers;
@@ -652,6 +721,8 @@ int main(void)
         cmocka_unit_test(more_threads_than_cores_take_turns),
         cmocka_unit_test(fork_while_helpers_work),
         cmocka_unit_test(a_slice_that_shrinks),
+        cmocka_unit_test(a_quota_below_the_threads),
+        cmocka_unit_test(a_quota_that_comes_later),
         cmocka_unit_test(helpers_are_bound),
         cmocka_unit_test(cores_are_shared),
         cmocka_unit_test(ranks_that_come_make_it_narrower),

@@ -10,9 +10,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "alloc_limit.h"
+#include "base/clock.h"
 #include "comm/settings.h"
 #include "hand_endpoint.h"
 
@@ -455,9 +458,29 @@ static void addresses_do_not_pile_up(void **state)
     close_fixture(&fixture);
 }
 
+/* A wait ends when a thread of this rank wakes it, and otherwise after its time. */
+static void a_wait_can_be_woken(void **state)
+{
+    static struct fixture fixture;
+    const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    eventfd_t rings;
+    (void)state;
+    assert_true(wake >= 0);
+    open_fixture(&fixture, 1);
+    assert_false(shoal_network_wait(fixture.network, wake, 1000));
+    assert_false(shoal_network_wait(fixture.network, -1, 1000));
+    assert_int_equal(eventfd_write(wake, 1), 0);
+    assert_true(shoal_network_wait(fixture.network, wake, 3600 * SHOAL_NS_PER_S));
+    assert_int_equal(eventfd_read(wake, &rings), 0);
+    assert_false(shoal_network_wait(fixture.network, wake, 1000));
+    close_fixture(&fixture);
+    close(wake);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_wait_can_be_woken),
         cmocka_unit_test(unexpected_messages_arrive_whole),
         cmocka_unit_test(too_many_unexpected_messages_fail_their_communicator),
         cmocka_unit_test(unexpected_messages_that_find_no_memory_fail_their_communicator),

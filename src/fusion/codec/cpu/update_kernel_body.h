@@ -3,7 +3,7 @@
  * Each rule is written for one element; compilers vectorize the loops. Products are never fused with sums. */
 #include "base/floats.h"
 #include "fusion/codec/cpu/gradient_formats.h"
-#include "fusion/codec/update_kernels.h"
+#include "fusion/codec/gradient_kernels.h"
 
 /* The rules for one element, in the type REAL. In LION, u - u is zero, or NaN if u is NaN or infinite, which must not
  * vanish. */
@@ -135,7 +135,7 @@ DEFINE_UPDATES(adagrad, 1)
 DEFINE_UPDATES(lion, 1)
 DEFINE_UPDATES(lamb, 2)
 
-/* Element i of a range always goes to partial sum i % GROUP. */
+/* Element i of a range always goes to partial sum i % GROUP of its chunk, and the chunks' sums are added in order. */
 #define DEFINE_MOMENTS(FORMAT, MEMORY, REAL)                                                                                  \
     INLINE void moments_of_##FORMAT(const struct rates_##REAL *by, const struct shoal_update_memory *memory, size_t begin,    \
                                     size_t count, double *masters, double *directions)                                        \
@@ -160,13 +160,16 @@ DEFINE_UPDATES(lamb, 2)
     {                                                                                                                         \
         SHOAL_DEFAULT_FLOATS;                                                                                                 \
         const struct rates_##REAL by = rates_of_##REAL(update);                                                               \
-        double masters[GROUP] = {0}, directions[GROUP] = {0};                                                                 \
-        size_t i = 0;                                                                                                         \
-        for (; i + GROUP <= count; i += GROUP)                                                                                \
-            moments_of_##FORMAT(&by, memory, i, GROUP, masters, directions);                                                  \
-        moments_of_##FORMAT(&by, memory, i, count - i, masters, directions);                                                  \
-        squared[0] += add_up(masters);                                                                                        \
-        squared[1] += add_up(directions);                                                                                     \
+        for (size_t i = 0; i < count;) {                                                                                      \
+            const size_t end = fusion_min(count, i + SHOAL_GRADIENT_SQUARED_CHUNK);                                           \
+            double masters[GROUP] = {0}, directions[GROUP] = {0};                                                             \
+            for (; i + GROUP <= end; i += GROUP)                                                                              \
+                moments_of_##FORMAT(&by, memory, i, GROUP, masters, directions);                                              \
+            moments_of_##FORMAT(&by, memory, i, end - i, masters, directions);                                                \
+            i = end;                                                                                                          \
+            squared[0] += add_up(masters);                                                                                    \
+            squared[1] += add_up(directions);                                                                                 \
+        }                                                                                                                     \
     }
 
 DEFINE_MOMENTS(float32, float, float)
