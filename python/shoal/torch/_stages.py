@@ -147,7 +147,7 @@ class Pass:
             self._kept[place] = None
             self._send_absent(outputs, len(stage.targets))
             return
-        sent = [self._send(value, outputs[number]) for number, value in enumerate(values)]
+        sent = self._send_all(values, outputs, stage.targets)
         if self._loss is not None:
             self._kept[place] = Kept(received, sent, loss)
 
@@ -164,8 +164,7 @@ class Pass:
         if values is None:
             self._send_absent(outputs, len(stage.targets))
             return
-        for number, value in enumerate(values):
-            self._send(value, outputs[number])
+        self._send_all(values, outputs, stage.targets)
 
     def _recompute(self, stage, place, received):
         """Repeats a forward pass with the same random numbers. It sends nothing, and does not count in statistics and losses."""
@@ -204,13 +203,18 @@ class Pass:
         for number in range(count):
             _parcels.write_note(outputs[number], _parcels.ABSENT)
 
-    def _send(self, value, parcel):
-        """Fills a struct shoal_parcel, and returns the value's tensors. One tensor is read where it is; several are copied to one
-        piece of memory."""
+    def _send_all(self, values, outputs, stages):
+        """Sends a value to each of the stages. Returns the tensors of each."""
+        return [self._send(value, outputs[number], stage in self._stages) for number, (stage, value) in enumerate(zip(stages, values))]
+
+    def _send(self, value, parcel, is_near):
+        """Fills a struct shoal_parcel, and returns the value's tensors. is_near: the other stage is on this rank, and reads a tensor
+        where it is. Other messages are copied to the pipeline's memory, from which their receiver takes them without this rank. It
+        would have to copy a tensor of torch's piece by piece, while it computes."""
         message = _parcels.Message(value)
         _parcels.write_note(parcel, message.note)
         single = message.single()
-        if single is not None:
+        if single is not None and is_near:
             parcel.data, parcel.bytes, parcel.owner = single.data_ptr(), message.size_of_single(), self._executor.hold(single)
         elif message.bytes:
             parcel.data, parcel.bytes = self._executor.alloc(message.bytes), message.bytes
@@ -229,8 +233,7 @@ class Pass:
             gradients = stage.backward(kept, received)
         else:
             gradients, self._rest[place] = stage.input_gradients(kept, received)
-        for number, value in enumerate(gradients):
-            self._send(value, work.outputs[number])
+        self._send_all(gradients, work.outputs, stage.sources)
 
 
 def _saved_nothing(_):

@@ -165,12 +165,29 @@ static void credit_done(void *arg, enum shoal_status status)
     finish_part(part, status);
 }
 
+/* Makes progress with a message that begins to be sent. If its credit has come, its envelope and its body leave now, before this
+ * rank computes its next action. Later the progress thread would do it, and wait for its turn on the core that computes. */
+static void push(struct run_message *message)
+{
+    for (int i = 0; i < RUN_PARTS; i++) {
+        struct run_part *const part = &message->parts[i];
+        pthread_mutex_lock(&message->pipeline->lock);
+        struct shoal_request *const request = part->request;
+        pthread_mutex_unlock(&message->pipeline->lock);
+        if (!request)
+            return;
+        const enum shoal_status status = shoal_request_test(request);
+        (void)status; /* the callback has it as well */
+    }
+}
+
 void run_message_send(struct run_message *message)
 {
     begin_parts(message);
     message->pending = 1;
     message->is_listed = true;
     post(message, RUN_CREDIT, false, &message->credit, sizeof message->credit, credit_done);
+    push(message);
 }
 
 void run_end_sent(struct shoal_pipeline *pipeline)
