@@ -40,12 +40,16 @@ enum shoal_action_kind {
     SHOAL_INPUT_GRADIENT = 2, /* the rest follows as SHOAL_WEIGHT_GRADIENT */
     SHOAL_WEIGHT_GRADIENT = 3,
     SHOAL_RECOMPUTE = 4, /* repeats the forward pass of a stage that has kept only its inputs, before its backward pass */
+    /* The others are of a stage, not of a microbatch. See shoal_schedule_add_sums. */
+    SHOAL_SUM_REPLICAS = 5, /* begins to sum the stage's gradients over its replicas */
+    SHOAL_SUM_TIED = 6,     /* begins to sum gradients that the stage shares with stages of other ranks */
+    SHOAL_UPDATE = 7,       /* steps the stage's parameters: waits for its sums */
 };
 
 struct shoal_action {
     enum shoal_action_kind kind;
     uint32_t stage;
-    uint32_t microbatch;
+    uint32_t microbatch; /* of SUM_TIED: the number of the tie. Of SUM_REPLICAS and UPDATE: 0 */
 };
 
 /* How a schedule is made: name, number, word for options and messages, meaning. Ranks p, microbatches m. "Activations" are what
@@ -73,7 +77,10 @@ struct shoal_stage_costs {
     double forward; /* these three are of one rank, whose stages share them equally */
     double input_gradient;
     double weight_gradient;
-    double transfer; /* from a stage to one on another rank, while both compute */
+    double transfer;     /* from a stage to one on another rank, while both compute */
+    double sum_replicas; /* of a rank's gradients over its replicas. Sums take their time beside the computation */
+    double sum_tied;     /* of one tie. Of several stages of a tie the longest counts */
+    double update;       /* of a rank's parameters */
 };
 
 /* Begins as SHOAL_SCHEDULE_OPTIONS_INIT. */
@@ -90,7 +97,7 @@ struct shoal_schedule_options {
 };
 #define SHOAL_SCHEDULE_OPTIONS_INIT                                                                \
     {                                                                                              \
-        sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 0, 0, {0, 0, 0, 0}, 0, 1, 0 \
+        sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}, 0, 1, 0 \
     }
 
 /* Makes a schedule. Stage s is on rank s % ranks, and with the V kinds on rank min(s, stages - 1 - s). ERR_ARGUMENT: options
@@ -123,15 +130,67 @@ SHOAL_CALL shoal_schedule_recompute(const struct shoal_schedule *schedule, const
 /* Returns 1 if the stage, which must exist, is recomputed, or else 0. */
 SHOAL_API int shoal_schedule_recomputes(const struct shoal_schedule *schedule, uint32_t stage);
 
+/* A rank of a schedule may be several ranks of a communicator, its *replicas*. All of them have the rank's stages and run its
+ * actions, each with a share of the samples of each microbatch (shoal_replica_share). Ranks of the communicator are numbered
+ * replica by replica: first all replicas of rank 0, then those of rank 1.
+ *
+ * Makes a copy in which rank r has replicas[r] of them, 1 to 65536, in all at most 2^24; if replicas is NULL, each rank has one.
+ * ERR_ARGUMENT: another number, or another pointer is NULL; ERR_MEMORY. */
+SHOAL_CALL shoal_schedule_replicate(const struct shoal_schedule *schedule, const uint32_t *replicas,
+                                    struct shoal_schedule **schedule_out);
+
+/* Returns the replicas of a rank, which must exist. */
+SHOAL_API uint32_t shoal_schedule_replicas(const struct shoal_schedule *schedule, uint32_t rank);
+
+/* Returns the replicas of all ranks: the size of the communicator that runs the schedule. */
+SHOAL_API uint32_t shoal_schedule_size(const struct shoal_schedule *schedule);
+
+/* Finds the rank of the schedule that a rank of the communicator is, and which of its replicas. ERR_ARGUMENT: there is no such
+ * member. */
+SHOAL_CALL shoal_schedule_place(const struct shoal_schedule *schedule, uint32_t member, uint32_t *rank_out,
+                                uint32_t *replica_out);
+
+/* The samples of a microbatch that a replica has: *count_out of them, from number *first_out on. Shares follow each other and
+ * differ by at most one sample; if there are fewer samples than replicas, some have none. replica must be below replicas. */
+SHOAL_API void shoal_replica_share(uint64_t samples, uint32_t replicas, uint32_t replica, uint64_t *first_out,
+                                   uint64_t *count_out);
+
+/* A stage that shares parameters with stages of other ranks: a member of the tie with this number. */
+struct shoal_tied_stage {
+    uint32_t tie; /* below 65536 */
+    uint32_t stage;
+};
+
+/* Makes a copy of a schedule with actions for what follows a stage's last gradient:
+ *
+ *     SUM_REPLICAS    one for each stage, if a rank has several replicas or sums_replicas is 1 (for replicas of the pipeline)
+ *     SUM_TIED        one for each tie and rank that has one of its stages; by the last of them
+ *     UPDATE          one for each stage, if updates is 1
+ *
+ * A sum only begins with its action, and goes on beside later actions; those of a rank run one after the other. So sums of a
+ * stage overlap with the computation of others. Each rank begins its ties in the order of their numbers, so that ranks which
+ * share several ties do not wait for each other. UPDATE waits for the sums of its stage; updates are last on their rank.
+ * Actions of these kinds that the schedule has already are left out. Without ties and with both numbers 0 the copy of a schedule
+ * without replicas has none.
+ *
+ * ERR_ARGUMENT: a stage that does not exist; a tie whose stages are all on one rank, or twice the same; a pointer is NULL.
+ * ERR_MEMORY. */
+SHOAL_CALL shoal_schedule_add_sums(const struct shoal_schedule *schedule, const struct shoal_tied_stage *tied,
+                                   size_t tied_count, int sums_replicas, int updates, struct shoal_schedule **schedule_out);
+
+/* Makes a copy that others can read: one replica of each rank, no stage recomputed, without sums and updates. ERR_ARGUMENT: a
+ * pointer is NULL; ERR_MEMORY. */
+SHOAL_CALL shoal_schedule_plain(const struct shoal_schedule *schedule, struct shoal_schedule **schedule_out);
+
 /* Returns the kind's word in SHOAL_SCHEDULE_LIST, or NULL. */
 SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
 
 /* ---- 2. Text ------------------------------------------------------------------------------------------------------------- */
 
 /* Prints a schedule as torch.distributed.pipelining stores one (format="compute_only"): a line for each rank, with its actions
- * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. The letter R, for RECOMPUTE, is Shoal's own. For
- * readers that know torch's letters only, print a copy without recomputed stages (shoal_schedule_recompute). ERR_SYSTEM: out
- * cannot be written. */
+ * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. Shoal's own are the letters R for RECOMPUTE, S
+ * for SUM_REPLICAS, T for SUM_TIED (with the number of the tie) and U for UPDATE, and a first cell "x2" of a rank with two
+ * replicas. For readers that know torch's letters only, print shoal_schedule_plain's copy. ERR_SYSTEM: out cannot be written. */
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
 /* Reads that form, from text of `bytes` bytes without a final zero. Empty cells mean a pause and are left out, and so are
@@ -144,8 +203,9 @@ SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoa
 /* ---- 3. Faults and times ------------------------------------------------------------------------------------------------- */
 
 /* Looks for the first fault: a stage on two ranks; an action that is missing or there twice; a backward pass before its forward
- * pass; a stage that is recomputed for some microbatches only, or not between both passes; or ranks that wait for each other
- * for ever (text has the circle), when each stage can hold `slots` microbatches that have arrived and were not used yet, and a
+ * pass; a stage that is recomputed for some microbatches only, or not between both passes; a sum or an update before the last
+ * gradient of its stage, twice, or of some stages only; a tie that only one rank sums; an update before a sum; or ranks that
+ * wait for each other for ever (text has the circle), also because they begin sums in different orders, when each stage can hold `slots` microbatches that have arrived and were not used yet, and a
  * rank waits while the next stage has no free slot. 0: as many as come. Returns OK if there is none; ERR_ARGUMENT;
  * ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_check(const struct shoal_schedule *schedule, uint32_t slots, char *text, size_t text_bytes);
@@ -169,17 +229,25 @@ struct shoal_schedule_times {
         sizeof(struct shoal_schedule_times), 0, 0, 0, 0, 0 \
     }
 
-/* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. kept_share as
- * in the options. begins_out may be NULL, or has an entry for each rank: room for the begin of each of its actions.
- * ERR_ARGUMENT: costs that are negative or not finite; ERR_MEMORY. */
+/* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. A sum begins
+ * when all its ranks have come to its action, and when earlier sums of these ranks have ended; a rank that begins one goes on
+ * with its next action. The step ends with the last action or sum. A rank with k replicas takes a k-th of the times of passes,
+ * and a transfer between k and l replicas as long as the larger share of the two takes. kept_share as in the options.
+ * begins_out may be NULL, or has an entry for each rank: room for the begin of each of its actions. ERR_ARGUMENT: costs that
+ * are negative or not finite; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs, double kept_share,
                                struct shoal_schedule_times *times_out, double *const *begins_out);
 
 /* Like shoal_schedule_time, but each stage has costs of its own: costs has an entry for each stage, whose times are those of
- * this stage on its rank. Its transfer is from the stage to the next one and, for gradients, back; that of the last stage does
- * not count. times_out->activations stays a number of microbatches, as if all stages were equal. */
+ * this stage on one replica of its rank. Its transfer is from the stage to the next one and, for gradients, back; that of the
+ * last stage does not count. times_out->activations stays a number of microbatches, as if all stages were equal. */
 SHOAL_CALL shoal_schedule_time_stages(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
                                       double kept_share, struct shoal_schedule_times *times_out, double *const *begins_out);
+
+/* Divides costs of a rank among its stages and replicas, as shoal_schedule_time does. each_out has room for each stage.
+ * ERR_ARGUMENT: a pointer is NULL. */
+SHOAL_CALL shoal_schedule_stage_costs(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
+                                      struct shoal_stage_costs *each_out);
 
 /* ---- 4. Profiles --------------------------------------------------------------------------------------------------------- */
 

@@ -99,11 +99,11 @@ static void equal_stages_take_as_long(void **state)
     for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++) {
         struct shoal_schedule *schedule = new_schedule((enum shoal_schedule_kind)kind, 4, 8);
         const double stages = shoal_schedule_stages(schedule);
-        const struct shoal_stage_costs rank = {3, 2, 1, 0.25};
+        const struct shoal_stage_costs rank = {3, 2, 1, 0.25, 0, 0, 0};
         struct shoal_stage_costs each[STAGES_MAX];
         struct shoal_schedule_times one = SHOAL_SCHEDULE_TIMES_INIT, other = SHOAL_SCHEDULE_TIMES_INIT;
         for (uint32_t s = 0; s < stages; s++)
-            each[s] = (struct shoal_stage_costs){3 * 4 / stages, 2 * 4 / stages, 1 * 4 / stages, 0.25};
+            each[s] = (struct shoal_stage_costs){3 * 4 / stages, 2 * 4 / stages, 1 * 4 / stages, 0.25, 0, 0, 0};
         assert_int_equal(shoal_schedule_time(schedule, &rank, 0.5, &one, NULL), SHOAL_OK);
         assert_int_equal(shoal_schedule_time_stages(schedule, each, 0.5, &other, NULL), SHOAL_OK);
         assert_true(is_near(one.step, other.step) && is_near(one.span, other.span) && is_near(one.bubble, other.bubble));
@@ -114,7 +114,8 @@ static void equal_stages_take_as_long(void **state)
 
 static void unequal_stages_are_timed(void **state)
 {
-    const struct shoal_stage_costs costs[] = {{1, 2, 4, 0.5}, {8, 16, 32, 0.25}, {64, 128, 256, 1e9}};
+    const struct shoal_stage_costs costs[] = {
+        {1, 2, 4, 0.5, 0, 0, 0}, {8, 16, 32, 0.25, 0, 0, 0}, {64, 128, 256, 1e9, 0, 0, 0}};
     double begins[3][2], *const rows[] = {begins[0], begins[1], begins[2]};
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     struct shoal_stage_costs wrong[3];
@@ -884,7 +885,7 @@ static void replicas_share_each_microbatch(void **state)
     assert_true(one.parameter_bytes == 3000 && one.activation_bytes == 30 && one.buffer_bytes == 12);
     assert_true(other.activation_bytes == 40 && other.buffer_bytes == 24);
     assert_true(is_near(times_of(partition).replicas, 2 * (0.5 + 1500 / 10.0)));
-    const struct shoal_stage_costs costs[] = {{100, 100, 100, 1.3}, {100, 100, 100, 0}};
+    const struct shoal_stage_costs costs[] = {{100, 100, 100, 1.3, 0, 0, 0}, {100, 100, 100, 0, 0, 0, 0}};
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     assert_int_equal(shoal_schedule_time_stages(schedule, costs, 1, &times, NULL), SHOAL_OK);
     assert_true(is_near(times_of(partition).step, times.step + 301));

@@ -198,7 +198,7 @@ static bool options_parse(int argc, char **argv, struct bench_pipeline_options *
     struct tool_args args = {.command = "bench pipeline", .argc = argc, .argv = argv, .at = 1};
     struct shoal_stage_costs *const costs = &options->costs;
     *options = (struct bench_pipeline_options){.schedule = SHOAL_SCHEDULE_1F1B,
-                                               .costs = {FORWARD_USUAL_US, -1, -1, 0},
+                                               .costs = {FORWARD_USUAL_US, -1, -1, 0, 0, 0, 0},
                                                .bytes = 1 << 20,
                                                .steps = STEPS_USUAL,
                                                .timeout_s = TIMEOUT_USUAL_S};

@@ -12,6 +12,9 @@ static const struct {
     [SHOAL_INPUT_GRADIENT] = {"input gradient", "I"},
     [SHOAL_WEIGHT_GRADIENT] = {"weight gradient", "W"},
     [SHOAL_RECOMPUTE] = {"recompute", "R"},
+    [SHOAL_SUM_REPLICAS] = {"replica sum", "S"},
+    [SHOAL_SUM_TIED] = {"tied sum", "T"},
+    [SHOAL_UPDATE] = {"update", "U"},
 };
 
 static void action_print(FILE *out, int rank, const struct shoal_action *action, const struct pipeline_span *span)

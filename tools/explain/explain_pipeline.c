@@ -483,7 +483,8 @@ static int pipeline_draw_stages(const struct explain_pipeline *explain)
     for (uint32_t s = 0; s < stages; s++) {
         struct shoal_stage stage = SHOAL_STAGE_INIT;
         if (shoal_partition_stage(explain->partition, s, &stage) == SHOAL_OK)
-            costs[s] = (struct shoal_stage_costs){stage.forward, stage.input_gradient, stage.weight_gradient, stage.transfer};
+            costs[s] =
+                (struct shoal_stage_costs){stage.forward, stage.input_gradient, stage.weight_gradient, stage.transfer, 0, 0, 0};
     }
     const bool is_drawn = pipeline_draw(&explain->drawing, explain->schedule_word, explain->schedule, costs);
     free(costs);

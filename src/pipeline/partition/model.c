@@ -334,7 +334,10 @@ void problem_costs(const struct problem *problem, const uint32_t *division, stru
         costs_out[s] = (struct shoal_stage_costs){(problem->forward[to] - problem->forward[from]) / speed,
                                                   (problem->input[to] - problem->input[from]) / speed,
                                                   (problem->weight[to] - problem->weight[from]) / speed,
-                                                  problem->uses[s].is_far_back ? problem_transfer(problem, s + 1, to) : 0};
+                                                  problem->uses[s].is_far_back ? problem_transfer(problem, s + 1, to) : 0,
+                                                  0,
+                                                  0,
+                                                  0};
     }
 }
 
