@@ -393,7 +393,7 @@ struct shoal_partition_options {
     int recomputes;                /* one of enum shoal_recomputes */
     int keeps_ties_together;       /* 1: tied units must be on one rank */
     uint64_t effort;               /* actions that a search may simulate; 0: 8 million, some tenths of a second */
-    const uint32_t *rank_replicas; /* [ranks], 1 to 65536 each, or NULL: all 1. Speeds and memory are of one replica */
+    const uint32_t *rank_replicas; /* [ranks], 1 to 65536 each, or NULL: the schedule's. Speeds and memory are of one replica */
 };
 #define SHOAL_PARTITION_OPTIONS_INIT                                                                                          \
     {                                                                                                                         \
@@ -430,7 +430,7 @@ SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const str
  * number of ranks of the schedule, and how many replicas each of them has (struct shoal_stage). It tries each number of ranks:
  * from one rank that has all replicas, which is data parallelism, to all of them without replicas. It moves replicas from one
  * rank to another as long as the step gets shorter, and does not compare all choices. Orders that have to be found are tried as
- * 1F1B. Running such a schedule is not supported yet. ERR_ARGUMENT: as above; also if options have rank_memory_bytes,
+ * 1F1B. The schedule that it makes has these replicas. ERR_ARGUMENT: as above; also if options have rank_memory_bytes,
  * rank_speeds or rank_replicas, or if there are more than 1,024 ranks. */
 SHOAL_CALL shoal_partition_replicate(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                      const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
@@ -507,8 +507,9 @@ SHOAL_API const char *shoal_partition_reason(const struct shoal_partition *parti
 SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method method);
 /* ---- 6. Running ---------------------------------------------------------------------------------------------------------- */
 
-/* A pipeline runs a schedule on a communicator: rank r of the schedule is rank r of the communicator. It calls the program for
- * each action of this rank, in the schedule's order, and hands messages from stage to stage:
+/* A pipeline runs a schedule on a communicator: rank r of the schedule is rank r of the communicator, if no rank has replicas
+ * (shoal_schedule_place). It calls the program for each action of this rank, in the schedule's order, and hands messages from
+ * stage to stage:
  *
  *     rank 0, stage 0    F0 F1 F2 ...          computes F3, microbatch 3; the pipeline sends the output meanwhile
  *     rank 1, stage 1       F0 F1 F2 ...       reads the output of F3 as the input of its own F3
@@ -518,9 +519,19 @@ SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method me
  * comes back. A message is any number of bytes, also none, and a short note, in which a front-end may put shapes and types.
  * Sizes travel with the message, so microbatches may differ.
  *
+ * *Replicas* of a rank have the same stages, and each of them computes its share of the samples of each microbatch
+ * (shoal_replica_share). Two replicas of different stages exchange a message on an edge if they share samples, whatever their
+ * number: the pair is fixed, and the message may be empty. So 2 replicas that send to 3 have 4 messages in each direction:
+ *
+ *     stage 0, replica 0 [ 0 1 2 ] -> replica 0 of stage 1 [ 0 1 ], and replica 1 [ 2 3 ]      6 samples
+ *              replica 1 [ 3 4 5 ] ->                               replica 1 [ 2 3 ], and replica 2 [ 4 5 ]
+ *
+ * The program cuts and joins what it sends and receives.
+ *
  * The program does the rest in its own calls: the first stage reads the batch, the last one computes the loss. Parameters that
  * two stages share, and gradients that are summed over replicas of a stage, are summed on another communicator: by a reducer
- * (gradients.h) whose functions compute() calls, or after the step:
+ * (gradients.h) whose functions compute() calls, or after the step. A schedule may say when (shoal_schedule_add_sums); without
+ * such actions is_last_gradient does:
  *
  *     static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
  *     {
@@ -577,11 +588,14 @@ struct shoal_parcel {
     void *data; /* NULL if bytes is 0 */
     size_t bytes;
     void *owner;         /* only in outputs: passed to `released`; NULL: it is not called */
+    uint32_t stage;      /* set by the pipeline: the stage from or to which the message goes, and its replica */
+    uint32_t replica;
     uint32_t note_bytes; /* at most SHOAL_NOTE_BYTES */
     char note[SHOAL_NOTE_BYTES];
 };
 
-/* What to compute. Edges are in the order of the options.
+/* What to compute. Edges are in the order of the options; the messages of an edge follow each other, one for each replica of the
+ * other stage that shares samples.
  *
  *     kind                 inputs                                       outputs
  *     FORWARD              activations: one for each edge to the stage  activations: one for each edge from the stage
@@ -589,6 +603,13 @@ struct shoal_parcel {
  *     INPUT_GRADIENT       the same                                     the same
  *     WEIGHT_GRADIENT      those of INPUT_GRADIENT, once more           none
  *     RECOMPUTE            those of FORWARD, once more                  none
+ *     SUM_REPLICAS         none                                         none
+ *     SUM_TIED             none                                         none
+ *     UPDATE               none                                         none
+ *
+ * The last three are not part of shoal_pipeline_forward. SUM_REPLICAS and SUM_TIED should begin a sum and return: the rank's
+ * next action waits meanwhile. UPDATE should wait for the sums of its stage. The program must wait for all other sums after the
+ * step.
  *
  * Inputs, of forward and backward actions alike, stay valid until the last backward action of this stage and microbatch has
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
@@ -606,6 +627,8 @@ struct shoal_work {
     struct shoal_parcel *outputs;
     int is_last_gradient; /* 1: the last action of this step that computes gradients of this stage's weights */
     int is_recomputed;    /* 1: RECOMPUTE repeats the forward passes of this stage, so FORWARD need not keep anything */
+    uint32_t replica;     /* this replica, of so many */
+    uint32_t replicas;
 };
 
 /* Computes an action. If it returns an error, it may write the reason to text, at most text_bytes with the final zero. */

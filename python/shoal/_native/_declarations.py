@@ -572,12 +572,14 @@ class PipelineOptions(Sized):
 
 
 class Parcel(Structure):
-    _fields_ = [("data", c_void_p), ("bytes", c_size_t), ("owner", c_void_p), ("note_bytes", c_uint32), ("note", c_char * 1024)]
+    _fields_ = [("data", c_void_p), ("bytes", c_size_t), ("owner", c_void_p), ("stage", c_uint32), ("replica", c_uint32),
+                ("note_bytes", c_uint32), ("note", c_char * 1024)]
 
 
 class Work(Structure):
     _fields_ = [("action", Action), ("input_count", c_uint32), ("output_count", c_uint32), ("inputs", POINTER(Parcel)),
-                ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int), ("is_recomputed", c_int)]
+                ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int), ("is_recomputed", c_int), ("replica", c_uint32),
+                ("replicas", c_uint32)]
 
 
 ComputeFn = CFUNCTYPE(c_int, c_void_p, POINTER(Work), c_void_p, c_size_t)

@@ -136,7 +136,9 @@ static void set_ranks(struct problem *problem)
     const struct shoal_partition_options *options = &problem->options;
     for (uint32_t r = 0; r < problem->ranks; r++) {
         problem->limits[r] = (double)(options->rank_memory_bytes ? options->rank_memory_bytes[r] : options->memory_bytes);
-        const double replicas = options->rank_replicas ? options->rank_replicas[r] : 1;
+        problem->replicas[r] =
+            options->rank_replicas ? options->rank_replicas[r] : shoal_schedule_replicas(problem->schedule, r);
+        const double replicas = problem->replicas[r];
         problem->shares[r] = 1 / replicas;
         problem->speeds[r] = (options->rank_speeds ? options->rank_speeds[r] : 1) * replicas;
     }
@@ -161,6 +163,7 @@ static bool problem_allocate(struct problem *problem)
     is_there &= (problem->limits = calloc(ranks, sizeof *problem->limits)) != NULL;
     is_there &= (problem->speeds = calloc(ranks, sizeof *problem->speeds)) != NULL;
     is_there &= (problem->shares = calloc(ranks, sizeof *problem->shares)) != NULL;
+    is_there &= (problem->replicas = calloc(ranks, sizeof *problem->replicas)) != NULL;
     is_there &= (problem->rank_stages = calloc(ranks, sizeof *problem->rank_stages)) != NULL;
     is_there &= (problem->pair_at = calloc(units + 2, sizeof *problem->pair_at)) != NULL;
     is_there &= (problem->pairs = calloc(count_pairs(problem->profile) + 1, sizeof *problem->pairs)) != NULL;
@@ -182,6 +185,7 @@ void problem_close(struct problem *problem)
     free(problem->limits);
     free(problem->speeds);
     free(problem->shares);
+    free(problem->replicas);
     free(problem->rank_stages);
     free(problem->pair_at);
     free(problem->pairs);
@@ -486,7 +490,9 @@ static double time_of_replicas(const struct problem *problem, const uint32_t *di
 {
     const double rate = problem->options.bytes_per_us;
     double longest = 0;
-    for (uint32_t r = 0; r < problem->ranks && problem->options.rank_replicas; r++) {
+    for (uint32_t r = 0; r < problem->ranks; r++) {
+        if (problem->replicas[r] == 1)
+            continue;
         const double share = problem->shares[r], gradients = problem_gradients(problem, division, r);
         const double time = 2 * (1 / share - 1) * (problem->options.latency_us + (rate > 0 ? gradients * share / rate : 0));
         longest = time > longest ? time : longest;

@@ -81,7 +81,7 @@ static void set_stages(struct shoal_partition *partition, struct problem *proble
         const double share = problem->shares[stage->rank];
         stage->kept_bytes = whole_bytes(share * (problem->kept[to] - problem->kept[from]));
         stage->received_bytes = whole_bytes(s > 0 ? share * problem->cut[from] : 0);
-        stage->replicas = problem->options.rank_replicas ? problem->options.rank_replicas[stage->rank] : 1;
+        stage->replicas = problem->replicas[stage->rank];
         stage->recomputes = shoal_schedule_recomputes(problem->schedule, s);
     }
 }

@@ -136,6 +136,7 @@ struct problem {
     struct stage_use *uses;                               /* [stages] */
     double *limits, *speeds;                              /* [ranks]: a replica's; that of all replicas together */
     double *shares;                                       /* [ranks]: the part of a microbatch that a replica has */
+    uint32_t *replicas;                                   /* [ranks] */
     uint32_t *rank_stages;                                /* [ranks]: how many */
     bool is_one_each;                                     /* no rank has two stages */
     bool recomputes_all;                                  /* all stages are recomputed */

@@ -264,12 +264,26 @@ void run_message_end(struct run_message *message)
     message->data = NULL;
 }
 
+/* "rank 3", or "rank 3, replica 1" of a rank of the schedule with several */
+static void name_end(const struct run_message *message, bool is_begin, char name[48])
+{
+    const struct run_edge *const edge = &message->pipeline->edges[message->edge];
+    const uint32_t replica = is_begin ? edge->from_replica : edge->to_replica;
+    const int rank = is_begin ? edge->from_rank : edge->to_rank;
+    if ((is_begin ? edge->from_replicas : edge->to_replicas) > 1)
+        snprintf(name, 48, "rank %d, replica %u", rank, replica);
+    else
+        snprintf(name, 48, "rank %d", rank);
+}
+
 void run_message_name(const struct run_message *message, char name[RUN_TEXT_MAX])
 {
     const struct run_edge *const edge = &message->pipeline->edges[message->edge];
     const bool is_gradient = message->is_gradient;
-    snprintf(name, RUN_TEXT_MAX, "the %s of microbatch %u from stage %u (rank %d) to stage %u (rank %d)",
-             is_gradient ? "gradient" : "activation", message->microbatch, is_gradient ? edge->to : edge->from,
-             is_gradient ? edge->to_rank : edge->from_rank, is_gradient ? edge->from : edge->to,
-             is_gradient ? edge->from_rank : edge->to_rank);
+    char from[48], to[48];
+    name_end(message, !is_gradient, from);
+    name_end(message, is_gradient, to);
+    snprintf(name, RUN_TEXT_MAX, "the %s of microbatch %u from stage %u (%s) to stage %u (%s)",
+             is_gradient ? "gradient" : "activation", message->microbatch, is_gradient ? edge->to : edge->from, from,
+             is_gradient ? edge->from : edge->to, to);
 }
