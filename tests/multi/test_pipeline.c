@@ -1263,7 +1263,7 @@ static void refused_options_body(struct world *world)
     OK(world, shoal_comm_split(world->comm, world->rank < 2 ? 0 : -1, 0, NULL, &pair));
     if (pair)
         REFUSED(world, shoal_pipeline_create(world->context, pair, job.schedule, NULL, &pipeline), SHOAL_ERR_ARGUMENT,
-                "the schedule is of 3 ranks, but the communicator has 2");
+                "the schedule is of 3 ranks, with 3 replicas in all, but the communicator has 2 ranks");
     shoal_comm_free(pair);
     OK(world, shoal_pipeline_create(world->context, world->comm, job.schedule, NULL, &job.pipeline)); /* without options */
     check_step(&job, false);
