@@ -134,8 +134,8 @@ SHOAL_API int shoal_schedule_recomputes(const struct shoal_schedule *schedule, u
  * actions, each with a share of the samples of each microbatch (shoal_replica_share). Ranks of the communicator are numbered
  * replica by replica: first all replicas of rank 0, then those of rank 1.
  *
- * Makes a copy in which rank r has replicas[r] of them, 1 to 65536, in all at most 2^24; if replicas is NULL, each rank has one.
- * ERR_ARGUMENT: another number, or another pointer is NULL; ERR_MEMORY. */
+ * Makes a copy in which rank r has replicas[r] of them, 1 to 65536, in all at most 2^24; if replicas is NULL, each rank has
+ * one. ERR_ARGUMENT: another number, or another pointer is NULL; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_replicate(const struct shoal_schedule *schedule, const uint32_t *replicas,
                                     struct shoal_schedule **schedule_out);
 
@@ -170,8 +170,8 @@ struct shoal_tied_stage {
  * A sum only begins with its action, and goes on beside later actions; those of a rank run one after the other. So sums of a
  * stage overlap with the computation of others. Each rank begins its ties in the order of their numbers, so that ranks which
  * share several ties do not wait for each other. UPDATE waits for the sums of its stage; updates are last on their rank.
- * Actions of these kinds that the schedule has already are left out. Without ties and with both numbers 0 the copy of a schedule
- * without replicas has none.
+ * Actions of these kinds that the schedule has already are left out. Without ties and with both numbers 0 the copy of a
+ * schedule without replicas has none.
  *
  * ERR_ARGUMENT: a stage that does not exist; a tie whose stages are all on one rank, or twice the same; a pointer is NULL.
  * ERR_MEMORY. */
@@ -190,7 +190,8 @@ SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
 /* Prints a schedule as torch.distributed.pipelining stores one (format="compute_only"): a line for each rank, with its actions
  * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. Shoal's own are the letters R for RECOMPUTE, S
  * for SUM_REPLICAS, T for SUM_TIED (with the number of the tie) and U for UPDATE, and a first cell "x2" of a rank with two
- * replicas. For readers that know torch's letters only, print shoal_schedule_plain's copy. ERR_SYSTEM: out cannot be written. */
+ * replicas. For readers that know torch's letters only, print shoal_schedule_plain's copy. ERR_SYSTEM: out cannot be
+ * written. */
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
 /* Reads that form, from text of `bytes` bytes without a final zero. Empty cells mean a pause and are left out, and so are
@@ -205,9 +206,9 @@ SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoa
 /* Looks for the first fault: a stage on two ranks; an action that is missing or there twice; a backward pass before its forward
  * pass; a stage that is recomputed for some microbatches only, or not between both passes; a sum or an update before the last
  * gradient of its stage, twice, or of some stages only; a tie that only one rank sums; an update before a sum; or ranks that
- * wait for each other for ever (text has the circle), also because they begin sums in different orders, when each stage can hold `slots` microbatches that have arrived and were not used yet, and a
- * rank waits while the next stage has no free slot. 0: as many as come. Returns OK if there is none; ERR_ARGUMENT;
- * ERR_MEMORY. */
+ * wait for each other for ever (text has the circle), also because they begin sums in different orders. Each stage can hold
+ * `slots` microbatches that have arrived and were not used yet, and a rank waits while the next stage has no free slot. 0: as
+ * many as come. Returns OK if there is none; ERR_ARGUMENT; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_check(const struct shoal_schedule *schedule, uint32_t slots, char *text, size_t text_bytes);
 
 /* Finds the fewest slots that shoal_schedule_check accepts. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
@@ -594,8 +595,8 @@ struct shoal_parcel {
     char note[SHOAL_NOTE_BYTES];
 };
 
-/* What to compute. Edges are in the order of the options; the messages of an edge follow each other, one for each replica of the
- * other stage that shares samples.
+/* What to compute. Edges are in the order of the options; the messages of an edge follow each other, one for each replica of
+ * the other stage that shares samples.
  *
  *     kind                 inputs                                       outputs
  *     FORWARD              activations: one for each edge to the stage  activations: one for each edge from the stage

@@ -260,11 +260,23 @@ static void other_forms_are_read(void **state)
     assert_int_equal(read_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,\"(1F1;1I0)OVERLAP_F_B\",1W0,1B1", why), SHOAL_OK);
 }
 
+struct wrong_text {
+    const char *text, *told;
+};
+
+static void assert_refused(const struct wrong_text *wrong, size_t count)
+{
+    char why[TEXT];
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(read_text(wrong[i].text, why), SHOAL_ERR_ARGUMENT);
+        if (!strstr(why, wrong[i].told))
+            fail_msg("\"%s\" gave: %s", wrong[i].text, why);
+    }
+}
+
 static void faults_are_named(void **state)
 {
-    static const struct {
-        const char *text, *told;
-    } wrong[] = {
+    static const struct wrong_text wrong[] = {
         {"", "no action"},
         {"0F0,0B0\n1F0", "1B0 is missing on rank 1"},
         {"0F0,0I0", "0W0 is missing on rank 0"},
@@ -286,6 +298,15 @@ static void faults_are_named(void **state)
         {"0F0,0I0,0R0,0W0", "rank 0: 0I0 comes before 0R0"},
         {"0F0,0R0,0B0,0F1,0B1", "rank 0: 0B1 comes before 0R1"},
         {"0F0,0R0,0I0", "0W0 is missing on rank 0"},
+    };
+    (void)state;
+    assert_refused(wrong, COUNT_OF(wrong));
+}
+
+/* Of sums, updates and replicas. */
+static void faults_of_sums_are_named(void **state)
+{
+    static const struct wrong_text wrong[] = {
         {"0F0,0S0,0B0", "rank 0: 0S0 comes before the last gradient of its stage"},
         {"0F0,0F1,0B0,0S0,0B1", "rank 0: 0S0 comes before the last gradient of its stage"},
         {"0F0,0I0,0T0,0W0\n1F0,1B0,1T0", "rank 0: 0T0 comes before the last gradient of its stage"},
@@ -306,13 +327,8 @@ static void faults_are_named(void **state)
         {"x65537,0F0,0B0", "line 1, cell 1"},
         {"0S0,0T0,0U0", "no action of a microbatch"},
     };
-    char why[TEXT];
     (void)state;
-    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
-        assert_int_equal(read_text(wrong[i].text, why), SHOAL_ERR_ARGUMENT);
-        if (!strstr(why, wrong[i].told))
-            fail_msg("\"%s\" gave: %s", wrong[i].text, why);
-    }
+    assert_refused(wrong, COUNT_OF(wrong));
 }
 
 /* Two ranks that need each other's later actions; a rank that needs its own; and two with one slot, which both send first. */
@@ -627,6 +643,7 @@ int main(void)
         cmocka_unit_test(text_is_read_back),
         cmocka_unit_test(other_forms_are_read),
         cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(faults_of_sums_are_named),
         cmocka_unit_test(circles_are_told),
         cmocka_unit_test(options_are_checked),
         cmocka_unit_test(sums_are_added),

@@ -82,7 +82,7 @@ static int member_of(const struct shoal_schedule *schedule, uint32_t stage, uint
     return (int)member;
 }
 
-/* Appends an edge from or to a stage of this rank, for each replica of the other stage. Only counts them if there is no room. */
+/* Appends an edge from or to a stage of this rank, for each replica of the other stage. Without room it only counts them. */
 static void append_edge(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule, uint32_t number,
                         const struct shoal_edge *edge)
 {

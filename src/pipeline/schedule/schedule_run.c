@@ -217,7 +217,7 @@ static const struct shoal_action *action_of_sum(const struct run *run, uint32_t 
 }
 
 /* The rank goes on with its next action. */
-static void post_sum(struct run *run, uint32_t rank)
+static void run_post_sum(struct run *run, uint32_t rank)
 {
     run->sums[run->first_sum[rank] + run->posted_sums[rank]++].posted = run->free_at[rank];
     run->next[rank]++;
@@ -278,7 +278,7 @@ static bool run_next(struct run *run, uint32_t rank)
         return false;
     const struct shoal_action *action = &list->actions[run->next[rank]];
     if (schedule_is_sum(action->kind)) {
-        post_sum(run, rank);
+        run_post_sum(run, rank);
         return true;
     }
     const bool is_update = action->kind == SHOAL_UPDATE;

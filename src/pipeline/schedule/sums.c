@@ -197,18 +197,19 @@ struct check {
     struct schedule_text text;
 };
 
-static enum shoal_status refuse(const struct check *check, uint32_t rank, const struct shoal_action *action, const char *why)
+static enum shoal_status sums_refuse(const struct check *check, uint32_t rank, const struct shoal_action *action,
+                                     const char *why)
 {
     char name[40];
     schedule_name_action(action, name);
     return schedule_refuse(check->text, SHOAL_ERR_ARGUMENT, "rank %u: %s %s", rank, name, why);
 }
 
-static enum shoal_status check_tie(const struct check *check, uint32_t rank, const struct shoal_action *action)
+static enum shoal_status sums_check_tie(const struct check *check, uint32_t rank, const struct shoal_action *action)
 {
     struct tie_seen *const tie = &check->ties[action->microbatch];
     if (tie->ranks && tie->rank == rank)
-        return refuse(check, rank, action, "comes twice: a rank sums the gradients of a tie once");
+        return sums_refuse(check, rank, action, "comes twice: a rank sums the gradients of a tie once");
     *tie = (struct tie_seen){tie->ranks + 1, rank, action->stage};
     return SHOAL_OK;
 }
@@ -221,16 +222,16 @@ static enum shoal_status check_one(const struct check *check, uint32_t rank, con
     if (!schedule_is_of_stage(action->kind))
         return SHOAL_OK;
     if (action->kind != SHOAL_SUM_TIED && action->microbatch != 0)
-        return refuse(check, rank, action, "has another number than 0");
+        return sums_refuse(check, rank, action, "has another number than 0");
     if (seen->gradients < check->schedule->microbatches)
-        return refuse(check, rank, action, "comes before the last gradient of its stage");
+        return sums_refuse(check, rank, action, "comes before the last gradient of its stage");
     if ((is_update && seen->is_updated) || (is_replicas && seen->is_summed))
-        return refuse(check, rank, action, "comes twice");
+        return sums_refuse(check, rank, action, "comes twice");
     if (!is_update && seen->is_updated)
-        return refuse(check, rank, action, "comes behind the update of its stage");
+        return sums_refuse(check, rank, action, "comes behind the update of its stage");
     seen->is_updated |= is_update;
     seen->is_summed |= is_replicas;
-    return action->kind == SHOAL_SUM_TIED ? check_tie(check, rank, action) : SHOAL_OK;
+    return action->kind == SHOAL_SUM_TIED ? sums_check_tie(check, rank, action) : SHOAL_OK;
 }
 
 /* Sums over replicas are there for all stages or for none, and so are updates. An update needs the sum over its replicas. */
