@@ -456,10 +456,12 @@ struct shoal_stage {
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
     int recomputes;           /* 1: the stage is recomputed, which takes `forward` once more */
     uint32_t replicas;        /* of its rank; times, kept and received bytes are those of one replica */
+    double sum_replicas;      /* microseconds, of the sum of its gradients over the replicas; 0 if there is one */
+    double sum_tied;          /* microseconds, of the longest sum of a tie with stages of other ranks; 0: there is none */
 };
 #define SHOAL_STAGE_INIT                                               \
     {                                                                  \
-        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
@@ -488,10 +490,11 @@ struct shoal_partition_times {
     double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
     int is_optimal;     /* 1: all partitions were compared, and none is better */
     double replicas;    /* the part of the step after the schedule and after `tied`: sums of gradients among replicas */
+    double overlapped;  /* the step with sums that begin in the schedule (shoal_partition_add_sums), and run beside it */
 };
 #define SHOAL_PARTITION_TIMES_INIT                                \
     {                                                             \
-        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0, 0 \
+        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partition);
@@ -500,6 +503,12 @@ SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partitio
 SHOAL_CALL shoal_partition_stage(const struct shoal_partition *partition, uint32_t stage, struct shoal_stage *stage_out);
 SHOAL_CALL shoal_partition_memory(const struct shoal_partition *partition, uint32_t rank, struct shoal_rank_memory *memory_out);
 SHOAL_CALL shoal_partition_step_times(const struct shoal_partition *partition, struct shoal_partition_times *times_out);
+
+/* Makes a copy of the partition's schedule with the sums that its stages need (shoal_schedule_add_sums): over replicas, and over
+ * ties between ranks. Ties have the numbers of the profile, in the order in which they were added. ERR_ARGUMENT: a pointer is
+ * NULL, or the schedule has other stages; ERR_MEMORY. */
+SHOAL_CALL shoal_partition_add_sums(const struct shoal_partition *partition, const struct shoal_schedule *schedule, int updates,
+                                    struct shoal_schedule **schedule_out);
 
 /* Returns a line about why the stage begins where it does. The stage must exist. Valid as long as the partition. */
 SHOAL_API const char *shoal_partition_reason(const struct shoal_partition *partition, uint32_t stage);

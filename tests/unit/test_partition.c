@@ -979,6 +979,8 @@ static void replicas_are_chosen(void **state)
             all++;
             optimal += is_near(times_of(partition).step, known);
             mixed += is_mixed(partition, wanted.ranks);
+            assert_int_equal(shoal_schedule_size(schedule), wanted.ranks);
+            assert_true(times_of(partition).overlapped <= times_of(partition).step * (1 + 1e-9));
         }
         shoal_partition_free(partition);
         shoal_schedule_free(schedule);
@@ -986,6 +988,55 @@ static void replicas_are_chosen(void **state)
     }
     print_message("optimal in %u of %u; %u mix stages and replicas\n", optimal, all, mixed);
     assert_true(all > 30 && mixed > 3 && optimal * 10 >= all * 9);
+}
+
+/* A chain of three units; the first and the last one share 400 bytes. Rank 0 has two replicas. */
+static void sums_have_their_own_actions(void **state)
+{
+    struct shoal_profile *profile = NULL;
+    struct shoal_schedule *schedule = NULL, *summed = NULL;
+    struct shoal_partition *partition = NULL;
+    const char *const names[] = {"first", "middle", "last"};
+    const uint32_t tied[] = {0, 2}, replicas[] = {2, 1}, first_units[] = {0, 2};
+    (void)state;
+    assert_int_equal(shoal_profile_create(NULL, &profile), SHOAL_OK);
+    for (size_t i = 0; i < 3; i++) {
+        struct shoal_unit unit = SHOAL_UNIT_INIT;
+        unit.name = names[i];
+        unit.forward = unit.input_gradient = unit.weight_gradient = 100;
+        unit.parameter_bytes = 1000;
+        assert_int_equal(shoal_profile_add_unit(profile, &unit, NULL, 0), SHOAL_OK);
+    }
+    assert_int_equal(shoal_profile_add_tie(profile, tied, 2, 400, NULL, 0), SHOAL_OK);
+    const char *const text = "x2,0F0,0B0\n1F0,1B0";
+    assert_int_equal(shoal_schedule_read(text, strlen(text), &schedule, NULL, 0), SHOAL_OK);
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    options.bytes_per_us = 10;
+    options.latency_us = 5;
+    options.gradient_ratio = 1;
+    assert_int_equal(shoal_partition_create_at(profile, schedule, &options, first_units, &partition, NULL, 0), SHOAL_OK);
+    /* 2 transfers of half of 2000 bytes; 4 of a third of 400 bytes, among the two replicas and rank 1. */
+    assert_int_equal(stage_of(partition, 0).replicas, 2);
+    assert_true(is_near(stage_of(partition, 0).sum_replicas, 2 * (5 + 100)));
+    assert_true(is_near(stage_of(partition, 1).sum_replicas, 0));
+    assert_true(is_near(stage_of(partition, 0).sum_tied, 4 * (5 + 400 / 30.0)));
+    assert_true(is_near(stage_of(partition, 1).sum_tied, 4 * (5 + 400 / 30.0)));
+    assert_true(is_near(times_of(partition).tied, 4 * (5 + 400 / 30.0)) && is_near(times_of(partition).replicas, 210));
+    /* Both sums are on rank 0, behind its last gradient. */
+    assert_true(is_near(times_of(partition).overlapped, times_of(partition).step));
+    assert_int_equal(shoal_partition_add_sums(partition, schedule, 1, &summed), SHOAL_OK);
+    char *made = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&made, &bytes);
+    assert_int_equal(shoal_schedule_print(summed, out), SHOAL_OK);
+    fclose(out);
+    assert_string_equal(made, "x2,0F0,0B0,0S0,0T0,0U0\n1F0,1B0,1S0,1T0,1U0\n");
+    free(made);
+    assert_int_equal(shoal_partition_add_sums(NULL, schedule, 0, &summed), SHOAL_ERR_ARGUMENT);
+    shoal_schedule_free(summed);
+    shoal_partition_free(partition);
+    shoal_schedule_free(schedule);
+    shoal_profile_free(profile);
 }
 
 static void wrong_replications_are_refused(void **state)
@@ -1210,6 +1261,7 @@ int main(void)
         cmocka_unit_test(limits_do_not_overflow),
         cmocka_unit_test(replicas_share_each_microbatch),
         cmocka_unit_test(replicas_are_chosen),
+        cmocka_unit_test(sums_have_their_own_actions),
         cmocka_unit_test(wrong_replications_are_refused),
         cmocka_unit_test(the_best_kind_is_chosen),
         cmocka_unit_test(chosen_schedules_are_recomputed),

@@ -545,7 +545,7 @@ class Stage(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("rank", c_uint32), ("first_unit", c_uint32), ("unit_count", c_uint32),
                 ("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double),
                 ("parameter_bytes", c_uint64), ("kept_bytes", c_uint64), ("received_bytes", c_uint64), ("recomputes", c_int),
-                ("replicas", c_uint32)]
+                ("replicas", c_uint32), ("sum_replicas", c_double), ("sum_tied", c_double)]
 
 
 @begins()
@@ -558,7 +558,8 @@ class RankMemory(Sized):
 @begins()
 class PartitionTimes(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_double), ("tied", c_double), ("bubble", c_double),
-                ("bottleneck", c_double), ("lower_bound", c_double), ("is_optimal", c_int), ("replicas", c_double)]
+                ("bottleneck", c_double), ("lower_bound", c_double), ("is_optimal", c_int), ("replicas", c_double),
+                ("overlapped", c_double)]
 
 
 class Edge(Structure):
@@ -886,6 +887,7 @@ FUNCTIONS = {
     "shoal_partition_stage": (c_int, [c_void_p, c_uint32, POINTER(Stage)]),
     "shoal_partition_memory": (c_int, [c_void_p, c_uint32, POINTER(RankMemory)]),
     "shoal_partition_step_times": (c_int, [c_void_p, POINTER(PartitionTimes)]),
+    "shoal_partition_add_sums": (c_int, [c_void_p, c_void_p, c_int, POINTER(c_void_p)]),
     "shoal_partition_reason": (c_char_p, [c_void_p, c_uint32]),
     "shoal_partition_method_name": (c_char_p, [c_int]),
     "shoal_pipeline_create": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(PipelineOptions), POINTER(c_void_p)]),

@@ -166,7 +166,7 @@ static void credit_done(void *arg, enum shoal_status status)
 }
 
 /* Makes progress with a message that begins to be sent. If its credit has come, its envelope and its body leave now, before
- * this rank computes its next action. Later the progress thread would do it, and wait for its turn on the core that computes. */
+ * this rank computes its next action. Later the progress thread would do it, which first waits for the core that computes. */
 static void push(struct run_message *message)
 {
     for (int i = 0; i < RUN_PARTS; i++) {
