@@ -504,9 +504,9 @@ SHOAL_CALL shoal_partition_stage(const struct shoal_partition *partition, uint32
 SHOAL_CALL shoal_partition_memory(const struct shoal_partition *partition, uint32_t rank, struct shoal_rank_memory *memory_out);
 SHOAL_CALL shoal_partition_step_times(const struct shoal_partition *partition, struct shoal_partition_times *times_out);
 
-/* Makes a copy of the partition's schedule with the sums that its stages need (shoal_schedule_add_sums): over replicas, and over
- * ties between ranks. Ties have the numbers of the profile, in the order in which they were added. ERR_ARGUMENT: a pointer is
- * NULL, or the schedule has other stages; ERR_MEMORY. */
+/* Makes a copy of the partition's schedule with the sums that its stages need (shoal_schedule_add_sums): over replicas, and
+ * over ties between ranks. Ties have the numbers of the profile, in the order in which they were added. ERR_ARGUMENT: a pointer
+ * is NULL, or the schedule has other stages; ERR_MEMORY. */
 SHOAL_CALL shoal_partition_add_sums(const struct shoal_partition *partition, const struct shoal_schedule *schedule, int updates,
                                     struct shoal_schedule **schedule_out);
 

@@ -990,15 +990,12 @@ static void replicas_are_chosen(void **state)
     assert_true(all > 30 && mixed > 3 && optimal * 10 >= all * 9);
 }
 
-/* A chain of three units; the first and the last one share 400 bytes. Rank 0 has two replicas. */
-static void sums_have_their_own_actions(void **state)
+/* A chain of three units; the first and the last one share 400 bytes. */
+static struct shoal_profile *new_tied_chain(void)
 {
     struct shoal_profile *profile = NULL;
-    struct shoal_schedule *schedule = NULL, *summed = NULL;
-    struct shoal_partition *partition = NULL;
     const char *const names[] = {"first", "middle", "last"};
-    const uint32_t tied[] = {0, 2}, replicas[] = {2, 1}, first_units[] = {0, 2};
-    (void)state;
+    const uint32_t tied[] = {0, 2};
     assert_int_equal(shoal_profile_create(NULL, &profile), SHOAL_OK);
     for (size_t i = 0; i < 3; i++) {
         struct shoal_unit unit = SHOAL_UNIT_INIT;
@@ -1008,32 +1005,45 @@ static void sums_have_their_own_actions(void **state)
         assert_int_equal(shoal_profile_add_unit(profile, &unit, NULL, 0), SHOAL_OK);
     }
     assert_int_equal(shoal_profile_add_tie(profile, tied, 2, 400, NULL, 0), SHOAL_OK);
-    const char *const text = "x2,0F0,0B0\n1F0,1B0";
-    assert_int_equal(shoal_schedule_read(text, strlen(text), &schedule, NULL, 0), SHOAL_OK);
-    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
-    options.bytes_per_us = 10;
-    options.latency_us = 5;
-    options.gradient_ratio = 1;
-    assert_int_equal(shoal_partition_create_at(profile, schedule, &options, first_units, &partition, NULL, 0), SHOAL_OK);
-    /* 2 transfers of half of 2000 bytes; 4 of a third of 400 bytes, among the two replicas and rank 1. */
-    assert_int_equal(stage_of(partition, 0).replicas, 2);
-    assert_true(is_near(stage_of(partition, 0).sum_replicas, 2 * (5 + 100)));
-    assert_true(is_near(stage_of(partition, 1).sum_replicas, 0));
-    assert_true(is_near(stage_of(partition, 0).sum_tied, 4 * (5 + 400 / 30.0)));
-    assert_true(is_near(stage_of(partition, 1).sum_tied, 4 * (5 + 400 / 30.0)));
-    assert_true(is_near(times_of(partition).tied, 4 * (5 + 400 / 30.0)) && is_near(times_of(partition).replicas, 210));
-    /* Both sums are on rank 0, behind its last gradient. */
-    assert_true(is_near(times_of(partition).overlapped, times_of(partition).step));
-    assert_int_equal(shoal_partition_add_sums(partition, schedule, 1, &summed), SHOAL_OK);
+    return profile;
+}
+
+static void assert_schedule(const struct shoal_schedule *schedule, const char *wanted)
+{
     char *made = NULL;
     size_t bytes;
     FILE *out = open_memstream(&made, &bytes);
-    assert_int_equal(shoal_schedule_print(summed, out), SHOAL_OK);
+    assert_int_equal(shoal_schedule_print(schedule, out), SHOAL_OK);
     fclose(out);
-    assert_string_equal(made, "x2,0F0,0B0,0S0,0T0,0U0\n1F0,1B0,1S0,1T0,1U0\n");
+    assert_string_equal(made, wanted);
     free(made);
-    assert_int_equal(shoal_partition_add_sums(NULL, schedule, 0, &summed), SHOAL_ERR_ARGUMENT);
+}
+
+/* Rank 0 has two replicas: 2 transfers of half of 2000 bytes. The tie is summed among three: 4 of a third of 400 bytes. */
+static void sums_have_their_own_actions(void **state)
+{
+    struct shoal_profile *profile = new_tied_chain();
+    struct shoal_schedule *schedule = NULL, *summed = NULL;
+    struct shoal_partition *partition = NULL;
+    const uint32_t first_units[] = {0, 2};
+    const char *const text = "x2,0F0,0B0\n1F0,1B0";
+    const double replicas = 2 * (5 + 100), tied = 4 * (5 + 400 / 30.0);
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    (void)state;
+    options.bytes_per_us = 10;
+    options.latency_us = 5;
+    options.gradient_ratio = 1;
+    assert_int_equal(shoal_schedule_read(text, strlen(text), &schedule, NULL, 0), SHOAL_OK);
+    assert_int_equal(shoal_partition_create_at(profile, schedule, &options, first_units, &partition, NULL, 0), SHOAL_OK);
+    assert_int_equal(stage_of(partition, 0).replicas, 2);
+    assert_true(is_near(stage_of(partition, 0).sum_replicas, replicas) && is_near(stage_of(partition, 0).sum_tied, tied));
+    assert_true(is_near(stage_of(partition, 1).sum_replicas, 0) && is_near(stage_of(partition, 1).sum_tied, tied));
+    assert_true(is_near(times_of(partition).replicas, replicas) && is_near(times_of(partition).tied, tied));
+    assert_true(is_near(times_of(partition).overlapped, times_of(partition).step)); /* both are behind rank 0's last gradient */
+    assert_int_equal(shoal_partition_add_sums(partition, schedule, 1, &summed), SHOAL_OK);
+    assert_schedule(summed, "x2,0F0,0B0,0S0,0T0,0U0\n1F0,1B0,1S0,1T0,1U0\n");
     shoal_schedule_free(summed);
+    assert_int_equal(shoal_partition_add_sums(NULL, schedule, 0, &summed), SHOAL_ERR_ARGUMENT);
     shoal_partition_free(partition);
     shoal_schedule_free(schedule);
     shoal_profile_free(profile);

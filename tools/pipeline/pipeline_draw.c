@@ -85,7 +85,7 @@ static void action_draw(const struct picture *picture, uint32_t rank, const stru
 {
     const double us = duration_of(picture->timed, action), x = x_at(picture, begin), width = us * picture->scale;
     const int height = is_sum(action) ? SUM : ROW, y = y_at(rank) + ROW - height;
-    if (width <= 0)
+    if (is_sum(action) && width <= 0)
         return;
     fprintf(picture->out,
             "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" stroke=\"white\" stroke-width=\"0.5\">", x, y,
