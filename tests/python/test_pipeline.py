@@ -665,6 +665,15 @@ def gradients_are_not_in_messages(world):
             torch.testing.assert_close(parameter.grad, wanted[name].grad)
 
 
+def times_name_the_actions(world):
+    pair = Pair(world, "gpt", "zb-h1")
+    pair.step(0)
+    times, lines = pair.pipeline.times(), pair.pipeline.schedule.text().splitlines()
+    expect([name for name, *_ in times["actions"]] == lines[world.rank].split(","), times["actions"], lines)
+    expect(all(0 <= begin <= end <= times["step_us"] and waited >= 0 for _, waited, begin, end in times["actions"]), times)
+    expect(any("T0" in line for line in lines) == (world.size > 1), lines)  # the head's weight is that of the words
+
+
 def a_pipeline_frees_what_it_has(world):
     pair = Pair(world, "skips", "zb-h1")
     pair.step(0)
@@ -1553,6 +1562,7 @@ CASES = [
     Case("backward passes have two halves", backward_passes_have_two_halves, (1,)),
     Case("values are the same behind a message", values_are_the_same_behind_a_message, (1,)),
     Case("gradients are not in messages", gradients_are_not_in_messages, (1, 2)),
+    Case("times name the actions", times_name_the_actions, (1, 2)),
     Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
     Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),

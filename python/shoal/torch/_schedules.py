@@ -13,6 +13,7 @@ KINDS = {"gpipe": _native.SCHEDULE_GPIPE, "1f1b": _native.SCHEDULE_1F1B, "interl
          "breadth-first": _native.SCHEDULE_BREADTH_FIRST, "zb-h1": _native.SCHEDULE_ZB_H1, "zb-h2": _native.SCHEDULE_ZB_H2,
          "v-min": _native.SCHEDULE_V_MIN, "v-half": _native.SCHEDULE_V_HALF, "v-zb": _native.SCHEDULE_V_ZB,
          "auto": _native.SCHEDULE_AUTO}
+LETTERS = "FBIWRSTU"  # by enum shoal_action_kind
 OF_SEVERAL_STAGES = ("interleaved", "breadth-first")
 
 
@@ -124,6 +125,11 @@ class Schedule:
     def text(self):
         """Returns the schedule in torch's form (compute_only), with Shoal's own actions: see shoal_schedule_print."""
         return printed(lambda stream: self._library.schedule_print(self.address, stream))
+
+
+def name_of(action):
+    """Returns the name of a struct shoal_action in a schedule's text, such as "1F3"."""
+    return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}"
 
 
 def printed(call):
