@@ -450,6 +450,8 @@ static void open_job(struct job *job, struct world *world, enum shoal_schedule_k
     CHECK(world, microbatches <= MICROBATCHES_MAX, "too many microbatches for the arrays");
     memset(job, 0, sizeof *job);
     job->world = world;
+    job->rank = (uint32_t)world->rank;
+    job->replicas = 1;
     job->failing_stage = UINT32_MAX;
     job->memory = ALL_MEMORIES;
     job->options = (struct shoal_pipeline_options)SHOAL_PIPELINE_OPTIONS_INIT;
@@ -1263,7 +1265,7 @@ static void refused_options_body(struct world *world)
     OK(world, shoal_comm_split(world->comm, world->rank < 2 ? 0 : -1, 0, NULL, &pair));
     if (pair)
         REFUSED(world, shoal_pipeline_create(world->context, pair, job.schedule, NULL, &pipeline), SHOAL_ERR_ARGUMENT,
-                "the schedule is of 3 ranks, with 3 replicas in all, but the communicator has 2 ranks");
+                "the schedule is of 3 ranks, but the communicator has 2");
     shoal_comm_free(pair);
     OK(world, shoal_pipeline_create(world->context, world->comm, job.schedule, NULL, &job.pipeline)); /* without options */
     check_step(&job, false);

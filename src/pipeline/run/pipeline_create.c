@@ -198,6 +198,17 @@ static enum shoal_status copy_actions(struct shoal_pipeline *pipeline, const str
     return SHOAL_OK;
 }
 
+static enum shoal_status check_size(const struct shoal_schedule *schedule, int size, char text[RUN_TEXT_MAX])
+{
+    const uint32_t ranks = shoal_schedule_ranks(schedule), members = shoal_schedule_size(schedule);
+    char replicas[40] = "";
+    if (members == (uint32_t)size)
+        return SHOAL_OK;
+    if (members != ranks)
+        snprintf(replicas, sizeof replicas, " with %u replicas in all", members);
+    return refuse(text, "the schedule is of %u ranks%s, but the communicator has %d", ranks, replicas, size);
+}
+
 static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
                                           const struct shoal_pipeline_options *options, struct edges *edges,
                                           char text[RUN_TEXT_MAX])
@@ -208,9 +219,7 @@ static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const
     const int size = shoal_comm_size(pipeline->comm);
     if (!schedule)
         return refuse(text, "schedule is NULL");
-    if (shoal_schedule_size(schedule) != (uint32_t)size)
-        return refuse(text, "the schedule is of %u ranks, with %u replicas in all, but the communicator has %d ranks",
-                      shoal_schedule_ranks(schedule), shoal_schedule_size(schedule), size);
+    RUN_TRY(check_size(schedule, size, text));
     RUN_TRY(shoal_schedule_place(schedule, (uint32_t)pipeline->rank, &pipeline->schedule_rank, &pipeline->replica));
     pipeline->replicas = shoal_schedule_replicas(schedule, pipeline->schedule_rank);
     RUN_TRY(shoal_schedule_check(schedule, 0, text, RUN_TEXT_MAX));
