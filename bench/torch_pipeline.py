@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT / "python"))
 import shoal.torch  # noqa: E402
 
 WARMUPS = 2
-WAITED_US = 200  # a message that was there before is no handover
+WAITED_US = 200  # shorter waits are those of messages that were there before
 
 
 def parse_options():

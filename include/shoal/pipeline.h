@@ -78,9 +78,9 @@ struct shoal_stage_costs {
     double input_gradient;
     double weight_gradient;
     double transfer;     /* from a stage to one on another rank, while both compute */
-    double sum_replicas; /* of a rank's gradients over its replicas. Sums take their time beside the computation */
-    double sum_tied;     /* of one tie. Of several stages of a tie the longest counts */
-    double update;       /* of a rank's parameters */
+    double sum_replicas; /* to sum a rank's gradients over its replicas. The rank computes meanwhile, as during all sums */
+    double sum_tied;     /* to sum the gradients of one tie; the longest time among the stages of the tie counts */
+    double update;       /* to step a rank's parameters */
 };
 
 /* Begins as SHOAL_SCHEDULE_OPTIONS_INIT. */
@@ -95,8 +95,8 @@ struct shoal_schedule_options {
     double kept_share; /* share of an activation that is kept from an input gradient to its weight gradient, 0 to 1 */
     int shortens_span; /* 1: the kinds from ZB_H1 on shorten `span` instead of `step`; see section 3 */
 };
-#define SHOAL_SCHEDULE_OPTIONS_INIT                                                                \
-    {                                                                                              \
+#define SHOAL_SCHEDULE_OPTIONS_INIT                                                                         \
+    {                                                                                                       \
         sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}, 0, 1, 0 \
     }
 
@@ -459,8 +459,8 @@ struct shoal_stage {
     double sum_replicas;      /* microseconds, of the sum of its gradients over the replicas; 0 if there is one */
     double sum_tied;          /* microseconds, of the longest sum of a tie with stages of other ranks; 0: there is none */
 };
-#define SHOAL_STAGE_INIT                                               \
-    {                                                                  \
+#define SHOAL_STAGE_INIT                                                     \
+    {                                                                        \
         sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
@@ -492,8 +492,8 @@ struct shoal_partition_times {
     double replicas;    /* the part of the step after the schedule and after `tied`: sums of gradients among replicas */
     double overlapped;  /* the step with sums that begin in the schedule (shoal_partition_add_sums), and run beside it */
 };
-#define SHOAL_PARTITION_TIMES_INIT                                \
-    {                                                             \
+#define SHOAL_PARTITION_TIMES_INIT                                   \
+    {                                                                \
         sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
@@ -597,8 +597,8 @@ SHOAL_API void shoal_pipeline_free(struct shoal_pipeline *pipeline);
 struct shoal_parcel {
     void *data; /* NULL if bytes is 0 */
     size_t bytes;
-    void *owner;         /* only in outputs: passed to `released`; NULL: it is not called */
-    uint32_t stage;      /* set by the pipeline: the stage from or to which the message goes, and its replica */
+    void *owner;    /* only in outputs: passed to `released`; NULL: it is not called */
+    uint32_t stage; /* set by the pipeline: the stage from or to which the message goes, and its replica */
     uint32_t replica;
     uint32_t note_bytes; /* at most SHOAL_NOTE_BYTES */
     char note[SHOAL_NOTE_BYTES];
@@ -637,8 +637,8 @@ struct shoal_work {
     struct shoal_parcel *outputs;
     int is_last_gradient; /* 1: the last action of this step that computes gradients of this stage's weights */
     int is_recomputed;    /* 1: RECOMPUTE repeats the forward passes of this stage, so FORWARD need not keep anything */
-    uint32_t replica;     /* this replica, of so many */
-    uint32_t replicas;
+    uint32_t replica;     /* the number of this replica */
+    uint32_t replicas;    /* how many its rank has */
 };
 
 /* Computes an action. If it returns an error, it may write the reason to text, at most text_bytes with the final zero. */

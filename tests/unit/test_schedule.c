@@ -303,7 +303,7 @@ static void faults_are_named(void **state)
     assert_refused(wrong, COUNT_OF(wrong));
 }
 
-/* Of sums, updates and replicas. */
+/* Texts with sums, updates and replicas. */
 static void faults_of_sums_are_named(void **state)
 {
     static const struct wrong_text wrong[] = {

@@ -56,7 +56,7 @@ static double duration_of(const struct timed *timed, const struct shoal_action *
     return of_kind[action->kind];
 }
 
-/* A sum runs beside the actions of its rank. */
+/* Sums overlap with the other actions of their rank. */
 static bool is_sum(const struct shoal_action *action)
 {
     return action->kind == SHOAL_SUM_REPLICAS || action->kind == SHOAL_SUM_TIED;

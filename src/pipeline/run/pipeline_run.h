@@ -150,7 +150,7 @@ struct shoal_pipeline {
     struct shoal_comm *comm;
     struct shoal_track *track; /* spans: this rank's actions, and its waits at a step's end; freed with comm */
     char name[24];
-    int rank; /* of the communicator; the next three of the schedule */
+    int rank; /* in the communicator; the next three are about the schedule */
     uint32_t schedule_rank;
     uint32_t replica;
     uint32_t replicas;

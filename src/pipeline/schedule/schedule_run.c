@@ -11,7 +11,7 @@
 
 /* A sum on one of its ranks. A rank's sums run one after the other, beside its other actions. */
 struct run_sum {
-    uint32_t index; /* of its action in the rank's list */
+    uint32_t index; /* its action's place in the rank's list */
     double posted;  /* when the rank came to the action */
     bool has_come;  /* a tie: the earlier sums of this rank have ended */
 };
@@ -216,7 +216,7 @@ static const struct shoal_action *action_of_sum(const struct run *run, uint32_t 
     return &run->schedule->lists[rank].actions[sum->index];
 }
 
-/* The rank goes on with its next action. */
+/* The rank does not wait for the sum. */
 static void run_post_sum(struct run *run, uint32_t rank)
 {
     run->sums[run->first_sum[rank] + run->posted_sums[rank]++].posted = run->free_at[rank];
