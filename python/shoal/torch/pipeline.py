@@ -272,7 +272,7 @@ class Pipeline:
     def forward(self, inputs=None):
         """Runs the forward passes only. Returns the model's result for the batch on the ranks of the last stage, None on others."""
         done = self._run(inputs, None, None)
-        if self._parts is not None and self._stages[-1].is_last:
+        if self._parts is not None and self._stages and self._stages[-1].is_last:
             done.results = _replicas.gathered(self._team, done.results, self._parts[self.module.training].of_result())
         results = [done.results[number] for number in sorted(done.results)]
         return _stages.joined(results) if results else None
