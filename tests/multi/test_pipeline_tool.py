@@ -107,6 +107,7 @@ def replicas_divide_the_work():
     expect(path.read_text() == "x3,0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3,0S0\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3,1S0\n", path.read_text())
     (read,) = rows("--read", path, "--transfer", "6ms", "--sum-replicas", "9ms", "--plot", plot, "--trace", trace)
     expect(abs(read["step_us"] - row["step_us"] - 9000) < 0.01, read, row)
+    expect(">rank 0 x3<" in plot.read_text() and ">rank 1<" in plot.read_text() and '"rank 0 x3"' in trace.read_text(), plot.read_text())
     expect("replica sum" in plot.read_text() and "0S0: " in plot.read_text() and "1S0: " not in plot.read_text(), "the drawing")
     sums = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "0S0"]
     expect(len(sums) == 1 and sums[0]["tid"] == 2 and abs(sums[0]["dur"] - 9000) < 0.01, sums)

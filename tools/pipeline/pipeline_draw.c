@@ -97,12 +97,25 @@ static void action_draw(const struct picture *picture, uint32_t rank, const stru
                 y + ROW / 2 + 4, action->microbatch);
 }
 
+enum { RANK_NAME = 40 };
+
+/* "rank 3", or "rank 3 x2" of a rank with two replicas */
+static void rank_name(const struct timed *timed, uint32_t rank, char name[RANK_NAME])
+{
+    const uint32_t replicas = shoal_schedule_replicas(timed->schedule, rank);
+    const int used = snprintf(name, RANK_NAME, "rank %u", rank);
+    if (replicas > 1)
+        snprintf(name + used, RANK_NAME - (size_t)used, " x%u", replicas);
+}
+
 static void rank_draw(const struct picture *picture, uint32_t rank)
 {
     uint32_t count;
+    char name[RANK_NAME];
+    rank_name(picture->timed, rank, name);
     const struct shoal_action *actions = shoal_schedule_actions(picture->timed->schedule, rank, &count);
-    fprintf(picture->out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" font-size=\"11\">rank %u</text>\n", LEFT - 8,
-            y_at(rank) + ROW / 2 + 4, rank);
+    fprintf(picture->out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" font-size=\"11\">%s</text>\n", LEFT - 8,
+            y_at(rank) + ROW / 2 + 4, name);
     for (uint32_t i = 0; i < count; i++)
         action_draw(picture, rank, &actions[i], picture->timed->begins[rank][i]);
 }
@@ -194,9 +207,11 @@ static void picture_write(const struct timed *timed, FILE *out)
 static void rank_trace(const struct timed *timed, uint32_t rank, FILE *out)
 {
     uint32_t count;
+    char name[RANK_NAME];
+    rank_name(timed, rank, name);
     const struct shoal_action *actions = shoal_schedule_actions(timed->schedule, rank, &count);
-    fprintf(out, "%s\n{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":{\"name\":\"rank %u\"}}", rank ? "," : "",
-            rank + 1, rank);
+    fprintf(out, "%s\n{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", rank ? "," : "",
+            rank + 1, name);
     for (uint32_t i = 0; i < count; i++) {
         const struct shoal_action *action = &actions[i];
         fprintf(out,
