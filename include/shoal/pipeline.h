@@ -2,9 +2,10 @@
  * header is the manual of schedules (which rank computes what in which order) and of pipelines, which run them. It builds on
  * shoal.h. Only section 6 needs a context and a communicator: the other functions only compute. It is new and may still change.
  *
- * A *stage* is a part of the model, on one rank; a rank may have several. Each microbatch goes forward through all stages and
- * backward again. A backward pass may be split: the gradient of a stage's input, for which the stage before it waits, and the
- * gradients of its weights, for which nobody waits.
+ * A *stage* is a part of the model, on one rank of a schedule; a rank may have several stages, and be several ranks of a
+ * communicator (its replicas). Each microbatch goes forward through all stages and backward again. A backward pass may be
+ * split: the gradient of a stage's input, for which the stage before it waits, and the gradients of its weights, for which
+ * nobody waits.
  *
  *     rank 0   F0 F1 F2 F3             I0 W0 F4 I1 W1 F5 ...      F forward, I input gradient, W weight gradient, B both
  *     rank 1      F0 F1 F2          I0 F3 W0 I1 F4 W1 ...         the number is the microbatch's
