@@ -58,7 +58,7 @@ def replicas_and_sums_run():
     path.write_text("x2,0F0,0F1,0B0,0B1,0S0,0T0,0U0\n1F0,1B0,1F1,1B1,1S0,1T0,1U0\n")
     ranks, step = measured("--read", path, "--forward", "2ms", "--bytes", "101", "--trace", trace, ranks=3)
     expect([row["bytes_sent"] for row in ranks] == [100, 102, 202], ranks)
-    expect(step["ideal_us"] == 1e3 + 2 * 6e3 + 2e3 and ranks[0]["computed_us"] < 9e3 < ranks[2]["computed_us"], step, ranks)
+    expect(step["ideal_us"] == 1e3 + 2 * 6e3 + 2e3 and ranks[0]["computed_us"] >= 6e3 and ranks[2]["computed_us"] >= 12e3, step, ranks)
     names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X" and event["tid"] == 1]
     expect(names.count("0F0") == names.count("0S0") == names.count("0U0") == 2 and names.count("1T0") == 1, names)
     path.write_text("x3,0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
