@@ -170,7 +170,8 @@ struct shoal_tied_stage {
  *
  * A sum only begins with its action, and goes on beside later actions; those of a rank run one after the other. So sums of a
  * stage overlap with the computation of others. Each rank begins its ties in the order of their numbers, so that ranks which
- * share several ties do not wait for each other. UPDATE waits for the sums of its stage; updates are last on their rank.
+ * share several ties do not wait for each other. UPDATE waits for the sums of its stage. Updates are last on their rank, those
+ * of tied stages behind the others, and behind the update of the stage that has begun their sum.
  * Actions of these kinds that the schedule has already are left out. Without ties and with both numbers 0 the copy of a
  * schedule without replicas has none.
  *

@@ -495,8 +495,8 @@ static void a_rank_sums_a_tie_once(void **state)
     const struct shoal_tied_stage tied[] = {{7, 0}, {7, 1}, {7, 3}};
     struct shoal_schedule *plain = read("0F0,3F0,3I0,3W0,0B0\n1F0,2F0,2B0,1B0"), *copy = NULL;
     (void)state;
-    assert_int_equal(shoal_schedule_add_sums(plain, tied, COUNT_OF(tied), 1, 0, &copy), SHOAL_OK);
-    assert_text(copy, "0F0,3F0,3I0,3W0,3S0,0B0,0S0,3T7\n1F0,2F0,2B0,2S0,1B0,1S0,1T7\n");
+    assert_int_equal(shoal_schedule_add_sums(plain, tied, COUNT_OF(tied), 1, 1, &copy), SHOAL_OK);
+    assert_text(copy, "0F0,3F0,3I0,3W0,3S0,0B0,0S0,3T7,3U0,0U0\n1F0,2F0,2B0,2S0,1B0,1S0,1T7,2U0,1U0\n");
     assert_int_equal(shoal_schedule_check(copy, 0, NULL, 0), SHOAL_OK);
     shoal_schedule_free(copy);
     shoal_schedule_free(plain);

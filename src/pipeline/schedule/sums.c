@@ -70,7 +70,16 @@ static enum shoal_status append_with_sums(struct adding *all, uint32_t rank, con
     return append_ties(all, rank);
 }
 
-/* Updates follow in the order in which the rank's stages got their last gradients, as the sums did. */
+static bool is_tied(const struct adding *all, uint32_t stage)
+{
+    for (size_t i = 0; i < all->tied_count; i++)
+        if (all->tied[i].stage == stage)
+            return true;
+    return false;
+}
+
+/* Updates of stages without ties follow in the order in which these got their last gradients, as their sums did. Then come
+ * tied stages, the last one first: it has begun the sum, so its update waits, and those behind it need not. */
 static enum shoal_status append_updates(struct adding *all, uint32_t rank)
 {
     const struct schedule_list *const list = &all->schedule->lists[rank];
@@ -80,9 +89,12 @@ static enum shoal_status append_updates(struct adding *all, uint32_t rank)
     for (uint32_t i = 0; i < list->count; i++) {
         const struct shoal_action *const action = &list->actions[i];
         const bool is_gradient = action->kind == SHOAL_BACKWARD || action->kind == SHOAL_WEIGHT_GRADIENT;
-        if (is_gradient && --all->left[action->stage] == 0)
+        if (is_gradient && --all->left[action->stage] == 0 && !is_tied(all, action->stage))
             SCHEDULE_TRY(schedule_append(all->made, rank, SHOAL_UPDATE, action->stage, 0));
     }
+    for (uint32_t s = all->schedule->stages; s-- > 0;)
+        if (all->schedule->rank_of[s] == rank && is_tied(all, s))
+            SCHEDULE_TRY(schedule_append(all->made, rank, SHOAL_UPDATE, s, 0));
     return SHOAL_OK;
 }
 
