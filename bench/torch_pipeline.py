@@ -7,11 +7,13 @@
 The model is a chain of blocks of two linear layers, cut into equal stages. Gradients of all three are compared first. Then they
 take turns, step by step, so that other work on the machine meets all of them. Rank 0 prints a line of JSON: for each, the median and
 the shortest time of a step in milliseconds, the ratios of the medians to Shoal's, and the least processor time of its process for
-an action in microseconds, which a busy machine changes little. Needs `make build/torch`."""
+an action in microseconds, which a busy machine changes little. handover_us is the median time from the end of an action of Shoal's
+pipeline to the begin of one on another rank that waited for its message. Needs `make build/torch`."""
 import argparse
 import copy
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
@@ -29,6 +31,7 @@ sys.path.insert(0, str(ROOT / "python"))
 import shoal.torch  # noqa: E402
 
 WARMUPS = 2
+WAITED_US = 200  # shorter waits are those of messages that were there before
 
 
 def parse_options():
@@ -92,6 +95,22 @@ def timed(step, parameters, batch):
     return (time.perf_counter() - begin) * 1e3, cpu * 1e6
 
 
+def handovers(pipeline):
+    """Returns the microseconds from the end of each action to the begin of one on another rank that waited for its message."""
+    own, every = pipeline.times(), [None] * dist.get_world_size()
+    dist.all_gather_object(every, [(name, waited, own["begin_ns"] / 1e3 + begin, own["begin_ns"] / 1e3 + end)
+                                   for name, waited, begin, end in own["actions"]])
+    ends = {name.replace("I", "B"): (rank, end) for rank, actions in enumerate(every) for name, _, _, end in actions}
+    found = []
+    for rank, actions in enumerate(every):
+        for name, waited, begin, _ in actions:
+            stage, letter, microbatch = re.fullmatch(r"(\d+)(\w)(\d+)", name).groups()
+            source = f"{int(stage) + (-1 if letter == 'F' else 1)}{letter.replace('I', 'B')}{microbatch}"
+            if letter in "FBI" and waited > WAITED_US and source in ends and ends[source][0] != rank:
+                found.append(begin - ends[source][1])
+    return found
+
+
 def compare(runs):
     """Stops the program if gradients differ."""
     _, own = runs["shoal"]
@@ -111,20 +130,21 @@ def main():
             "torch over shoal": torchs(pipeline, loss, dist.group.WORLD),
             "torch over gloo": torchs(pipeline, loss, dist.new_group(backend="gloo"))}
     batch = torch.randn(2, options.rows * options.microbatches, options.width).unbind()
-    times, costs = {name: [] for name in runs}, {name: [] for name in runs}
+    times, costs, waits = {name: [] for name in runs}, {name: [] for name in runs}, []
     actions = pipeline.schedule.text().splitlines()[dist.get_rank()].count(",") + 1
     for number in range(WARMUPS + options.rounds):
         for name, (step, parameters) in runs.items():
             took, cpu = timed(step, parameters, batch)
             times[name] += [took] if number >= WARMUPS else []
             costs[name].append(cpu / actions)
+            waits += handovers(pipeline) if name == "shoal" and number >= WARMUPS else []
         if number == 0:
             compare(runs)
     if dist.get_rank() == 0:
         median = {name: statistics.median(each) for name, each in times.items()}
         print(json.dumps({**vars(options), "ranks": dist.get_world_size(), "median_ms": {name: round(each, 3) for name, each in median.items()},
                           "best_ms": {name: round(min(each), 3) for name, each in times.items()},
-                          "cpu_us": {name: round(min(each), 1) for name, each in costs.items()},
+                          "handover_us": round(statistics.median(waits), 1) if waits else None, "cpu_us": {name: round(min(each), 1) for name, each in costs.items()},
                           "ratio": {name: round(each / median["shoal"], 3) for name, each in median.items()}}), flush=True)
     dist.barrier()
     dist.destroy_process_group()

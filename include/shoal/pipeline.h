@@ -2,9 +2,10 @@
  * header is the manual of schedules (which rank computes what in which order) and of pipelines, which run them. It builds on
  * shoal.h. Only section 6 needs a context and a communicator: the other functions only compute. It is new and may still change.
  *
- * A *stage* is a part of the model, on one rank; a rank may have several. Each microbatch goes forward through all stages and
- * backward again. A backward pass may be split: the gradient of a stage's input, for which the stage before it waits, and the
- * gradients of its weights, for which nobody waits.
+ * A *stage* is a part of the model, on one rank of a schedule; a rank may have several stages, and be several ranks of a
+ * communicator (its replicas). Each microbatch goes forward through all stages and backward again. A backward pass may be
+ * split: the gradient of a stage's input, for which the stage before it waits, and the gradients of its weights, for which
+ * nobody waits.
  *
  *     rank 0   F0 F1 F2 F3             I0 W0 F4 I1 W1 F5 ...      F forward, I input gradient, W weight gradient, B both
  *     rank 1      F0 F1 F2          I0 F3 W0 I1 F4 W1 ...         the number is the microbatch's
@@ -40,12 +41,16 @@ enum shoal_action_kind {
     SHOAL_INPUT_GRADIENT = 2, /* the rest follows as SHOAL_WEIGHT_GRADIENT */
     SHOAL_WEIGHT_GRADIENT = 3,
     SHOAL_RECOMPUTE = 4, /* repeats the forward pass of a stage that has kept only its inputs, before its backward pass */
+    /* The others are of a stage, not of a microbatch. See shoal_schedule_add_sums. */
+    SHOAL_SUM_REPLICAS = 5, /* begins to sum the stage's gradients over its replicas */
+    SHOAL_SUM_TIED = 6,     /* begins to sum gradients that the stage shares with stages of other ranks */
+    SHOAL_UPDATE = 7,       /* steps the stage's parameters: waits for its sums */
 };
 
 struct shoal_action {
     enum shoal_action_kind kind;
     uint32_t stage;
-    uint32_t microbatch;
+    uint32_t microbatch; /* of SUM_TIED: the number of the tie. Of SUM_REPLICAS and UPDATE: 0 */
 };
 
 /* How a schedule is made: name, number, word for options and messages, meaning. Ranks p, microbatches m. "Activations" are what
@@ -73,7 +78,10 @@ struct shoal_stage_costs {
     double forward; /* these three are of one rank, whose stages share them equally */
     double input_gradient;
     double weight_gradient;
-    double transfer; /* from a stage to one on another rank, while both compute */
+    double transfer;     /* from a stage to one on another rank, while both compute */
+    double sum_replicas; /* to sum a rank's gradients over its replicas. The rank computes meanwhile, as during all sums */
+    double sum_tied;     /* to sum the gradients of one tie; the longest time among the stages of the tie counts */
+    double update;       /* to step a rank's parameters */
 };
 
 /* Begins as SHOAL_SCHEDULE_OPTIONS_INIT. */
@@ -88,9 +96,9 @@ struct shoal_schedule_options {
     double kept_share; /* share of an activation that is kept from an input gradient to its weight gradient, 0 to 1 */
     int shortens_span; /* 1: the kinds from ZB_H1 on shorten `span` instead of `step`; see section 3 */
 };
-#define SHOAL_SCHEDULE_OPTIONS_INIT                                                                \
-    {                                                                                              \
-        sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 0, 0, {0, 0, 0, 0}, 0, 1, 0 \
+#define SHOAL_SCHEDULE_OPTIONS_INIT                                                                         \
+    {                                                                                                       \
+        sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}, 0, 1, 0 \
     }
 
 /* Makes a schedule. Stage s is on rank s % ranks, and with the V kinds on rank min(s, stages - 1 - s). ERR_ARGUMENT: options
@@ -123,15 +131,69 @@ SHOAL_CALL shoal_schedule_recompute(const struct shoal_schedule *schedule, const
 /* Returns 1 if the stage, which must exist, is recomputed, or else 0. */
 SHOAL_API int shoal_schedule_recomputes(const struct shoal_schedule *schedule, uint32_t stage);
 
+/* A rank of a schedule may be several ranks of a communicator, its *replicas*. All of them have the rank's stages and run its
+ * actions, each with a share of the samples of each microbatch (shoal_replica_share). Ranks of the communicator are numbered
+ * replica by replica: first all replicas of rank 0, then those of rank 1.
+ *
+ * Makes a copy in which rank r has replicas[r] of them, 1 to 65536, in all at most 2^24; if replicas is NULL, each rank has
+ * one. ERR_ARGUMENT: another number, or another pointer is NULL; ERR_MEMORY. */
+SHOAL_CALL shoal_schedule_replicate(const struct shoal_schedule *schedule, const uint32_t *replicas,
+                                    struct shoal_schedule **schedule_out);
+
+/* Returns the replicas of a rank, which must exist. */
+SHOAL_API uint32_t shoal_schedule_replicas(const struct shoal_schedule *schedule, uint32_t rank);
+
+/* Returns the replicas of all ranks: the size of the communicator that runs the schedule. */
+SHOAL_API uint32_t shoal_schedule_size(const struct shoal_schedule *schedule);
+
+/* Finds the rank of the schedule that a rank of the communicator is, and which of its replicas. ERR_ARGUMENT: there is no such
+ * member. */
+SHOAL_CALL shoal_schedule_place(const struct shoal_schedule *schedule, uint32_t member, uint32_t *rank_out,
+                                uint32_t *replica_out);
+
+/* The samples of a microbatch that a replica has: *count_out of them, from number *first_out on. Shares follow each other and
+ * differ by at most one sample; if there are fewer samples than replicas, some have none. replica must be below replicas. */
+SHOAL_API void shoal_replica_share(uint64_t samples, uint32_t replicas, uint32_t replica, uint64_t *first_out,
+                                   uint64_t *count_out);
+
+/* A stage that shares parameters with stages of other ranks: a member of the tie with this number. */
+struct shoal_tied_stage {
+    uint32_t tie; /* below 65536 */
+    uint32_t stage;
+};
+
+/* Makes a copy of a schedule with actions for what follows a stage's last gradient:
+ *
+ *     SUM_REPLICAS    one for each stage, if a rank has several replicas or sums_replicas is 1 (for replicas of the pipeline)
+ *     SUM_TIED        one for each tie and rank that has one of its stages; by the last of them
+ *     UPDATE          one for each stage, if updates is 1
+ *
+ * A sum only begins with its action, and goes on beside later actions; those of a rank run one after the other. So sums of a
+ * stage overlap with the computation of others. Each rank begins its ties in the order of their numbers, so that ranks which
+ * share several ties do not wait for each other. UPDATE waits for the sums of its stage. Updates are last on their rank, those
+ * of tied stages behind the others, and behind the update of the stage that has begun their sum.
+ * Actions of these kinds that the schedule has already are left out. Without ties and with both numbers 0 the copy of a
+ * schedule without replicas has none.
+ *
+ * ERR_ARGUMENT: a stage that does not exist; a tie whose stages are all on one rank, or twice the same; a pointer is NULL.
+ * ERR_MEMORY. */
+SHOAL_CALL shoal_schedule_add_sums(const struct shoal_schedule *schedule, const struct shoal_tied_stage *tied,
+                                   size_t tied_count, int sums_replicas, int updates, struct shoal_schedule **schedule_out);
+
+/* Makes a copy that others can read: one replica of each rank, no stage recomputed, without sums and updates. ERR_ARGUMENT: a
+ * pointer is NULL; ERR_MEMORY. */
+SHOAL_CALL shoal_schedule_plain(const struct shoal_schedule *schedule, struct shoal_schedule **schedule_out);
+
 /* Returns the kind's word in SHOAL_SCHEDULE_LIST, or NULL. */
 SHOAL_API const char *shoal_schedule_name(enum shoal_schedule_kind kind);
 
 /* ---- 2. Text ------------------------------------------------------------------------------------------------------------- */
 
 /* Prints a schedule as torch.distributed.pipelining stores one (format="compute_only"): a line for each rank, with its actions
- * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. The letter R, for RECOMPUTE, is Shoal's own. For
- * readers that know torch's letters only, print a copy without recomputed stages (shoal_schedule_recompute). ERR_SYSTEM: out
- * cannot be written. */
+ * separated by commas: "0F0,0F1,0I0,0W0,0B1" are stage, letter and microbatch. Shoal's own are the letters R for RECOMPUTE, S
+ * for SUM_REPLICAS, T for SUM_TIED (with the number of the tie) and U for UPDATE, and a first cell "x2" of a rank with two
+ * replicas. For readers that know torch's letters only, print shoal_schedule_plain's copy. ERR_SYSTEM: out cannot be
+ * written. */
 SHOAL_CALL shoal_schedule_print(const struct shoal_schedule *schedule, FILE *out);
 
 /* Reads that form, from text of `bytes` bytes without a final zero. Empty cells mean a pause and are left out, and so are
@@ -144,10 +206,11 @@ SHOAL_CALL shoal_schedule_read(const char *bytes, size_t byte_count, struct shoa
 /* ---- 3. Faults and times ------------------------------------------------------------------------------------------------- */
 
 /* Looks for the first fault: a stage on two ranks; an action that is missing or there twice; a backward pass before its forward
- * pass; a stage that is recomputed for some microbatches only, or not between both passes; or ranks that wait for each other
- * for ever (text has the circle), when each stage can hold `slots` microbatches that have arrived and were not used yet, and a
- * rank waits while the next stage has no free slot. 0: as many as come. Returns OK if there is none; ERR_ARGUMENT;
- * ERR_MEMORY. */
+ * pass; a stage that is recomputed for some microbatches only, or not between both passes; a sum or an update before the last
+ * gradient of its stage, twice, or of some stages only; a tie that only one rank sums; an update before a sum; or ranks that
+ * wait for each other for ever (text has the circle), also because they begin sums in different orders. Each stage can hold
+ * `slots` microbatches that have arrived and were not used yet, and a rank waits while the next stage has no free slot. 0: as
+ * many as come. Returns OK if there is none; ERR_ARGUMENT; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_check(const struct shoal_schedule *schedule, uint32_t slots, char *text, size_t text_bytes);
 
 /* Finds the fewest slots that shoal_schedule_check accepts. ERR_ARGUMENT: a pointer is NULL; ERR_MEMORY. */
@@ -169,17 +232,25 @@ struct shoal_schedule_times {
         sizeof(struct shoal_schedule_times), 0, 0, 0, 0, 0 \
     }
 
-/* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. kept_share as
- * in the options. begins_out may be NULL, or has an entry for each rank: room for the begin of each of its actions.
- * ERR_ARGUMENT: costs that are negative or not finite; ERR_MEMORY. */
+/* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. A sum begins
+ * when all its ranks have come to its action, and when earlier sums of these ranks have ended; a rank that begins one goes on
+ * with its next action. The step ends with the last action or sum. A rank with k replicas takes a k-th of the times of passes,
+ * and a transfer between k and l replicas as long as the larger share of the two takes. kept_share as in the options.
+ * begins_out may be NULL, or has an entry for each rank: room for the begin of each of its actions. ERR_ARGUMENT: costs that
+ * are negative or not finite; ERR_MEMORY. */
 SHOAL_CALL shoal_schedule_time(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs, double kept_share,
                                struct shoal_schedule_times *times_out, double *const *begins_out);
 
 /* Like shoal_schedule_time, but each stage has costs of its own: costs has an entry for each stage, whose times are those of
- * this stage on its rank. Its transfer is from the stage to the next one and, for gradients, back; that of the last stage does
- * not count. times_out->activations stays a number of microbatches, as if all stages were equal. */
+ * this stage on one replica of its rank. Its transfer is from the stage to the next one and, for gradients, back; that of the
+ * last stage does not count. times_out->activations stays a number of microbatches, as if all stages were equal. */
 SHOAL_CALL shoal_schedule_time_stages(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
                                       double kept_share, struct shoal_schedule_times *times_out, double *const *begins_out);
+
+/* Divides costs of a rank among its stages and replicas, as shoal_schedule_time does. each_out has room for each stage.
+ * ERR_ARGUMENT: a pointer is NULL. */
+SHOAL_CALL shoal_schedule_stage_costs(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
+                                      struct shoal_stage_costs *each_out);
 
 /* ---- 4. Profiles --------------------------------------------------------------------------------------------------------- */
 
@@ -325,7 +396,7 @@ struct shoal_partition_options {
     int recomputes;                /* one of enum shoal_recomputes */
     int keeps_ties_together;       /* 1: tied units must be on one rank */
     uint64_t effort;               /* actions that a search may simulate; 0: 8 million, some tenths of a second */
-    const uint32_t *rank_replicas; /* [ranks], 1 to 65536 each, or NULL: all 1. Speeds and memory are of one replica */
+    const uint32_t *rank_replicas; /* [ranks], 1 to 65536 each, or NULL: the schedule's. Speeds and memory are of one replica */
 };
 #define SHOAL_PARTITION_OPTIONS_INIT                                                                                          \
     {                                                                                                                         \
@@ -362,7 +433,7 @@ SHOAL_CALL shoal_partition_choose(const struct shoal_profile *profile, const str
  * number of ranks of the schedule, and how many replicas each of them has (struct shoal_stage). It tries each number of ranks:
  * from one rank that has all replicas, which is data parallelism, to all of them without replicas. It moves replicas from one
  * rank to another as long as the step gets shorter, and does not compare all choices. Orders that have to be found are tried as
- * 1F1B. Running such a schedule is not supported yet. ERR_ARGUMENT: as above; also if options have rank_memory_bytes,
+ * 1F1B. The schedule that it makes has these replicas. ERR_ARGUMENT: as above; also if options have rank_memory_bytes,
  * rank_speeds or rank_replicas, or if there are more than 1,024 ranks. */
 SHOAL_CALL shoal_partition_replicate(const struct shoal_profile *profile, const struct shoal_schedule_options *schedule_options,
                                      const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
@@ -387,10 +458,12 @@ struct shoal_stage {
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
     int recomputes;           /* 1: the stage is recomputed, which takes `forward` once more */
     uint32_t replicas;        /* of its rank; times, kept and received bytes are those of one replica */
+    double sum_replicas;      /* microseconds, of the sum of its gradients over the replicas; 0 if there is one */
+    double sum_tied;          /* microseconds, of the longest sum of a tie with stages of other ranks; 0: there is none */
 };
-#define SHOAL_STAGE_INIT                                               \
-    {                                                                  \
-        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_STAGE_INIT                                                     \
+    {                                                                        \
+        sizeof(struct shoal_stage), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 /* The memory of one rank, in bytes. Begins as SHOAL_RANK_MEMORY_INIT. */
@@ -419,10 +492,11 @@ struct shoal_partition_times {
     double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
     int is_optimal;     /* 1: all partitions were compared, and none is better */
     double replicas;    /* the part of the step after the schedule and after `tied`: sums of gradients among replicas */
+    double overlapped;  /* the step with sums that begin in the schedule (shoal_partition_add_sums), and run beside it */
 };
-#define SHOAL_PARTITION_TIMES_INIT                                \
-    {                                                             \
-        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0, 0 \
+#define SHOAL_PARTITION_TIMES_INIT                                   \
+    {                                                                \
+        sizeof(struct shoal_partition_times), 0, 0, 0, 0, 0, 0, 0, 0 \
     }
 
 SHOAL_API uint32_t shoal_partition_stages(const struct shoal_partition *partition);
@@ -432,6 +506,12 @@ SHOAL_CALL shoal_partition_stage(const struct shoal_partition *partition, uint32
 SHOAL_CALL shoal_partition_memory(const struct shoal_partition *partition, uint32_t rank, struct shoal_rank_memory *memory_out);
 SHOAL_CALL shoal_partition_step_times(const struct shoal_partition *partition, struct shoal_partition_times *times_out);
 
+/* Makes a copy of the partition's schedule with the sums that its stages need (shoal_schedule_add_sums): over replicas, and
+ * over ties between ranks. Ties have the numbers of the profile, in the order in which they were added. ERR_ARGUMENT: a pointer
+ * is NULL, or the schedule has other stages; ERR_MEMORY. */
+SHOAL_CALL shoal_partition_add_sums(const struct shoal_partition *partition, const struct shoal_schedule *schedule, int updates,
+                                    struct shoal_schedule **schedule_out);
+
 /* Returns a line about why the stage begins where it does. The stage must exist. Valid as long as the partition. */
 SHOAL_API const char *shoal_partition_reason(const struct shoal_partition *partition, uint32_t stage);
 
@@ -439,8 +519,9 @@ SHOAL_API const char *shoal_partition_reason(const struct shoal_partition *parti
 SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method method);
 /* ---- 6. Running ---------------------------------------------------------------------------------------------------------- */
 
-/* A pipeline runs a schedule on a communicator: rank r of the schedule is rank r of the communicator. It calls the program for
- * each action of this rank, in the schedule's order, and hands messages from stage to stage:
+/* A pipeline runs a schedule on a communicator: rank r of the schedule is rank r of the communicator, if no rank has replicas
+ * (shoal_schedule_place). It calls the program for each action of this rank, in the schedule's order, and hands messages from
+ * stage to stage:
  *
  *     rank 0, stage 0    F0 F1 F2 ...          computes F3, microbatch 3; the pipeline sends the output meanwhile
  *     rank 1, stage 1       F0 F1 F2 ...       reads the output of F3 as the input of its own F3
@@ -450,9 +531,19 @@ SHOAL_API const char *shoal_partition_method_name(enum shoal_partition_method me
  * comes back. A message is any number of bytes, also none, and a short note, in which a front-end may put shapes and types.
  * Sizes travel with the message, so microbatches may differ.
  *
+ * *Replicas* of a rank have the same stages, and each of them computes its share of the samples of each microbatch
+ * (shoal_replica_share). Two replicas of different stages exchange a message on an edge if they share samples, whatever their
+ * number: the pair is fixed, and the message may be empty. So 2 replicas that send to 3 have 4 messages in each direction:
+ *
+ *     stage 0, replica 0 [ 0 1 2 ] -> replica 0 of stage 1 [ 0 1 ], and replica 1 [ 2 3 ]      6 samples
+ *              replica 1 [ 3 4 5 ] ->                               replica 1 [ 2 3 ], and replica 2 [ 4 5 ]
+ *
+ * The program cuts and joins what it sends and receives.
+ *
  * The program does the rest in its own calls: the first stage reads the batch, the last one computes the loss. Parameters that
  * two stages share, and gradients that are summed over replicas of a stage, are summed on another communicator: by a reducer
- * (gradients.h) whose functions compute() calls, or after the step:
+ * (gradients.h) whose functions compute() calls, or after the step. A schedule may say when (shoal_schedule_add_sums); without
+ * such actions is_last_gradient does:
  *
  *     static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
  *     {
@@ -508,12 +599,15 @@ SHOAL_API void shoal_pipeline_free(struct shoal_pipeline *pipeline);
 struct shoal_parcel {
     void *data; /* NULL if bytes is 0 */
     size_t bytes;
-    void *owner;         /* only in outputs: passed to `released`; NULL: it is not called */
+    void *owner;    /* only in outputs: passed to `released`; NULL: it is not called */
+    uint32_t stage; /* set by the pipeline: the stage from or to which the message goes, and its replica */
+    uint32_t replica;
     uint32_t note_bytes; /* at most SHOAL_NOTE_BYTES */
     char note[SHOAL_NOTE_BYTES];
 };
 
-/* What to compute. Edges are in the order of the options.
+/* What to compute. Edges are in the order of the options; the messages of an edge follow each other, one for each replica of
+ * the other stage that shares samples.
  *
  *     kind                 inputs                                       outputs
  *     FORWARD              activations: one for each edge to the stage  activations: one for each edge from the stage
@@ -521,6 +615,13 @@ struct shoal_parcel {
  *     INPUT_GRADIENT       the same                                     the same
  *     WEIGHT_GRADIENT      those of INPUT_GRADIENT, once more           none
  *     RECOMPUTE            those of FORWARD, once more                  none
+ *     SUM_REPLICAS         none                                         none
+ *     SUM_TIED             none                                         none
+ *     UPDATE               none                                         none
+ *
+ * The last three are not part of shoal_pipeline_forward. SUM_REPLICAS and SUM_TIED should begin a sum and return: the rank's
+ * next action waits meanwhile. UPDATE should wait for the sums of its stage. The program must wait for all other sums after the
+ * step.
  *
  * Inputs, of forward and backward actions alike, stay valid until the last backward action of this stage and microbatch has
  * returned: BACKWARD or WEIGHT_GRADIENT. In shoal_pipeline_forward they stay valid until this call has returned. They must not
@@ -538,6 +639,8 @@ struct shoal_work {
     struct shoal_parcel *outputs;
     int is_last_gradient; /* 1: the last action of this step that computes gradients of this stage's weights */
     int is_recomputed;    /* 1: RECOMPUTE repeats the forward passes of this stage, so FORWARD need not keep anything */
+    uint32_t replica;     /* the number of this replica */
+    uint32_t replicas;    /* how many its rank has */
 };
 
 /* Computes an action. If it returns an error, it may write the reason to text, at most text_bytes with the final zero. */

@@ -26,7 +26,7 @@ static char *print(const struct shoal_schedule *schedule, size_t *bytes)
 
 static void use(const struct shoal_schedule *schedule)
 {
-    const struct shoal_stage_costs costs = {1, 1, 1, 0.5};
+    const struct shoal_stage_costs costs = {1, 1, 1, 0.5, 0, 0, 0};
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     struct shoal_schedule *again = NULL;
     uint32_t slots;
@@ -87,7 +87,7 @@ static size_t seed_of(unsigned kind, uint8_t *input)
 /* Mutations mostly write what belongs to the form, so that the input stays near to one. Some exchange two cells' characters. */
 static size_t mutate(uint8_t *input, size_t bytes, unsigned *random)
 {
-    static const char form[] = "0123456789FBIW,\n\r ";
+    static const char form[] = "0123456789FBIWRSTUx,\n\r ";
     const int changes = rand_r(random) % 4;
     for (int i = 0; i < changes; i++) {
         const size_t at = (size_t)rand_r(random) % bytes, other = (size_t)rand_r(random) % bytes;

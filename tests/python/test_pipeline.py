@@ -170,7 +170,7 @@ def pipelined(world, model, batch, loss, kind="1f1b", microbatches=4, **options)
     example = batch(0)[0]
     if "cuts" not in options:
         units = _graph.record(model, _stages.arguments_of(example), _graph.unit_chooser(model)).units
-        options["cuts"] = even_cuts(units, stages_of(kind, world.size))
+        options["cuts"] = even_cuts(units, stages_of(kind, len(options.get("replicate") or [0] * world.size)))
     return shoal.torch.Pipeline(model, example, microbatches=microbatches, schedule=kind, loss=loss, **options)
 
 
@@ -665,6 +665,15 @@ def gradients_are_not_in_messages(world):
             torch.testing.assert_close(parameter.grad, wanted[name].grad)
 
 
+def times_name_the_actions(world):
+    pair = Pair(world, "gpt", "zb-h1")
+    pair.step(0)
+    times, lines = pair.pipeline.times(), pair.pipeline.schedule.text().splitlines()
+    expect([name for name, *_ in times["actions"]] == lines[world.rank].split(","), times["actions"], lines)
+    expect(all(0 <= begin <= end <= times["step_us"] and waited >= 0 for _, waited, begin, end in times["actions"]), times)
+    expect(any("T0" in line for line in lines) == (world.size > 1), lines)  # the head's weight is that of the words
+
+
 def a_pipeline_frees_what_it_has(world):
     pair = Pair(world, "skips", "zb-h1")
     pair.step(0)
@@ -720,6 +729,188 @@ def a_failure_reaches_the_other_pipelines(world):
 
 
 # ---- Stages that the library chooses ---------------------------------------------------------------------------------------
+
+
+# ---- Stages on several ranks -----------------------------------------------------------------------------------------------
+
+
+def replica_lists(size):
+    return {1: [[1]], 2: [[2]], 3: [[1, 2], [2, 1], [3]], 4: [[1, 3], [3, 1], [1, 2, 1], [2, 2]]}[size]
+
+
+def replicated_stages_equal_one_process(world):
+    for name in ("mlp", "skips") if world.size == 4 else MODELS:
+        for replicate in replica_lists(world.size):
+            for kind in ("v-half",) if name == "mlp" else ("1f1b",) if name == "gpt" else ("zb-h1",):
+                pair = Pair(world, name, kind, 6, replicate=replicate)
+                for number in range(3):
+                    pair.step(number, rows=(16, 13, 3)[number])  # at last a microbatch has fewer samples than replicas, or none
+
+
+def replicated_stages_sum_and_evaluate(world):
+    """Norms, gradients of several steps, evaluations, recomputation, and a batch given as microbatches."""
+    for replicate in replica_lists(world.size):
+        pair = Pair(world, "gpt", "1f1b", 4, replicate=replicate, recompute=True)
+        pair.gradients(0)
+        pair.gradients(1)
+        norm = pair.pipeline.clip_grad_norm_(0.1)
+        torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(pair.whole.parameters(), 0.1))
+        wanted = dict(pair.whole.named_parameters(remove_duplicate=False))
+        for name, parameter in pair.pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name].grad, msg=lambda text, name=name: f"{name}: {text}")
+        for rows in (16, 5, 1):
+            inputs, _ = pair.batch(0, rows)
+            mine = pair.pipeline.forward(inputs)
+            expect((mine is not None) == (world.rank >= world.size - replicate[-1]))
+            if mine is not None:
+                with torch.no_grad():
+                    torch.testing.assert_close(mine, pair.whole(inputs))
+        inputs, targets = pair.batch(2)
+        parts = list(zip(inputs.split((1, 2, 3, 10)), targets.split((1, 2, 3, 10))))
+        torch.testing.assert_close(pair.pipeline.step([one for one, _ in parts], [other for _, other in parts]), pair.loss(pair.whole(inputs), targets).detach())
+
+
+class Averaged(nn.Module):
+    """Values without samples go from stage to stage: a table, and a mean over the samples that is a part of the loss."""
+
+    class Table(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(1, width))
+
+        def forward(self, x):
+            return x + self.rows, self.rows * 2, x.square().mean(), {"shape": x.shape, "count": 2 * x.shape[0]}
+
+    class Head(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+
+        def forward(self, x, table, mean, sizes):
+            expect(sizes["shape"] == x.shape and sizes["count"] == 2 * len(x), sizes)
+            return self.linear(x) + table + mean
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.stem, self.table, self.body, self.head = nn.Linear(width, width), self.Table(width), nn.Linear(width, width), self.Head(width)
+
+    def forward(self, x):
+        x, table, mean, sizes = self.table(self.stem(x))
+        return self.head(torch.tanh(self.body(x)), table, mean, sizes)
+
+
+def values_without_samples_are_shared(world):
+    """The loss is linear in the mean, so that it does not matter that each replica has a mean of its own."""
+    import shoal.torch
+    whole = seeded(Averaged)
+    for replicate in ([1, 2], [2, 1]):
+        pipeline = shoal.torch.Pipeline(copy.deepcopy(whole), plain_batch(0)[0], microbatches=1, cuts=["body"], replicate=replicate,
+                                        loss=lambda result, target: (result * target).mean(), units={nn.Linear, Averaged.Table, Averaged.Head})
+        torch.manual_seed(7)
+        inputs, targets = torch.randn(14, 12), torch.ones(14, 12)
+        whole.zero_grad()
+        loss = (whole(inputs) * targets).mean()
+        loss.backward()
+        torch.testing.assert_close(pipeline.step(inputs, targets), loss.detach())
+        wanted = dict(whole.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name].grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+class Repeated(nn.Module):
+    def __init__(self, repeats):
+        super().__init__()
+        self.linear, self.repeats = nn.Linear(64, 64), repeats
+
+    def forward(self, x):
+        for _ in range(self.repeats):
+            x = torch.tanh(self.linear(x))
+        return x
+
+
+def replicas_are_found(world):
+    """A unit that takes nearly all of the time cannot be divided, so it gets several ranks."""
+    import shoal.torch
+    torch.manual_seed(3)
+    whole = nn.Sequential(Repeated(5), Repeated(400), Repeated(5))
+    pipeline = shoal.torch.Pipeline(copy.deepcopy(whole), torch.randn(48, 64), microbatches=4, loss=squares, replicate="auto")
+    expect(pipeline.schedule.size == world.size and max(pipeline.schedule.replicas()) > 1, pipeline.schedule.text())
+    expect("ranks 0 to" in pipeline.explain() or "to 2" in pipeline.explain(), pipeline.explain())
+    inputs, targets = torch.randn(2, 192, 64).unbind()
+    dist.broadcast(inputs, 0)
+    dist.broadcast(targets, 0)
+    loss = squares(whole(inputs), targets)
+    loss.backward()
+    torch.testing.assert_close(pipeline.step(inputs, targets), loss.detach())
+    wanted = dict(whole.named_parameters())
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name].grad, rtol=1e-4, atol=1e-6)
+
+
+def an_exception_names_its_replica(world):
+    class Breaks(nn.Module):
+        def forward(self, x):
+            if world.rank == 2:
+                raise ValueError("the cat sat on the keyboard")
+            return x
+
+    model = nn.Sequential(nn.Linear(12, 12), Breaks(), nn.Linear(12, 12))
+    import shoal.torch
+    is_whole, Breaks.forward = Breaks.forward, lambda self, x: x
+    pipeline = shoal.torch.Pipeline(model, plain_batch(0)[0], microbatches=4, loss=squares, cuts=["1"], replicate=[1, 2])
+    Breaks.forward = is_whole
+    fails(lambda: pipeline.step(*plain_batch(0)), Exception, "rank 2: forward of microbatch 0 on stage 1, replica 1 failed: ValueError: the cat")
+
+
+def wrong_replicas_are_refused(world):
+    class Sorted(nn.Module):
+        def forward(self, x):
+            return x[:1 + len(x) // 2]
+
+    def make(model=None, example=None, **options):
+        import shoal.torch
+        example = plain_batch(0)[0] if example is None else example
+        shoal.torch.Pipeline(model or plain(), example, microbatches=2, loss=squares, **options)
+
+    fails(lambda: make(cuts=["4"], replicate=[1, 1]), ValueError, "2 ranks in all ([1, 1]), but the process group has 3")
+    fails(lambda: make(cuts=["4"], replicate=[3, 0]), ValueError, "a list of numbers from 1 on")
+    fails(lambda: make(cuts=["4"], replicate="some"), ValueError, "replicate must be \"auto\"")
+    fails(lambda: make(cuts=["4"], replicate="auto"), ValueError, "leave out cuts")
+    fails(lambda: make(replicate="auto", schedule="0F0,0F1,0B0,0B1"), ValueError, "choose a schedule by its word")
+    fails(lambda: make(replicate="auto", recompute=[0]), ValueError, "recompute has numbers of stages")
+    fails(lambda: make(replicas=dist.group.WORLD, replicate=[1, 2], cuts=["4"]), ValueError, "leave out replicas=")
+    fails(lambda: make(cuts=["4", "8"], replicate=[1, 2]), ValueError, "3 stages")
+    fails(lambda: make(nn.Sequential(nn.Linear(12, 12), Sorted(), nn.Linear(12, 12)), cuts=["2"], replicate=[1, 2]), ValueError,
+          "not in proportion to the number of samples")
+    fails(lambda: make(Skips(), (torch.randn(4, 12), torch.randn(3, 12)), cuts=["body.2"], replicate=[1, 2]), (ValueError, RuntimeError))
+    pair = Pair(world, "mlp", replicate=[2, 1])
+    fails(pair.pipeline.to_torch, NotImplementedError, "no stage on several ranks")
+    pair.step(0)
+
+
+def checkpoints_load_with_other_replicas(world):
+    """Saved with replicas, and loaded with others, without any, and by one process."""
+    import torch.distributed.checkpoint as checkpoints
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+    folder, by_name = [tempfile.mkdtemp(prefix="shoal-pipeline-") if world.rank == 0 else None], StateDictOptions(flatten_optimizer_state_dict=True)
+    dist.broadcast_object_list(folder)
+    pair = Pair(world, "gpt", replicate=[2, 1])
+    pair.step(0)
+    weights, states = get_state_dict(pair.pipeline.module, pair.own, options=by_name)
+    checkpoints.save({"model": weights, "optimizer": states}, checkpoint_id=folder[0])
+    for options in ({"replicate": [1, 2]}, {"replicate": [3]}, {}):
+        other = Pair(world, "gpt", make=lambda: seeded(Gpt, 9), **options)
+        weights, states = get_state_dict(other.pipeline.module, other.own, options=by_name)
+        state = {"model": weights, "optimizer": states}
+        checkpoints.load(state, checkpoint_id=folder[0])
+        set_state_dict(other.pipeline.module, other.own, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=by_name)
+        other.whole, other.other = copy.deepcopy(pair.whole), None
+        other.other = torch.optim.SGD(other.whole.parameters(), lr=0.05, momentum=0.9)
+        other.other.load_state_dict(pair.other.state_dict())
+        other.step(1)
+    dist.barrier()
+    if world.rank == 0:
+        shutil.rmtree(folder[0])
 
 
 def stages_are_found(world):
@@ -1371,9 +1562,17 @@ CASES = [
     Case("backward passes have two halves", backward_passes_have_two_halves, (1,)),
     Case("values are the same behind a message", values_are_the_same_behind_a_message, (1,)),
     Case("gradients are not in messages", gradients_are_not_in_messages, (1, 2)),
+    Case("times name the actions", times_name_the_actions, (1, 2)),
     Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
     Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),
+    Case("replicated stages equal one process", replicated_stages_equal_one_process, (1, 2, 3, 4)),
+    Case("replicated stages sum and evaluate", replicated_stages_sum_and_evaluate, (2, 3)),
+    Case("values without samples are shared", values_without_samples_are_shared, (3,)),
+    Case("replicas are found", replicas_are_found, (3,)),
+    Case("an exception names its replica", an_exception_names_its_replica, (3,)),
+    Case("wrong replicas are refused", wrong_replicas_are_refused, (3,)),
+    Case("checkpoints load with other replicas", checkpoints_load_with_other_replicas, (3,)),
     Case("stages are found", stages_are_found),
     Case("slow units get stages of their own", slow_units_get_stages_of_their_own, (2, 3)),
     Case("memory limits are kept", memory_limits_are_kept, (2,)),

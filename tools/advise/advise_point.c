@@ -126,7 +126,8 @@ static double pipeline_us(const struct scene *scene)
         return (scene->rung->microbatches + setup->stages - 1) * (scene->forward_us + scene->backward_us);
     options.ranks = (uint32_t)setup->stages;
     options.microbatches = (uint32_t)scene->rung->microbatches;
-    options.costs = (struct shoal_stage_costs){scene->forward_us, scene->backward_us / 2, scene->backward_us / 2, transfer_us};
+    options.costs =
+        (struct shoal_stage_costs){scene->forward_us, scene->backward_us / 2, scene->backward_us / 2, transfer_us, 0, 0, 0};
     enum shoal_status status = shoal_schedule_create(&options, &schedule, NULL, 0);
     if (status == SHOAL_OK)
         status = shoal_schedule_time(schedule, &options.costs, 1, &times, NULL);

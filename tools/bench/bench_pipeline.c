@@ -167,7 +167,7 @@ static bool options_parse(int argc, char **argv, struct bench_pipeline_options *
     struct shoal_stage_costs *const costs = &options->costs;
     *options = (struct bench_pipeline_options){.common = BENCH_COMMON_USUAL,
                                                .schedule = SHOAL_SCHEDULE_1F1B,
-                                               .costs = {FORWARD_USUAL_US, -1, -1, 0},
+                                               .costs = {FORWARD_USUAL_US, -1, -1, 0, 0, 0, 0},
                                                .bytes = 1 << 20};
     while (args.at < argc && !options->common.help) {
         const int id = tool_option_next(&args, options_known);

@@ -12,6 +12,9 @@ static const struct {
     [SHOAL_INPUT_GRADIENT] = {"input gradient", "I"},
     [SHOAL_WEIGHT_GRADIENT] = {"weight gradient", "W"},
     [SHOAL_RECOMPUTE] = {"recompute", "R"},
+    [SHOAL_SUM_REPLICAS] = {"replica sum", "S"},
+    [SHOAL_SUM_TIED] = {"tied sum", "T"},
+    [SHOAL_UPDATE] = {"update", "U"},
 };
 
 static void action_print(FILE *out, int rank, const struct shoal_action *action, const struct pipeline_span *span)
@@ -28,8 +31,10 @@ static void action_print(FILE *out, int rank, const struct shoal_action *action,
 
 static void rank_print(FILE *out, const struct pipeline_result *result, int rank)
 {
-    uint32_t count;
-    const struct shoal_action *actions = shoal_schedule_actions(result->schedule, (uint32_t)rank, &count);
+    uint32_t count, own = 0, replica;
+    const enum shoal_status status = shoal_schedule_place(result->schedule, (uint32_t)rank, &own, &replica);
+    (void)status; /* the pipeline has as many ranks as the schedule */
+    const struct shoal_action *actions = shoal_schedule_actions(result->schedule, own, &count);
     fprintf(out, "%s\n{\"ph\":\"M\",\"pid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d, host %.0f\"}}",
             rank ? "," : "", rank + 1, rank, result->reports[rank].host);
     for (uint32_t i = 0; i < count; i++)

@@ -20,7 +20,7 @@ struct stager {
     struct shoal_schedule *schedule;
     struct shoal_pipeline *pipeline;
     int rank, ranks, hosts;
-    double stages_here; /* of each rank */
+    struct shoal_stage_costs *costs; /* [stages], of one replica */
     uint64_t step;
     char *plain;     /* with --memory plain: the memory of all outputs, which nobody changes */
     double *step_us; /* of each step */
@@ -48,20 +48,35 @@ static double cpu_now_s(void)
 
 /* ---- Actions ------------------------------------------------------------------------------------------------------------- */
 
-static double cost_us(const struct stager *stager, enum shoal_action_kind kind)
+/* Sums and updates take no time here. */
+static double cost_us(const struct stager *stager, const struct shoal_action *action)
 {
-    const struct shoal_stage_costs *costs = &stager->options->costs;
-    switch (kind) {
+    const struct shoal_stage_costs *costs = &stager->costs[action->stage];
+    switch (action->kind) {
     case SHOAL_FORWARD:
     case SHOAL_RECOMPUTE:
-        return costs->forward / stager->stages_here;
+        return costs->forward;
     case SHOAL_BACKWARD:
-        return (costs->input_gradient + costs->weight_gradient) / stager->stages_here;
+        return costs->input_gradient + costs->weight_gradient;
     case SHOAL_INPUT_GRADIENT:
-        return costs->input_gradient / stager->stages_here;
+        return costs->input_gradient;
+    case SHOAL_WEIGHT_GRADIENT:
+        return costs->weight_gradient;
     default:
-        return costs->weight_gradient / stager->stages_here;
+        return 0;
     }
+}
+
+/* Returns the bytes of a message: what this replica and another one share of all. */
+static size_t bytes_shared(const struct stager *stager, const struct shoal_work *work, const struct shoal_parcel *parcel)
+{
+    const uint32_t others = shoal_schedule_replicas(stager->schedule, shoal_schedule_rank_of(stager->schedule, parcel->stage));
+    uint64_t first, count, begin, length;
+    shoal_replica_share(stager->options->bytes, work->replicas, work->replica, &first, &count);
+    shoal_replica_share(stager->options->bytes, others, parcel->replica, &begin, &length);
+    const uint64_t low = first > begin ? first : begin;
+    const uint64_t high = first + count < begin + length ? first + count : begin + length;
+    return high > low ? high - low : 0;
 }
 
 static void sleep_until(double when_s)
@@ -79,14 +94,13 @@ static uint64_t stamp_of(const struct stager *stager, uint32_t stage, uint32_t m
     return ((stager->step * 65536 + stage) * 65536 + microbatch) * 2 + is_gradient;
 }
 
-static void check_input(struct stager *stager, const struct shoal_work *work)
+static void check_input(struct stager *stager, const struct shoal_work *work, const struct shoal_parcel *input)
 {
     const bool is_gradient = work->action.kind != SHOAL_FORWARD && work->action.kind != SHOAL_RECOMPUTE;
     const uint32_t source = is_gradient ? work->action.stage + 1 : work->action.stage - 1;
     const uint64_t wanted = stamp_of(stager, source, work->action.microbatch, is_gradient);
-    const struct shoal_parcel *input = &work->inputs[0];
     uint64_t first, last;
-    stager->report.errors += input->bytes != stager->options->bytes;
+    stager->report.errors += input->bytes != bytes_shared(stager, work, input) || input->stage != source;
     if (input->bytes < 2 * sizeof wanted)
         return;
     memcpy(&first, input->data, sizeof first);
@@ -94,11 +108,10 @@ static void check_input(struct stager *stager, const struct shoal_work *work)
     stager->report.errors += first != wanted || last != wanted;
 }
 
-static enum shoal_status make_output(struct stager *stager, const struct shoal_work *work)
+static enum shoal_status make_output(struct stager *stager, const struct shoal_work *work, struct shoal_parcel *output)
 {
     const uint64_t stamp = stamp_of(stager, work->action.stage, work->action.microbatch, work->action.kind != SHOAL_FORWARD);
-    struct shoal_parcel *output = &work->outputs[0];
-    output->bytes = stager->options->bytes;
+    output->bytes = bytes_shared(stager, work, output);
     output->data = stager->plain;
     if (!output->bytes || stager->plain)
         return SHOAL_OK;
@@ -114,10 +127,12 @@ static enum shoal_status make_output(struct stager *stager, const struct shoal_w
 static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
 {
     struct stager *stager = user;
-    const double end_s = bench_now() + cost_us(stager, work->action.kind) * 1e-6;
-    if (work->input_count)
-        check_input(stager, work);
-    const enum shoal_status status = work->output_count ? make_output(stager, work) : SHOAL_OK;
+    const double end_s = bench_now() + cost_us(stager, &work->action) * 1e-6;
+    enum shoal_status status = SHOAL_OK;
+    for (uint32_t i = 0; i < work->input_count; i++)
+        check_input(stager, work, &work->inputs[i]);
+    for (uint32_t i = 0; i < work->output_count && status == SHOAL_OK; i++)
+        status = make_output(stager, work, &work->outputs[i]);
     if (status != SHOAL_OK)
         snprintf(text, text_bytes, "no memory for a message of %zu bytes", stager->options->bytes);
     if (end_s > bench_now())
@@ -275,6 +290,13 @@ static enum shoal_status spans_open(struct stager *stager)
     return stager->spans ? SHOAL_OK : SHOAL_ERR_MEMORY;
 }
 
+static enum shoal_status costs_open(struct stager *stager)
+{
+    stager->costs = calloc(shoal_schedule_stages(stager->schedule), sizeof *stager->costs);
+    return stager->costs ? shoal_schedule_stage_costs(stager->schedule, &stager->options->costs, stager->costs)
+                         : SHOAL_ERR_MEMORY;
+}
+
 static enum shoal_status stager_open(struct stager *stager)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
@@ -295,7 +317,7 @@ static enum shoal_status stager_open(struct stager *stager)
     TRY(schedule_make(stager));
     TRY(schedule_recompute(stager));
     TRY(spans_open(stager));
-    stager->stages_here = (double)shoal_schedule_stages(stager->schedule) / shoal_schedule_ranks(stager->schedule);
+    TRY(costs_open(stager));
     const enum shoal_status status =
         shoal_pipeline_create(stager->context, stager->comm, stager->schedule, &wanted, &stager->pipeline);
     if (status == SHOAL_ERR_ARGUMENT) { /* the schedule of a file */
@@ -313,6 +335,7 @@ static void stager_close(struct stager *stager)
     shoal_schedule_free(stager->schedule);
     shoal_comm_free(stager->comm);
     shoal_context_destroy(stager->context);
+    free(stager->costs);
     free(stager->plain);
     free(stager->step_us);
     free(stager->reports);

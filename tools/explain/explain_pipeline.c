@@ -483,9 +483,18 @@ static int pipeline_draw_stages(const struct explain_pipeline *explain)
     for (uint32_t s = 0; s < stages; s++) {
         struct shoal_stage stage = SHOAL_STAGE_INIT;
         if (shoal_partition_stage(explain->partition, s, &stage) == SHOAL_OK)
-            costs[s] = (struct shoal_stage_costs){stage.forward, stage.input_gradient, stage.weight_gradient, stage.transfer};
+            costs[s] = (struct shoal_stage_costs){stage.forward,
+                                                  stage.input_gradient,
+                                                  stage.weight_gradient,
+                                                  stage.transfer,
+                                                  stage.sum_replicas,
+                                                  stage.sum_tied,
+                                                  0};
     }
-    const bool is_drawn = pipeline_draw(&explain->drawing, explain->schedule_word, explain->schedule, costs);
+    struct shoal_schedule *summed = NULL;
+    const enum shoal_status status = shoal_partition_add_sums(explain->partition, explain->schedule, 0, &summed);
+    const bool is_drawn = status == SHOAL_OK && pipeline_draw(&explain->drawing, explain->schedule_word, summed, costs);
+    shoal_schedule_free(summed);
     free(costs);
     return is_drawn ? 0 : 1;
 }

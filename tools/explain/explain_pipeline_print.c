@@ -196,6 +196,8 @@ void explain_pipeline_print_text(const struct explain_pipeline *explain)
         printf(" (%s of it to sum tied gradients%s", time_of(times.tied).at, times.replicas > 0 ? "" : ")");
     if (times.replicas > 0)
         printf("%s%s of it to sum those of stages on several ranks)", times.tied > 0 ? ", " : " (", time_of(times.replicas).at);
+    if (times.overlapped < times.step)
+        printf(", %s with sums beside the schedule", time_of(times.overlapped).at);
     printf(", bubble %.1f %%", 100 * times.bubble);
     if (times.is_optimal)
         printf("\noptimal%s: all partitions were compared\n", explain->replicates ? " for these numbers of ranks" : "");
@@ -258,8 +260,10 @@ void explain_pipeline_print_json(const struct explain_pipeline *explain)
     text_print("method", explain->cut_list ? "cuts" : shoal_partition_method_name(explain->options.method));
     printf(",\"step_us\":%.17g,\"tied_us\":%.17g,\"bubble\":%.17g,\"bottleneck_us\":%.17g,\"lower_bound_us\":%.17g,",
            times.step, times.tied, times.bubble, times.bottleneck, times.lower_bound);
-    printf("\"replicas_us\":%.17g,\"is_optimal\":%s,\"tree_step_us\":%.17g,\"equal_step_us\":%.17g,\"stages\":[",
-           times.replicas, times.is_optimal ? "true" : "false", explain->other_steps[0], explain->other_steps[1]);
+    printf("\"replicas_us\":%.17g,\"overlapped_us\":%.17g,\"is_optimal\":%s,\"tree_step_us\":%.17g,\"equal_step_us\":%.17g,"
+           "\"stages\":[",
+           times.replicas, times.overlapped, times.is_optimal ? "true" : "false", explain->other_steps[0],
+           explain->other_steps[1]);
     for (uint32_t s = 0; s < shoal_partition_stages(explain->partition); s++)
         stage_print_json(explain, s);
     fputs("],\"memory\":[", stdout);

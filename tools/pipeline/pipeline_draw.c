@@ -8,7 +8,7 @@
 #include <string.h>
 
 /* Lengths, in the units of the picture. */
-enum { WIDTH = 1200, LEFT = 62, RIGHT = 16, TOP = 72, ROW = 26, GAP = 4, BOTTOM = 40 };
+enum { WIDTH = 1200, LEFT = 62, RIGHT = 16, TOP = 72, ROW = 26, SUM = 6, GAP = 4, BOTTOM = 40 };
 
 #define TICKS 8.0
 
@@ -20,6 +20,9 @@ static const struct {
     [SHOAL_INPUT_GRADIENT] = {"I", "input gradient", {"#fdd0a2", "#fd8d3c"}},
     [SHOAL_WEIGHT_GRADIENT] = {"W", "weight gradient", {"#c7e9c0", "#74c476"}},
     [SHOAL_RECOMPUTE] = {"R", "recompute", {"#dadaeb", "#9e9ac8"}},
+    [SHOAL_SUM_REPLICAS] = {"S", "replica sum", {"#fa9fb5", "#c51b8a"}},
+    [SHOAL_SUM_TIED] = {"T", "tied sum", {"#525252", "#252525"}},
+    [SHOAL_UPDATE] = {"U", "update", {"#d8b365", "#8c510a"}},
 };
 
 /* A schedule in time. */
@@ -40,11 +43,23 @@ struct picture {
 static double duration_of(const struct timed *timed, const struct shoal_action *action)
 {
     const struct shoal_stage_costs *costs = &timed->costs[action->stage];
-    const bool is_forward = action->kind == SHOAL_FORWARD || action->kind == SHOAL_RECOMPUTE;
-    return is_forward                              ? costs->forward
-           : action->kind == SHOAL_INPUT_GRADIENT  ? costs->input_gradient
-           : action->kind == SHOAL_WEIGHT_GRADIENT ? costs->weight_gradient
-                                                   : costs->input_gradient + costs->weight_gradient;
+    const double of_kind[] = {
+        [SHOAL_FORWARD] = costs->forward,
+        [SHOAL_BACKWARD] = costs->input_gradient + costs->weight_gradient,
+        [SHOAL_INPUT_GRADIENT] = costs->input_gradient,
+        [SHOAL_WEIGHT_GRADIENT] = costs->weight_gradient,
+        [SHOAL_RECOMPUTE] = costs->forward,
+        [SHOAL_SUM_REPLICAS] = costs->sum_replicas,
+        [SHOAL_SUM_TIED] = costs->sum_tied,
+        [SHOAL_UPDATE] = costs->update,
+    };
+    return of_kind[action->kind];
+}
+
+/* Sums overlap with the other actions of their rank. */
+static bool is_sum(const struct shoal_action *action)
+{
+    return action->kind == SHOAL_SUM_REPLICAS || action->kind == SHOAL_SUM_TIED;
 }
 
 /* ---- Pictures ------------------------------------------------------------------------------------------------------------ */
@@ -69,23 +84,38 @@ static const char *color_of(const struct picture *picture, const struct shoal_ac
 static void action_draw(const struct picture *picture, uint32_t rank, const struct shoal_action *action, double begin)
 {
     const double us = duration_of(picture->timed, action), x = x_at(picture, begin), width = us * picture->scale;
-    const int y = y_at(rank);
+    const int height = is_sum(action) ? SUM : ROW, y = y_at(rank) + ROW - height;
+    if (is_sum(action) && width <= 0)
+        return;
     fprintf(picture->out,
             "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"%s\" stroke=\"white\" stroke-width=\"0.5\">", x, y,
-            width, ROW, color_of(picture, action));
+            width, height, color_of(picture, action));
     fprintf(picture->out, "<title>%u%s%u: %.4g to %.4g ms</title></rect>\n", action->stage, looks[action->kind].letter,
             action->microbatch, begin / 1e3, (begin + us) / 1e3);
-    if (width >= 9 + 6 * (action->microbatch >= 10) + 6 * (action->microbatch >= 100))
+    if (!is_sum(action) && width >= 9 + 6 * (action->microbatch >= 10) + 6 * (action->microbatch >= 100))
         fprintf(picture->out, "<text x=\"%.2f\" y=\"%d\" text-anchor=\"middle\" font-size=\"10\">%u</text>\n", x + width / 2,
                 y + ROW / 2 + 4, action->microbatch);
+}
+
+enum { RANK_NAME = 40 };
+
+/* "rank 3", or "rank 3 x2" of a rank with two replicas */
+static void rank_name(const struct timed *timed, uint32_t rank, char name[RANK_NAME])
+{
+    const uint32_t replicas = shoal_schedule_replicas(timed->schedule, rank);
+    const int used = snprintf(name, RANK_NAME, "rank %u", rank);
+    if (replicas > 1)
+        snprintf(name + used, RANK_NAME - (size_t)used, " x%u", replicas);
 }
 
 static void rank_draw(const struct picture *picture, uint32_t rank)
 {
     uint32_t count;
+    char name[RANK_NAME];
+    rank_name(picture->timed, rank, name);
     const struct shoal_action *actions = shoal_schedule_actions(picture->timed->schedule, rank, &count);
-    fprintf(picture->out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" font-size=\"11\">rank %u</text>\n", LEFT - 8,
-            y_at(rank) + ROW / 2 + 4, rank);
+    fprintf(picture->out, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" font-size=\"11\">%s</text>\n", LEFT - 8,
+            y_at(rank) + ROW / 2 + 4, name);
     for (uint32_t i = 0; i < count; i++)
         action_draw(picture, rank, &actions[i], picture->timed->begins[rank][i]);
 }
@@ -177,17 +207,19 @@ static void picture_write(const struct timed *timed, FILE *out)
 static void rank_trace(const struct timed *timed, uint32_t rank, FILE *out)
 {
     uint32_t count;
+    char name[RANK_NAME];
+    rank_name(timed, rank, name);
     const struct shoal_action *actions = shoal_schedule_actions(timed->schedule, rank, &count);
-    fprintf(out, "%s\n{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":{\"name\":\"rank %u\"}}", rank ? "," : "",
-            rank + 1, rank);
+    fprintf(out, "%s\n{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", rank ? "," : "",
+            rank + 1, name);
     for (uint32_t i = 0; i < count; i++) {
         const struct shoal_action *action = &actions[i];
         fprintf(out,
-                ",\n{\"ph\":\"X\",\"pid\":%u,\"tid\":1,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%u%s%u\",\"cat\":\"%s\",\"args\":{"
+                ",\n{\"ph\":\"X\",\"pid\":%u,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"name\":\"%u%s%u\",\"cat\":\"%s\",\"args\":{"
                 "\"stage\":%u,"
                 "\"microbatch\":%u}}",
-                rank + 1, timed->begins[rank][i], duration_of(timed, action), action->stage, looks[action->kind].letter,
-                action->microbatch, looks[action->kind].text, action->stage, action->microbatch);
+                rank + 1, is_sum(action) ? 2 : 1, timed->begins[rank][i], duration_of(timed, action), action->stage,
+                looks[action->kind].letter, action->microbatch, looks[action->kind].text, action->stage, action->microbatch);
     }
 }
 

@@ -25,14 +25,21 @@ static const char help_text[] =
     "    --stages-per-rank N    for interleaved and breadth-first (2)\n"
     "    --activations N        most microbatches whose activations a rank may keep (what each schedule needs)\n"
     "    --kept-share X         share of them that is kept until the weight gradient (1)\n"
+    "    --replicas LIST        ranks that share the work of each of --stages, each with a part of every microbatch, such as\n"
+    "                           2,1,1,2 (1)\n"
+    "    --sum-replicas TIME    sum of the gradients of a rank with replicas, beside the computation (0)\n"
+    "    --tie                  the first and the last stage share parameters, whose gradients are summed\n"
+    "    --sum-tied TIME        that sum, beside the computation (0)\n"
+    "    --update TIME          the optimizer's step of a rank's parameters, behind its sums (0)\n"
     "    --recompute            every stage keeps only its inputs, and repeats its forward pass before its backward pass\n"
     "    --shorten step|span    what zb-* and v-* shorten: from the first action of all ranks to the last one, or the longest\n"
     "                           time of one rank. The span counts if the ranks need not wait for each other at the end of a\n"
     "                           step (step)\n"
     "    --read FILE            a schedule in torch's CSV form instead, or - for standard input\n"
     "    --slots N              check that no rank waits for ever if each stage holds N microbatches that have arrived\n"
-    "    --csv FILE             write the schedule in that form: torch.distributed.pipelining runs it, unless it has R, which\n"
-    "                           repeats a forward pass\n"
+    "    --csv FILE             write the schedule in that form: torch.distributed.pipelining runs it, unless it has our own\n"
+    "                           actions: R repeats a forward pass, S and T begin sums, U updates; x2 is a rank of two "
+    "replicas\n"
     "    --plot FILE            draw it, as SVG\n"
     "    --trace FILE           write it for chrome://tracing and Perfetto\n"
     "    --format table|json|csv  json: one object per line (table)\n"
@@ -45,6 +52,7 @@ static const char help_text[] =
     "    shoal sim pipeline --stages 8 --microbatches 24 --schedule auto --activations 5 --plot schedule.svg\n"
     "    shoal sim pipeline --stages 8 --microbatches 24 --forward 18.522ms --input-grad 18.086ms --weight-grad 9.337ms \\\n"
     "                       --transfer 0.601ms --schedule zb-h2 --kept-share 0.5 --shorten span\n"
+    "    shoal sim pipeline --stages 2 --replicas 3,1 --sum-replicas 5ms --update 1ms --schedule 1f1b --csv schedule.csv\n"
     "    shoal sim pipeline --read torch.csv --slots 2\n"
     "\n"
     "Exit codes: 0 success, 1 failure, as for a schedule with a fault, 2 invalid arguments.\n";
@@ -73,6 +81,11 @@ enum option {
     OPTION_ACTIVATIONS,
     OPTION_SHARE,
     OPTION_RECOMPUTE,
+    OPTION_REPLICAS,
+    OPTION_SUM_REPLICAS,
+    OPTION_TIE,
+    OPTION_SUM_TIED,
+    OPTION_UPDATE,
     OPTION_SHORTEN,
     OPTION_READ,
     OPTION_SLOTS,
@@ -94,6 +107,11 @@ static const struct tool_option options_known[] = {
     {"--activations", OPTION_ACTIVATIONS, "N"},
     {"--kept-share", OPTION_SHARE, "X"},
     {"--recompute", OPTION_RECOMPUTE, NULL},
+    {"--replicas", OPTION_REPLICAS, "LIST"},
+    {"--sum-replicas", OPTION_SUM_REPLICAS, "TIME"},
+    {"--tie", OPTION_TIE, NULL},
+    {"--sum-tied", OPTION_SUM_TIED, "TIME"},
+    {"--update", OPTION_UPDATE, "TIME"},
     {"--shorten", OPTION_SHORTEN, "step|span"},
     {"--read", OPTION_READ, "FILE"},
     {"--slots", OPTION_SLOTS, "N"},
@@ -111,7 +129,8 @@ struct pipeline_options {
     struct shoal_schedule_options question; /* without the kind; times in microseconds, below 0: as the forward pass */
     bool is_wanted[KINDS];
     bool has_activations;
-    bool recompute;
+    bool recompute, tie;
+    const char *replicas; /* a list of numbers, or NULL */
     const char *read;
     struct pipeline_drawing drawing;
     int slots; /* 0: not to be checked */
@@ -180,6 +199,12 @@ static bool question_apply(int id, const struct tool_args *args, struct pipeline
         return tool_time_read(args, &question->costs.weight_gradient);
     case OPTION_TRANSFER:
         return tool_time_read(args, &question->costs.transfer);
+    case OPTION_SUM_REPLICAS:
+        return tool_time_read(args, &question->costs.sum_replicas);
+    case OPTION_SUM_TIED:
+        return tool_time_read(args, &question->costs.sum_tied);
+    case OPTION_UPDATE:
+        return tool_time_read(args, &question->costs.update);
     case OPTION_PER_RANK:
         return count_read(args, 2, &question->stages_per_rank);
     case OPTION_ACTIVATIONS:
@@ -199,6 +224,11 @@ static bool option_apply(int id, const struct tool_args *args, struct pipeline_o
         return options->help = true;
     case OPTION_RECOMPUTE:
         return options->recompute = true;
+    case OPTION_TIE:
+        return options->tie = true;
+    case OPTION_REPLICAS:
+        options->replicas = args->value;
+        return true;
     case OPTION_SCHEDULE:
         return kinds_read(args, options->is_wanted);
     case OPTION_READ:
@@ -249,7 +279,7 @@ static bool options_parse(int argc, char **argv, struct pipeline_options *option
     struct tool_args args = {.command = "sim pipeline", .argc = argc, .argv = argv, .at = 1};
     *options = (struct pipeline_options){.question = SHOAL_SCHEDULE_OPTIONS_INIT, .drawing = {.command = "sim pipeline"}};
     options->question.ranks = 4;
-    options->question.costs = (struct shoal_stage_costs){1e3, -1, -1, 0};
+    options->question.costs = (struct shoal_stage_costs){1e3, -1, -1, 0, 0, 0, 0};
     for (int kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++)
         options->is_wanted[kind] = true;
     while (args.at < argc && !options->help) {
@@ -264,18 +294,79 @@ static bool options_parse(int argc, char **argv, struct pipeline_options *option
 
 /* ---- A schedule ---------------------------------------------------------------------------------------------------------- */
 
-/* Recomputes all stages, if that is wanted. */
-static enum shoal_status schedule_recompute(const struct pipeline_options *options, struct shoal_schedule **schedule)
+/* Puts a changed copy in the place of a schedule. */
+static void schedule_replace(struct shoal_schedule **schedule, struct shoal_schedule *copy)
 {
-    struct shoal_schedule *recomputed = NULL;
-    if (!options->recompute)
-        return SHOAL_OK;
-    const enum shoal_status status = shoal_schedule_recompute(*schedule, NULL, &recomputed);
-    if (status == SHOAL_OK) {
-        shoal_schedule_free(*schedule);
-        *schedule = recomputed;
+    shoal_schedule_free(*schedule);
+    *schedule = copy;
+}
+
+/* Reads as many numbers as there are ranks. Returns false if the list is another one. */
+static bool replicas_read(const char *list, uint32_t ranks, uint32_t *replicas)
+{
+    uint32_t read = 0;
+    for (char *end; *list && read < ranks; list = *end ? end + 1 : end) {
+        const unsigned long number = strtoul(list, &end, 10);
+        if (end == list || (*end && *end != ',') || (*end && !end[1]) || number < 1 || number > 65536)
+            return false;
+        replicas[read++] = (uint32_t)number;
     }
+    return read == ranks && !*list;
+}
+
+static enum shoal_status schedule_replicate(const struct pipeline_options *options, struct shoal_schedule **schedule,
+                                            char *text)
+{
+    const uint32_t ranks = shoal_schedule_ranks(*schedule);
+    struct shoal_schedule *copy = NULL;
+    uint32_t *const replicas = calloc(ranks, sizeof *replicas);
+    enum shoal_status status = replicas ? SHOAL_OK : SHOAL_ERR_MEMORY;
+    if (status == SHOAL_OK && !replicas_read(options->replicas, ranks, replicas)) {
+        snprintf(text, TEXT, "--replicas must be %u numbers from 1 to 65536, not \"%s\"", ranks, options->replicas);
+        status = SHOAL_ERR_ARGUMENT;
+    }
+    if (status == SHOAL_OK)
+        status = shoal_schedule_replicate(*schedule, replicas, &copy);
+    if (status == SHOAL_OK)
+        schedule_replace(schedule, copy);
+    free(replicas);
     return status;
+}
+
+/* Adds sums and updates that the options ask for, or that replicas need. */
+static enum shoal_status schedule_add_sums(const struct pipeline_options *options, struct shoal_schedule **schedule, char *text)
+{
+    const uint32_t last = shoal_schedule_stages(*schedule) - 1;
+    const struct shoal_tied_stage ends[] = {{0, 0}, {0, last}};
+    const bool is_far = shoal_schedule_rank_of(*schedule, 0) != shoal_schedule_rank_of(*schedule, last);
+    const bool updates = options->question.costs.update > 0;
+    struct shoal_schedule *copy = NULL;
+    if (options->tie && last == 0)
+        snprintf(text, TEXT, "--tie needs a first and a last stage");
+    if (*text)
+        return SHOAL_ERR_ARGUMENT;
+    if (!options->tie && !updates && shoal_schedule_size(*schedule) == shoal_schedule_ranks(*schedule))
+        return SHOAL_OK;
+    const enum shoal_status status =
+        shoal_schedule_add_sums(*schedule, ends, options->tie && is_far ? 2 : 0, 0, updates, &copy);
+    if (status == SHOAL_OK)
+        schedule_replace(schedule, copy);
+    return status;
+}
+
+/* Changes a schedule as the options ask. */
+static enum shoal_status schedule_finish(const struct pipeline_options *options, struct shoal_schedule **schedule, char *text)
+{
+    struct shoal_schedule *copy = NULL;
+    enum shoal_status status = SHOAL_OK;
+    if (options->recompute) {
+        status = shoal_schedule_recompute(*schedule, NULL, &copy);
+        if (status == SHOAL_OK)
+            schedule_replace(schedule, copy);
+    }
+    if (status == SHOAL_OK && options->replicas)
+        status = schedule_replicate(options, schedule, text);
+    return status == SHOAL_OK && !options->read ? schedule_add_sums(options, schedule, text) : status;
 }
 
 static int row_time(const struct pipeline_options *options, struct sim_pipeline_row *row)
@@ -284,7 +375,8 @@ static int row_time(const struct pipeline_options *options, struct sim_pipeline_
     char text[TEXT] = "";
     row->times = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
     row->costs = question->costs;
-    enum shoal_status status = schedule_recompute(options, &row->schedule);
+    enum shoal_status status = schedule_finish(options, &row->schedule, text);
+    const bool is_usage = status == SHOAL_ERR_ARGUMENT;
     if (status == SHOAL_OK)
         status = shoal_schedule_time(row->schedule, &row->costs, question->kept_share, &row->times, NULL);
     if (status == SHOAL_OK)
@@ -293,7 +385,7 @@ static int row_time(const struct pipeline_options *options, struct sim_pipeline_
         status = shoal_schedule_check(row->schedule, (uint32_t)options->slots, text, sizeof text);
     if (status != SHOAL_OK)
         fprintf(stderr, "shoal sim pipeline: %s: %s\n", row->name, *text ? text : shoal_status_text(status));
-    return status == SHOAL_OK ? 0 : 1;
+    return status == SHOAL_OK ? 0 : is_usage ? TOOL_EXIT_USAGE : 1;
 }
 
 /* Makes a schedule of one kind. If the kind is impossible with these numbers, *is_there_out is false; that is an error only if
@@ -414,16 +506,13 @@ static void row_print(const struct pipeline_options *options, const struct sim_p
 static int files_write(const struct pipeline_options *options, const struct sim_pipeline_row *row)
 {
     const uint32_t stages = shoal_schedule_stages(row->schedule);
-    const double own = (double)stages / shoal_schedule_ranks(row->schedule);
     struct shoal_stage_costs *costs = calloc(stages, sizeof *costs);
     if (!costs) {
         fputs("shoal sim pipeline: no memory\n", stderr);
         return 1;
     }
-    for (uint32_t s = 0; s < stages; s++)
-        costs[s] = (struct shoal_stage_costs){row->costs.forward / own, row->costs.input_gradient / own,
-                                              row->costs.weight_gradient / own, row->costs.transfer};
-    const bool is_written = pipeline_draw(&options->drawing, row->name, row->schedule, costs);
+    const enum shoal_status status = shoal_schedule_stage_costs(row->schedule, &row->costs, costs);
+    const bool is_written = status == SHOAL_OK && pipeline_draw(&options->drawing, row->name, row->schedule, costs);
     free(costs);
     return is_written ? 0 : 1;
 }

@@ -37,6 +37,9 @@ static const struct kind kinds[] = {
     {"input gradient", true, STAGE, false, NULL, 'I'},
     {"weight gradient", true, STAGE, false, NULL, 'W'},
     {"recompute", true, STAGE, false, NULL, 'R'},
+    {"replica sum", true, STAGE, false, NULL, 'S'},
+    {"tied sum", true, STAGE, false, NULL, 'T'},
+    {"update", true, STAGE, false, NULL, 'U'},
     {"hand over", true, STAGE, false, NULL, 0},
 };
 
@@ -80,8 +83,12 @@ char *trace_name(const struct trace_record *record, char name_out[TRACE_NAME_BYT
     snprintf(name_out, TRACE_NAME_BYTES, "%s", record->kind);
     snprintf(number, sizeof number, "%llu", (unsigned long long)record->count);
     if (kind->unit == STAGE) {
-        snprintf(name_out, TRACE_NAME_BYTES, "%s of stage %s, microbatch %llu", record->kind, number,
-                 (unsigned long long)record->tag);
+        const char *const what = !kind->letter || !strchr("STU", kind->letter) ? ", microbatch"
+                                 : kind->letter == 'T'                         ? ", tie"
+                                                                               : "";
+        const int used = snprintf(name_out, TRACE_NAME_BYTES, "%s of stage %s%s", record->kind, number, what);
+        if (*what)
+            snprintf(name_out + used, TRACE_NAME_BYTES - (size_t)used, " %llu", (unsigned long long)record->tag);
         return name_out;
     }
     if (kind->unit != NOTHING)

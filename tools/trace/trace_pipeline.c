@@ -7,8 +7,8 @@
 #include <shoal/pipeline.h>
 #include <stdlib.h>
 
-enum { KINDS = 5 };
-static const char letters[KINDS] = {'F', 'B', 'I', 'W', 'R'}; /* by enum shoal_action_kind */
+enum { KINDS = 8 };
+static const char letters[KINDS] = {'F', 'B', 'I', 'W', 'R', 'S', 'T', 'U'}; /* by enum shoal_action_kind */
 
 /* A whole step: its records, and the time from its first action to its last one. */
 struct whole_step {
@@ -55,17 +55,56 @@ static int kind_of(const struct trace_record *record)
 
 /* ---- Whole steps --------------------------------------------------------------------------------------------------------- */
 
-/* Prints the step's actions as a schedule's text. Returns false if one of them has not ended well. */
-static bool actions_print(const struct trace_record *const *view, size_t count, int64_t ranks, FILE *out)
+/* Returns the number of records at the front that are of one rank. */
+static size_t rank_records(const struct trace_record *const *view, size_t count)
 {
-    size_t at = 0;
-    for (int64_t rank = 0; rank < ranks; rank++) {
-        for (; at < count && view[at]->rank == rank; at++) {
-            if (!trace_letter(view[at]))
+    size_t own = 0;
+    while (own < count && view[own]->rank == view[0]->rank)
+        own++;
+    return own;
+}
+
+/* Returns the next record with an action, or NULL. */
+static const struct trace_record *action_next(const struct trace_record *const *view, size_t count, size_t *at)
+{
+    while (*at < count && !trace_letter(view[*at]))
+        ++*at;
+    return *at < count ? view[(*at)++] : NULL;
+}
+
+/* Returns true if two ranks have the same actions: they are replicas. */
+static bool are_replicas(const struct trace_record *const *one, size_t one_count, const struct trace_record *const *other,
+                         size_t other_count)
+{
+    size_t at = 0, other_at = 0;
+    for (;;) {
+        const struct trace_record *const a = action_next(one, one_count, &at);
+        const struct trace_record *const b = action_next(other, other_count, &other_at);
+        if (!a || !b)
+            return !a && !b;
+        if (trace_letter(a) != trace_letter(b) || a->count != b->count || a->tag != b->tag)
+            return false;
+    }
+}
+
+/* Prints the step's actions as a schedule's text, those of replicas once. Returns false if one of them has not ended well. */
+static bool actions_print(const struct trace_record *const *view, size_t count, FILE *out)
+{
+    for (size_t at = 0, own, end; at < count; at = end) {
+        size_t replicas = 1;
+        own = rank_records(view + at, count - at);
+        for (end = at + own; end < count; end += rank_records(view + end, count - end), replicas++)
+            if (!are_replicas(view + at, own, view + end, rank_records(view + end, count - end)))
+                break;
+        if (replicas > 1)
+            fprintf(out, "x%zu,", replicas);
+        for (size_t i = at; i < end; i++) {
+            if (!trace_letter(view[i]))
                 continue;
-            if (!trace_is_ok(view[at]) || view[at]->arrived < 0 || view[at]->done < 0)
+            if (!trace_is_ok(view[i]) || view[i]->arrived < 0 || view[i]->done < 0)
                 return false;
-            fprintf(out, "%" PRIu64 "%c%" PRIu64 ",", view[at]->count, trace_letter(view[at]), view[at]->tag);
+            if (i < at + own)
+                fprintf(out, "%" PRIu64 "%c%" PRIu64 ",", view[i]->count, trace_letter(view[i]), view[i]->tag);
         }
         fputc('\n', out);
     }
@@ -80,12 +119,12 @@ static struct shoal_schedule *schedule_of(const struct trace_record *const *view
     char *text = NULL;
     size_t bytes = 0;
     FILE *out = open_memstream(&text, &bytes);
-    const bool is_whole = out && actions_print(view, count, ranks, out);
+    const bool is_whole = out && actions_print(view, count, out);
     *has_memory = out && fclose(out) == 0;
     if (is_whole && *has_memory && shoal_schedule_read(text, bytes, &schedule, NULL, 0) == SHOAL_ERR_MEMORY)
         *has_memory = false;
     free(text);
-    if (schedule && shoal_schedule_ranks(schedule) == (uint64_t)ranks)
+    if (schedule && shoal_schedule_size(schedule) == (uint64_t)ranks)
         return schedule;
     shoal_schedule_free(schedule);
     return NULL;
@@ -174,6 +213,7 @@ static bool predict(struct sums *sums)
         costs[s].forward = mean_us(sums, SHOAL_FORWARD, s);
         costs[s].input_gradient = mean_us(sums, is_split ? SHOAL_INPUT_GRADIENT : SHOAL_BACKWARD, s);
         costs[s].weight_gradient = mean_us(sums, SHOAL_WEIGHT_GRADIENT, s);
+        costs[s].update = mean_us(sums, SHOAL_UPDATE, s);
     }
     const bool is_timed = costs && shoal_schedule_time_stages(sums->schedule, costs, 1, &times, NULL) == SHOAL_OK;
     pipeline->predicted_step_us = times.step;

@@ -51,6 +51,8 @@ def parse_options():
     parser.add_argument("--sample", type=int, default=300, metavar="N", help="bytes of text to write at the end")
     parser.add_argument("--pipeline", metavar="NAME", help="divide the layers among the workers, with this schedule of Shoal: auto, "
                         "1f1b, zb-h1, v-half, ...")
+    parser.add_argument("--replicate", action="store_true", help="with --pipeline: a stage may be on several workers, which divide the "
+                        "sequences of each microbatch")
     parser.add_argument("--tensor", type=int, default=1, metavar="N", help="divide each layer among N neighboring workers, which train on "
                         "the same sequences")
     parser.add_argument("--backend", default="shoal", metavar="NAME", help="back-end of torch.distributed, to compare")
@@ -151,7 +153,8 @@ def divide(network, options):
     """Divides the network's units among the workers, so that a step is short. Each keeps its own ones."""
     microbatches = min(options.batch, 2 * dist.get_world_size())
     example = torch.zeros(-(-options.batch // microbatches), options.context, dtype=torch.long)
-    pipeline = shoal.torch.Pipeline(network, example, microbatches=microbatches, schedule=options.pipeline, loss=loss_of)
+    pipeline = shoal.torch.Pipeline(network, example, microbatches=microbatches, schedule=options.pipeline, loss=loss_of,
+                                    replicate="auto" if options.replicate else None)
     tell(pipeline.explain())
     return pipeline
 

@@ -13,23 +13,23 @@ __all__ = ["OK", "PENDING", "ERR_ARGUMENT", "ERR_MEMORY", "ERR_SYSTEM", "ERR_UNS
            "SCALING_SQUARE_ROOT", "SCALING_ADASCALE", "COMPRESS_NONE", "COMPRESS_FLOAT16", "COMPRESS_BFLOAT16", "COMPRESS_INT8",
            "SGD", "ADAM", "ADAMW", "ADAGRAD", "LION", "LAMB", "STEP_REDUCE", "STEP_LOCAL", "STATE_MASTER", "STATE_FIRST",
            "STATE_SECOND", "TAIL_PAD", "TAIL_DROP", "TAIL_KEEP", "FORWARD", "BACKWARD", "INPUT_GRADIENT", "WEIGHT_GRADIENT",
-           "RECOMPUTE", "SCHEDULE_GPIPE", "SCHEDULE_1F1B", "SCHEDULE_INTERLEAVED", "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1",
-           "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN", "SCHEDULE_V_HALF", "SCHEDULE_V_ZB", "SCHEDULE_AUTO", "PARTITION_SHORTEST",
-           "PARTITION_TREE", "PARTITION_EQUAL", "RECOMPUTES_AS_SCHEDULED", "RECOMPUTES_ALL", "RECOMPUTES_IF_SHORT",
-           "GROUP_WORLD", "GROUP_PIPELINE", "GROUP_TENSOR", "GROUP_REPLICAS", "GROUP_DATA", "GROUP_MODEL", "GROUP_SHARDS",
-           "GROUP_SHARD_REPLICAS", "VERSION_MAJOR", "VERSION_MINOR", "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES",
-           "NOISE_STEPS_MIN", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX", "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX",
-           "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "ANY_STAGE", "PROFILE_UNITS_MAX", "NOTE_BYTES", "LogFn",
-           "ContextOptions", "PartFn", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store", "Place", "Options",
-           "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation", "MemoryUsage", "Traffic", "Training", "FindingFn",
-           "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn", "NoiseStep", "NoiseAverage",
-           "Noise", "Scaling", "ScalingRate", "Parameter", "GradientLayoutOptions", "GradientBuffer", "BufferFn",
-           "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult", "StepStats", "BufferTimes", "OptimizerRange",
-           "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions", "LoadOptions", "LoadResult", "CheckpointAbout",
-           "CheckpointParameter", "CheckpointValues", "Sampling", "Batch", "OuterOptions", "OuterResult", "OuterTotals",
-           "Action", "StageCosts", "ScheduleOptions", "ScheduleTimes", "Unit", "PartitionOptions", "Stage", "RankMemory",
-           "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work", "ComputeFn", "ReleasedFn", "PipelineCalls",
-           "ActionTimes", "PipelineTimes", "Placement", "Coordinates", "FUNCTIONS"]
+           "RECOMPUTE", "SUM_REPLICAS", "SUM_TIED", "UPDATE", "SCHEDULE_GPIPE", "SCHEDULE_1F1B", "SCHEDULE_INTERLEAVED",
+           "SCHEDULE_BREADTH_FIRST", "SCHEDULE_ZB_H1", "SCHEDULE_ZB_H2", "SCHEDULE_V_MIN", "SCHEDULE_V_HALF", "SCHEDULE_V_ZB",
+           "SCHEDULE_AUTO", "PARTITION_SHORTEST", "PARTITION_TREE", "PARTITION_EQUAL", "RECOMPUTES_AS_SCHEDULED",
+           "RECOMPUTES_ALL", "RECOMPUTES_IF_SHORT", "GROUP_WORLD", "GROUP_PIPELINE", "GROUP_TENSOR", "GROUP_REPLICAS",
+           "GROUP_DATA", "GROUP_MODEL", "GROUP_SHARDS", "GROUP_SHARD_REPLICAS", "VERSION_MAJOR", "VERSION_MINOR",
+           "VERSION_PATCH", "RANKS_MAX", "EAGER_BYTES", "NOISE_STEPS_MIN", "PARAMETERS_MAX", "OPTIMIZER_GROUPS_MAX",
+           "DEGREE_HOST", "CHECKPOINT_EXTRA_MAX", "CHECKPOINT_LATEST", "OUTER_FRAGMENTS_MAX", "ANY_STAGE", "PROFILE_UNITS_MAX",
+           "NOTE_BYTES", "LogFn", "ContextOptions", "PartFn", "CommOptions", "StoreSet", "StoreGet", "StoreErase", "Store",
+           "Place", "Options", "Tensor", "DoneFn", "Message", "Failure", "Span", "Operation", "MemoryUsage", "Traffic",
+           "Training", "FindingFn", "DiagnosisOptions", "Question", "Simulation", "Simulated", "Watched", "WatchFn",
+           "NoiseStep", "NoiseAverage", "Noise", "Scaling", "ScalingRate", "Parameter", "GradientLayoutOptions",
+           "GradientBuffer", "BufferFn", "OptimizerGroup", "Optimizer", "ReducerOptions", "StepResult", "StepStats",
+           "BufferTimes", "OptimizerRange", "ShardsOptions", "ShardsResult", "ShardsBytes", "SaveOptions", "LoadOptions",
+           "LoadResult", "CheckpointAbout", "CheckpointParameter", "CheckpointValues", "Sampling", "Batch", "OuterOptions",
+           "OuterResult", "OuterTotals", "Action", "StageCosts", "ScheduleOptions", "TiedStage", "ScheduleTimes", "Unit",
+           "PartitionOptions", "Stage", "RankMemory", "PartitionTimes", "Edge", "PipelineOptions", "Parcel", "Work",
+           "ComputeFn", "ReleasedFn", "PipelineCalls", "ActionTimes", "PipelineTimes", "Placement", "Coordinates", "FUNCTIONS"]
 
 # macros
 VERSION_MAJOR = 0
@@ -468,6 +468,9 @@ BACKWARD = 1
 INPUT_GRADIENT = 2
 WEIGHT_GRADIENT = 3
 RECOMPUTE = 4
+SUM_REPLICAS = 5
+SUM_TIED = 6
+UPDATE = 7
 
 
 class Action(Structure):
@@ -488,7 +491,8 @@ SCHEDULE_AUTO = 9
 
 
 class StageCosts(Structure):
-    _fields_ = [("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double)]
+    _fields_ = [("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double),
+                ("sum_replicas", c_double), ("sum_tied", c_double), ("update", c_double)]
 
 
 @begins(kind=1, kept_share=1)
@@ -496,6 +500,10 @@ class ScheduleOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("kind", c_int), ("ranks", c_uint32), ("microbatches", c_uint32),
                 ("stages_per_rank", c_uint32), ("costs", StageCosts), ("activations", c_double), ("kept_share", c_double),
                 ("shortens_span", c_int)]
+
+
+class TiedStage(Structure):
+    _fields_ = [("tie", c_uint32), ("stage", c_uint32)]
 
 
 @begins()
@@ -537,7 +545,7 @@ class Stage(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("rank", c_uint32), ("first_unit", c_uint32), ("unit_count", c_uint32),
                 ("forward", c_double), ("input_gradient", c_double), ("weight_gradient", c_double), ("transfer", c_double),
                 ("parameter_bytes", c_uint64), ("kept_bytes", c_uint64), ("received_bytes", c_uint64), ("recomputes", c_int),
-                ("replicas", c_uint32)]
+                ("replicas", c_uint32), ("sum_replicas", c_double), ("sum_tied", c_double)]
 
 
 @begins()
@@ -550,7 +558,8 @@ class RankMemory(Sized):
 @begins()
 class PartitionTimes(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("step", c_double), ("tied", c_double), ("bubble", c_double),
-                ("bottleneck", c_double), ("lower_bound", c_double), ("is_optimal", c_int), ("replicas", c_double)]
+                ("bottleneck", c_double), ("lower_bound", c_double), ("is_optimal", c_int), ("replicas", c_double),
+                ("overlapped", c_double)]
 
 
 class Edge(Structure):
@@ -564,12 +573,14 @@ class PipelineOptions(Sized):
 
 
 class Parcel(Structure):
-    _fields_ = [("data", c_void_p), ("bytes", c_size_t), ("owner", c_void_p), ("note_bytes", c_uint32), ("note", c_char * 1024)]
+    _fields_ = [("data", c_void_p), ("bytes", c_size_t), ("owner", c_void_p), ("stage", c_uint32), ("replica", c_uint32),
+                ("note_bytes", c_uint32), ("note", c_char * 1024)]
 
 
 class Work(Structure):
     _fields_ = [("action", Action), ("input_count", c_uint32), ("output_count", c_uint32), ("inputs", POINTER(Parcel)),
-                ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int), ("is_recomputed", c_int)]
+                ("outputs", POINTER(Parcel)), ("is_last_gradient", c_int), ("is_recomputed", c_int), ("replica", c_uint32),
+                ("replicas", c_uint32)]
 
 
 ComputeFn = CFUNCTYPE(c_int, c_void_p, POINTER(Work), c_void_p, c_size_t)
@@ -836,6 +847,13 @@ FUNCTIONS = {
     "shoal_schedule_actions": (POINTER(Action), [c_void_p, c_uint32, POINTER(c_uint32)]),
     "shoal_schedule_recompute": (c_int, [c_void_p, POINTER(c_ubyte), POINTER(c_void_p)]),
     "shoal_schedule_recomputes": (c_int, [c_void_p, c_uint32]),
+    "shoal_schedule_replicate": (c_int, [c_void_p, POINTER(c_uint32), POINTER(c_void_p)]),
+    "shoal_schedule_replicas": (c_uint32, [c_void_p, c_uint32]),
+    "shoal_schedule_size": (c_uint32, [c_void_p]),
+    "shoal_schedule_place": (c_int, [c_void_p, c_uint32, POINTER(c_uint32), POINTER(c_uint32)]),
+    "shoal_replica_share": (None, [c_uint64, c_uint32, c_uint32, POINTER(c_uint64), POINTER(c_uint64)]),
+    "shoal_schedule_add_sums": (c_int, [c_void_p, POINTER(TiedStage), c_size_t, c_int, c_int, POINTER(c_void_p)]),
+    "shoal_schedule_plain": (c_int, [c_void_p, POINTER(c_void_p)]),
     "shoal_schedule_name": (c_char_p, [c_int]),
     "shoal_schedule_print": (c_int, [c_void_p, c_void_p]),
     "shoal_schedule_read": (c_int, [c_char_p, c_size_t, POINTER(c_void_p), c_char_p, c_size_t]),
@@ -845,6 +863,7 @@ FUNCTIONS = {
                                     POINTER(POINTER(c_double))]),
     "shoal_schedule_time_stages": (c_int, [c_void_p, POINTER(StageCosts), c_double, POINTER(ScheduleTimes),
                                            POINTER(POINTER(c_double))]),
+    "shoal_schedule_stage_costs": (c_int, [c_void_p, POINTER(StageCosts), POINTER(StageCosts)]),
     "shoal_profile_create": (c_int, [c_char_p, POINTER(c_void_p)]),
     "shoal_profile_free": (None, [c_void_p]),
     "shoal_profile_add_unit": (c_int, [c_void_p, POINTER(Unit), c_char_p, c_size_t]),
@@ -868,6 +887,7 @@ FUNCTIONS = {
     "shoal_partition_stage": (c_int, [c_void_p, c_uint32, POINTER(Stage)]),
     "shoal_partition_memory": (c_int, [c_void_p, c_uint32, POINTER(RankMemory)]),
     "shoal_partition_step_times": (c_int, [c_void_p, POINTER(PartitionTimes)]),
+    "shoal_partition_add_sums": (c_int, [c_void_p, c_void_p, c_int, POINTER(c_void_p)]),
     "shoal_partition_reason": (c_char_p, [c_void_p, c_uint32]),
     "shoal_partition_method_name": (c_char_p, [c_int]),
     "shoal_pipeline_create": (c_int, [c_void_p, c_void_p, c_void_p, POINTER(PipelineOptions), POINTER(c_void_p)]),

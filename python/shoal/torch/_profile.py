@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import _native
 from .._native import OK
-from . import _backward, _graph, _parcels, _schedules
+from . import _backward, _graph, _parcels, _replicas, _schedules
 
 TIMES = 3  # a unit is run; the shortest time counts
 FLOPS_PER_US, BYTES_PER_US = 10e3, 10e3  # of a core, for a model without values
@@ -236,10 +236,12 @@ def _ties(units, parameters):
 
 class Partition:
     """The library's choice of stages for a profile. schedule: a Schedule, or a word for one that fits the model. first_units: the
-    number of the first unit of each stage."""
+    number of the first unit of each stage. replicas: of each rank of the schedule, "auto", or None: one each."""
 
-    def __init__(self, profile, schedule, ranks, microbatches, stages, memory, options):
-        self._library = _native.load()
+    def __init__(self, profile, schedule, ranks, microbatches, stages, memory, options, replicas=None):
+        self._library, self._replicas = _native.load(), replicas
+        if replicas not in (None, "auto"):
+            options, ranks = {"rank_replicas": (ctypes.c_uint32 * len(replicas))(*replicas), **options}, len(replicas)
         self._chosen = _native.PartitionOptions(**{"memory_bytes": memory or 0, "bytes_per_us": LINK_BYTES_PER_US,
                                                    "latency_us": LINK_LATENCY_US, **options})
         given = profile.encode()
@@ -270,10 +272,13 @@ class Partition:
 
     def _choose(self, profile, kind, ranks, microbatches, stages, out, text):
         options, schedule, chosen = _schedules.options_of(kind, ranks, microbatches, stages), ctypes.c_void_p(), ctypes.c_int()
-        status = self._library.partition_choose(profile, ctypes.byref(options), ctypes.byref(self._chosen), ctypes.byref(schedule), out,
-                                                ctypes.byref(chosen), text, _schedules.TEXT_BYTES)
+        call = self._library.partition_replicate if self._replicas == "auto" else self._library.partition_choose
+        status = call(profile, ctypes.byref(options), ctypes.byref(self._chosen), ctypes.byref(schedule), out, ctypes.byref(chosen), text,
+                      _schedules.TEXT_BYTES)
         if status == OK:
             self.schedule, self.kind = _schedules.Schedule(schedule.value), self._library.schedule_name(chosen.value).decode()
+        if status == OK and self._replicas not in (None, "auto"):
+            self.schedule = self.schedule.replicated(self._replicas)
         return status
 
     def _read(self, address):
@@ -297,10 +302,11 @@ class Partition:
             names = units[stage.first_unit:stage.first_unit + stage.unit_count]
             named = " to ".join(dict.fromkeys((names[0], names[-1]))) if names else "no unit"
             passes = 2 if stage.recomputes else 1
-            lines.append(f"stage {number} on rank {stage.rank}: {named}, "
+            lines.append(f"stage {number} on {_replicas.members_named(self.schedule, number)}: {named}, "
                          f"{passes * stage.forward + stage.input_gradient + stage.weight_gradient:.0f} us per microbatch"
                          f"{', recomputed' if stage.recomputes else ''}; {self.reasons[number]}")
-        lines += [f"rank {rank}: {memory.total_bytes / 2**20:.1f} MiB" for rank, memory in enumerate(self.memory)]
+        lines += [f"{_replicas.rank_named(self.schedule, rank)}: {memory.total_bytes / 2**20:.1f} MiB{' each' if count > 1 else ''}"
+                  for rank, (memory, count) in enumerate(zip(self.memory, self.schedule.replicas()))]
         times = self.times
         lines.append(f"predicted step: {times.step:.0f} us, bubble {100 * times.bubble:.1f} %, no partition is shorter than "
                      f"{times.lower_bound:.0f} us")

@@ -13,6 +13,7 @@ KINDS = {"gpipe": _native.SCHEDULE_GPIPE, "1f1b": _native.SCHEDULE_1F1B, "interl
          "breadth-first": _native.SCHEDULE_BREADTH_FIRST, "zb-h1": _native.SCHEDULE_ZB_H1, "zb-h2": _native.SCHEDULE_ZB_H2,
          "v-min": _native.SCHEDULE_V_MIN, "v-half": _native.SCHEDULE_V_HALF, "v-zb": _native.SCHEDULE_V_ZB,
          "auto": _native.SCHEDULE_AUTO}
+LETTERS = "FBIWRSTU"  # by enum shoal_action_kind
 OF_SEVERAL_STAGES = ("interleaved", "breadth-first")
 
 
@@ -70,8 +71,11 @@ class Schedule:
             if not (isinstance(stage, int) and 0 <= stage < self.stages):
                 raise ValueError(f"shoal: recompute has {stage!r}, but the stages are 0 to {self.stages - 1}")
             mask[stage] = 1
+        return self._copy(self._library.schedule_recompute, (ctypes.c_ubyte * self.stages)(*mask))
+
+    def _copy(self, call, *arguments):
         address = ctypes.c_void_p()
-        status = self._library.schedule_recompute(self.address, (ctypes.c_ubyte * self.stages)(*mask), ctypes.byref(address))
+        status = call(self.address, *arguments, ctypes.byref(address))
         if status != OK:
             raise _native.error_of(status)
         return Schedule(address.value)
@@ -79,9 +83,53 @@ class Schedule:
     def recomputed_stages(self):
         return [stage for stage in range(self.stages) if self._library.schedule_recomputes(self.address, stage)]
 
+    # ---- Replicas and sums ----
+
+    @property
+    def size(self):
+        """The replicas of all ranks."""
+        return self._library.schedule_size(self.address)
+
+    def replicas_of(self, stage):
+        return self._library.schedule_replicas(self.address, self.rank_of(stage))
+
+    def replicas(self):
+        """Returns the number of replicas of each rank."""
+        return [self._library.schedule_replicas(self.address, rank) for rank in range(self.ranks)]
+
+    def replicated(self, replicas):
+        """Returns a copy whose ranks have these numbers of replicas."""
+        return self._copy(self._library.schedule_replicate, (ctypes.c_uint32 * len(replicas))(*replicas))
+
+    def place(self, member):
+        """Returns the rank of the schedule that a member of the process group is, and which of its replicas."""
+        rank, replica = ctypes.c_uint32(), ctypes.c_uint32()
+        if self._library.schedule_place(self.address, member, ctypes.byref(rank), ctypes.byref(replica)) != OK:
+            raise ValueError(f"shoal: the schedule is for {self.size} ranks, and there is a rank {member}")
+        return rank.value, replica.value
+
+    def members_of(self, stages):
+        """Returns the members of the process group that have one of the stages."""
+        ranks = {self.rank_of(stage) for stage in stages}
+        return tuple(member for member in range(self.size) if self.place(member)[0] in ranks)
+
+    def with_sums(self, ties, sums_replicas):
+        """Returns a copy with actions for sums, and without those that there were. ties: the stages of each."""
+        tied = [_native.TiedStage(tie=number, stage=stage) for number, stages in enumerate(ties) for stage in stages]
+        return self._copy(self._library.schedule_add_sums, (_native.TiedStage * max(1, len(tied)))(*tied), len(tied), int(sums_replicas), 0)
+
+    def plain(self):
+        """Returns a copy that torch reads."""
+        return self._copy(self._library.schedule_plain)
+
     def text(self):
-        """Returns the schedule in torch's form (compute_only), with R for stages that are recomputed."""
+        """Returns the schedule in torch's form (compute_only), with Shoal's own actions: see shoal_schedule_print."""
         return printed(lambda stream: self._library.schedule_print(self.address, stream))
+
+
+def name_of(action):
+    """Returns the name of a struct shoal_action in a schedule's text, such as "1F3"."""
+    return f"{action.stage}{LETTERS[action.kind]}{action.microbatch}"
 
 
 def printed(call):

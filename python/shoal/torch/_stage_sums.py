@@ -1,39 +1,46 @@
-"""Averages of a stage's gradients over the replicas of a pipeline, through the gradient engine. The sum of a stage begins with its
-last gradient, while other stages still compute.
+"""Sums of a stage's gradients over the ranks that have the stage, through the gradient engine. The sum of a stage begins with its
+last gradient, while other stages still compute; the schedule says when (SUM_REPLICAS).
 
     rank 0 of a pipeline   .. B2 B3 |ready(stage 0)|           finish
     rank 1                 .. B3 |ready(stage 1)|  ......      finish      other stages compute, the engine sums
-"""
+
+Replicas of a stage have parts of one batch, and their gradients are added. Replicas of a pipeline have batches of their own, and
+their gradients are averaged."""
 from __future__ import annotations
 
-import torch.distributed as dist
-
 from .. import _native
-from . import _communicator, _gradients, ddp
+from .._native import OK
+from . import _communicator, _gradients
+
+
+def broadcast(communicator, tensors):
+    """Copies the first rank's values to the others."""
+    for tensor in tensors:
+        values = tensor.detach().contiguous()
+        size = values.numel() * values.element_size()
+        status = _native.load().broadcast(communicator.address, values.data_ptr(), values.data_ptr(), size, _native.UINT8, 0, None)
+        if status != OK:
+            raise _communicator.BackendError(f"shoal: {_communicator.timed_out(status)}{_native.error_of(status, comm=communicator.address)}")
+        tensor.detach().copy_(values)
 
 
 class StageSums:
     """The gradients of this rank's stages. Making it is a collective call of the ranks that have the same stages; the first one's
-    values are copied to the others."""
+    values are copied to the others. op: SUM or AVG. apart: parameters, by their ids, that are summed elsewhere."""
 
-    def __init__(self, group, module, stages):
-        self._group = ddp._group_of(group, None, "cpu")
-        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    def __init__(self, communicator, module, stages, op, apart=()):
+        named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad and id(parameter) not in apart]
         self._parameters = [parameter for _, parameter in named]
         numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
         self._numbers_of = {stage.number: [numbers[id(each)] for each in stage.parameters if id(each) in numbers] for stage in stages}
-        values = [each.detach() for each in (*module.parameters(), *module.buffers())]
-        dist._broadcast_coalesced(self._group, values, ddp.BROADCAST_BYTES, 0)
+        self._communicator = communicator
+        broadcast(communicator, [*module.parameters(), *module.buffers()])
         self._former, self._left, self._reducer = [], [], None
         if named:
-            timeout = _communicator.timeouts.get(f"torch.{self._group.group_name}")
-            store = dist.distributed_c10d._get_process_group_store(self._group)
-            own = _gradients.Communicator(store, self._group.rank(), self._group.size(), timeout, "replicas")
-            self._communicator, names = own, [name for name, _ in named]
-            self._reducer = _gradients.Reducer(own, names, self._parameters)
+            self._reducer = _gradients.Reducer(communicator, [name for name, _ in named], self._parameters, op=op)
 
     def begin(self):
-        """Puts gradients of former steps aside, which are averages already."""
+        """Puts gradients of former steps aside, which are sums already."""
         if self._reducer is None:
             return
         self._former = [parameter.grad for parameter in self._parameters]
@@ -53,16 +60,16 @@ class StageSums:
                 self._reducer.ready(number, self._reducer.place(number, self._parameters[number].grad))
 
     def finish(self):
-        """Waits for the averages, and adds them to the gradients of former steps."""
+        """Waits for the sums, and adds them to the gradients of former steps."""
         if self._reducer is None:
             return
         self._reducer.finish()
         for number, (parameter, former) in enumerate(zip(self._parameters, self._former)):
-            average = self._reducer.views[number]
-            parameter.grad = average.clone() if former is None else former.add_(average)
+            result = self._reducer.views[number]
+            parameter.grad = result.clone() if former is None else former.add_(result)
 
     def fail(self, text):
-        """Ends the wait of the other replicas."""
+        """Ends the wait of the other ranks."""
         if self._reducer is not None:
             self._reducer.fail(_native.ERR_ABORTED, text)
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from .. import _native
-from . import _backward, _parcels
+from . import _backward, _parcels, _shares
 
 
 class Kept(typing.NamedTuple):
@@ -22,11 +22,14 @@ class Kept(typing.NamedTuple):
 
 class Stage:
     """A stage. modules: by mode, True for training: the stage as Split.module() returns it, and the sources and targets that it
-    has in this mode. sources and targets: those of all modes, to which a message always goes. team: of tensor parallelism, or None."""
+    has in this mode. sources and targets: those of all modes, to which a message always goes. team: of tensor parallelism, or None.
+    shares: StageShares if some stages have replicas, or None. ways_in and ways_out: the stage from or to which each message goes."""
 
-    def __init__(self, number, modules, sources, targets, is_last, team=None):
-        self.number, self.is_last, self._team = number, is_last, team
+    def __init__(self, number, modules, sources, targets, is_last, team=None, shares=None):
+        self.number, self.is_last, self._team, self.shares = number, is_last, team, shares
         self._modules, self.sources, self.targets = modules, sources, targets
+        self.ways_in = [stage for stage, _ in shares.ways(sources)] if shares else sources
+        self.ways_out = [stage for stage, _ in shares.ways(targets)] if shares else targets
         self._without_gradient = []  # parameters that had none when the pass began
         self.parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
 
@@ -34,16 +37,22 @@ class Stage:
         """Begins a pass."""
         self._without_gradient = [each for each in self.parameters if each.grad is None]
 
-    def forward(self, is_training, inputs, received):
-        """Returns a value for each target, and the model's result. inputs: the model's on the first stage, objects on others."""
+    def forward(self, is_training, inputs, received, samples=None):
+        """Returns what to send in each message, and the model's result. inputs: the tensors of the batch on the first stage, objects
+        on others, and with shares the number of samples of the microbatch."""
         module, sources, targets = self._modules[is_training]
-        arrived = dict(zip(self.sources, (each.value for each in received)))
+        if self.shares and received:
+            samples, arrived = self.shares.join(is_training, self.sources, received)
+        else:
+            arrived = dict(zip(self.sources, (each.value for each in received)))
         if self._team is not None:
             arrived = {source: self._team.unpacked(value) for source, value in arrived.items()}
         sent, result = module(*inputs, *(arrived[source] for source in sources))
         if self._team is not None:
             sent, result = [self._team.packed(value) for value in sent], self._team.whole(result)
         sent = dict(zip(targets, sent))
+        if self.shares:
+            return self.shares.cut(is_training, self.targets, sent, samples) if sent else [], result
         return [sent.get(target, []) for target in self.targets], result
 
     @contextlib.contextmanager
@@ -93,7 +102,7 @@ def _roots_of(kept, received):
     """Returns the tensors at which the backward pass begins, and their gradients."""
     if kept.loss is not None:
         return ([kept.loss], [None]) if kept.loss.requires_grad else ([], [])
-    pairs = [(tensor, gradient) for sent, arrived in zip(kept.sent, received) for tensor, gradient in zip(sent, arrived.value)
+    pairs = [(tensor, gradient) for sent, arrived in zip(kept.sent, received) for tensor, gradient in zip(sent, arrived.value or [])
              if gradient is not None and tensor.requires_grad]
     return [tensor for tensor, _ in pairs], [gradient for _, gradient in pairs]
 
@@ -102,12 +111,13 @@ def _roots_of(kept, received):
 
 
 class Pass:
-    """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. complete(stage) is
-    called with the number of a stage whose gradients are complete."""
+    """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. sum_replicas(stage)
+    and sum_tied(tie) begin the sums of gradients that are complete."""
     _takes_objects = False  # values of any type may go from stage to stage
 
-    def __init__(self, stages, batch, loss, is_training, executor, complete):
-        self._stages, self._complete = {stage.number: stage for stage in stages}, complete
+    def __init__(self, stages, batch, loss, is_training, executor, sum_replicas, sum_tied):
+        self._stages = {stage.number: stage for stage in stages}
+        self._sum_replicas, self._sum_tied = sum_replicas, sum_tied
         self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
         self._kept, self._rest, self._draws = {}, {}, {}
         self.results = {}  # what the model returns in an evaluation, by microbatch
@@ -117,6 +127,12 @@ class Pass:
 
     def compute(self, work):
         stage, place = self._stages[work.action.stage], (work.action.stage, work.action.microbatch)
+        if work.action.kind == _native.SUM_REPLICAS:
+            self._sum_replicas(stage.number)
+            return
+        if work.action.kind == _native.SUM_TIED:
+            self._sum_tied(work.action.microbatch)
+            return
         if work.action.kind in (_native.FORWARD, _native.RECOMPUTE):
             with torch.set_grad_enabled(self._loss is not None):
                 if work.action.kind == _native.RECOMPUTE:
@@ -132,8 +148,6 @@ class Pass:
                 self._rest.pop(place)()
             else:
                 self._backward(stage, place, work, self._read_inputs(work))
-        if work.is_last_gradient:
-            self._complete(stage.number)
 
     def _read_inputs(self, work):
         is_gradient = work.action.kind not in (_native.FORWARD, _native.RECOMPUTE)
@@ -146,9 +160,9 @@ class Pass:
         values, loss = self._values(stage, place, received)
         if values is None:
             self._kept[place] = None
-            self._send_absent(outputs, len(stage.targets))
+            self._send_absent(outputs, len(stage.ways_out))
             return
-        sent = [self._send(value, outputs[number]) for number, value in enumerate(values)]
+        sent = self._send_all(values, outputs, stage.ways_out)
         if self._loss is not None:
             self._kept[place] = Kept(received, sent, loss)
 
@@ -163,26 +177,26 @@ class Pass:
             raise RuntimeError("shoal: stage 0 changes its inputs in place, so it cannot be recomputed: let its first unit copy them, or "
                                "leave it out of recompute=")
         if values is None:
-            self._send_absent(outputs, len(stage.targets))
+            self._send_absent(outputs, len(stage.ways_out))
             return
-        for number, value in enumerate(values):
-            self._send(value, outputs[number])
+        self._send_all(values, outputs, stage.ways_out)
 
     def _recompute(self, stage, place, received):
         """Repeats a forward pass with the same random numbers. It sends nothing, and does not count in statistics and losses."""
         with torch.random.fork_rng(devices=[]), stage.statistics_kept():
             torch.set_rng_state(self._draws.pop(place))
             values, loss = self._values(stage, place, received, is_counted=False)
-        sent = values and [_parcels.Message(value, self._takes_objects).given for value in values]
+        sent = values and [[] if value is _shares.ABSENT else _parcels.Message(value, self._takes_objects).given for value in values]
         self._kept[place] = None if values is None else Kept(received, sent or [], loss)
 
     def _values(self, stage, place, received, is_counted=True):
         """Returns a value for each target, and the loss on the last stage; (None, None) for a microbatch without samples."""
         microbatch, loss = place[1], None
         inputs = self._batch.inputs(microbatch) if stage.number == 0 else ()
-        if inputs is None or any(each.is_absent for each in received):
+        if inputs is None or (received and all(each.is_absent for each in received)):
             return None, None
-        values, result = stage.forward(self._is_training, inputs, received)
+        samples = self._batch.samples(microbatch) if stage.shares and stage.number == 0 else None
+        values, result = stage.forward(self._is_training, inputs, received, samples)
         result = _apart(result, received) if stage.is_last else result
         if stage.is_last and self._loss is not None:
             loss = self._loss_of(microbatch, result, is_counted)
@@ -205,13 +219,21 @@ class Pass:
         for number in range(count):
             _parcels.write_note(outputs[number], _parcels.ABSENT)
 
-    def _send(self, value, parcel):
-        """Fills a struct shoal_parcel, and returns the value's tensors. One tensor is read where it is; several are copied to one
-        piece of memory."""
+    def _send_all(self, values, outputs, stages):
+        """Sends a value in each message. stages: where they go. Returns the tensors of each."""
+        return [self._send(value, outputs[number], stage in self._stages) for number, (stage, value) in enumerate(zip(stages, values))]
+
+    def _send(self, value, parcel, is_near):
+        """Fills a struct shoal_parcel, and returns the value's tensors. is_near: the other stage is on this rank, and reads a tensor
+        where it is. Other messages are copied to the pipeline's memory, from which their receiver takes them without this rank. It
+        would have to copy a tensor of torch's piece by piece, while it computes."""
+        if value is _shares.ABSENT:
+            _parcels.write_note(parcel, _parcels.ABSENT)
+            return []
         message = _parcels.Message(value, self._takes_objects)
         _parcels.write_note(parcel, message.note)
         single = message.single()
-        if single is not None:
+        if single is not None and is_near:
             parcel.data, parcel.bytes, parcel.owner = single.data_ptr(), message.size_of_single(), self._executor.hold(single)
         elif message.bytes:
             parcel.data, parcel.bytes = self._executor.alloc(message.bytes), message.bytes
@@ -224,14 +246,13 @@ class Pass:
         kept = self._kept.pop(place)
         if kept is None:
             self._rest[place] = lambda: None
-            self._send_absent(work.outputs, len(stage.sources))
+            self._send_absent(work.outputs, len(stage.ways_in))
             return
         if work.action.kind == _native.BACKWARD:
             gradients = stage.backward(kept, received)
         else:
             gradients, self._rest[place] = stage.input_gradients(kept, received)
-        for number, value in enumerate(gradients):
-            self._send(value, work.outputs[number])
+        self._send_all(gradients, work.outputs, stage.ways_in)
 
 
 def _saved_nothing(_):
@@ -259,10 +280,11 @@ def arguments_of(given):
 
 
 class Batch:
-    """A batch in microbatches. Batches that do not fit are refused inside of a computation, so that all ranks learn of it."""
+    """A batch in microbatches. Batches that do not fit are refused inside of a computation, so that all ranks learn of it. own: of
+    a replica, a function that returns the first sample and the number of those that it has of so many."""
 
-    def __init__(self, inputs, targets, count, recorded):
-        self._given, self._count, self._recorded = (inputs, targets), count, recorded
+    def __init__(self, inputs, targets, count, recorded, own=None):
+        self._given, self._count, self._recorded, self._own = (inputs, targets), count, recorded, own
         self._inputs = self._targets = self._shares = None
 
     def inputs(self, microbatch):
@@ -271,8 +293,22 @@ class Batch:
             if self._given[0] is None:
                 raise ValueError("shoal: the rank of the first stage needs the batch's inputs: they are None")
             self._inputs = [self._leaves(each) for each in self._divided(self._given[0], "inputs")]
-        leaves = self._inputs[microbatch]
+        leaves = self._own_part(self._inputs[microbatch])
         return leaves if _rows(leaves) else None
+
+    def samples(self, microbatch):
+        """Returns the number of samples of all replicas."""
+        return _rows(self._inputs[microbatch])
+
+    def _own_part(self, given):
+        if self._own is None:
+            return given
+        rows = {leaf.shape[0] for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.dim()}
+        if len(rows) > 1:
+            raise ValueError(f"shoal: a microbatch cannot be divided among replicas: the first dimensions of its tensors are {sorted(rows)}, "
+                             "but must be the same number of samples")
+        return pytree.tree_map(lambda leaf: leaf.narrow(0, *self._own(leaf.shape[0])) if isinstance(leaf, torch.Tensor) and leaf.dim() else leaf,
+                               given)
 
     def _leaves(self, given):
         leaves, form = pytree.tree_flatten(arguments_of(given))
@@ -289,16 +325,16 @@ class Batch:
             return ()
         if self._targets is None:
             self._targets = self._divided(self._given[1], "targets")
-        return (self._targets[microbatch],)
+        return (self._own_part(self._targets[microbatch]),)
 
     def share(self, microbatch):
-        """Returns the microbatch's share of all samples."""
+        """Returns the share of all samples that this replica has of the microbatch."""
         if self._shares is None:
             divided = self._targets or self._divided(self._given[0], "inputs")
             if divided is None:
                 raise ValueError("shoal: the rank of the last stage needs the batch's targets, or else its inputs: both are None")
             rows = [_rows(pytree.tree_leaves(each)) for each in divided]
-            self._shares = [each / sum(rows) for each in rows]
+            self._shares = [(self._own(each)[1] if self._own else each) / sum(rows) for each in rows]
         return self._shares[microbatch]
 
     def rows(self):

@@ -30,7 +30,7 @@ class FunctionPass(_stages.Pass):
 
     def __init__(self, pipeline, call, is_training, has_gradients, factor):
         loss = True if has_gradients else None  # only whether there is one
-        super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor, pipeline._sums.complete)
+        super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor, pipeline._sums.complete, pipeline._ties.begin_sum)
         self._recorded, self._call, self._factor = pipeline._splits[True].recorded, call, factor
         self._takes_objects = pipeline._takes_objects
         self._stage = self._received = self._outputs = self._sent = None  # the action that runs has these
@@ -70,7 +70,7 @@ class FunctionPass(_stages.Pass):
                                "call the model in two step functions")
         inputs = self._inputs(args, kwargs)
         values, result = self._stage.forward(self._is_training, inputs, self._received)
-        self._sent = [self._send(value, self._outputs[number]) for number, value in enumerate(values)]
+        self._sent = self._send_all(values, self._outputs, self._stage.ways_out)
         if not self._stage.is_last:
             raise Reached()
         return result

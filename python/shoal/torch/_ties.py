@@ -1,52 +1,57 @@
-"""Parameters that stages on several ranks use. Each of these ranks has a copy; they begin with equal values, and after each step
-their gradients are summed."""
+"""Parameters that stages on several ranks use. Each of these ranks has a copy; they begin with equal values, and their gradients are
+summed. The schedule says when a sum begins (SUM_TIED); the ranks go on computing meanwhile."""
 from __future__ import annotations
+
+import ctypes
 
 import torch
 import torch.distributed as dist
 
 from .. import _native
 from .._native import OK
-from . import _gradients, _split
+from . import _gradients, _split, _stage_sums
 from ._communicator import BackendError, timed_out
 
 
 def ties_of(model, splits, schedule):
-    """Returns (names, ranks) for each parameter of several ranks, the same list on all ranks."""
-    names, ranks = {}, {}
+    """Returns (names, stages) for each parameter of several ranks of the schedule, the same list on all ranks."""
+    names, stages_of = {}, {}
     for stage in range(schedule.stages):
         for name, parameter in _split.parts(splits, [stage], model).named_parameters():
-            ranks.setdefault(id(parameter), set()).add(schedule.rank_of(stage))
+            stages_of.setdefault(id(parameter), []).append(stage)
             names.setdefault(id(parameter), set()).add(name)
-    return [(sorted(names[key]), sorted(ranks[key])) for key in names if len(ranks[key]) > 1]
+    return [(sorted(names[key]), stages) for key, stages in stages_of.items() if len({schedule.rank_of(stage) for stage in stages}) > 1]
 
 
 class Ties:
-    """The tied parameters of this rank. Making it is a collective call. parameters: this rank's, by name."""
+    """The tied parameters of this rank, with the numbers of their ties. Making it is a collective call. parameters: this rank's, by
+    name."""
 
-    def __init__(self, ties, parameters, store, rank, timeout):
-        self._library, self._ties, self._former, self._elsewhere = _native.load(), [], {}, set()
+    def __init__(self, ties, schedule, parameters, store, member, timeout):
+        self._library, self._ties, self._former, self._elsewhere = _native.load(), {}, {}, set()
+        self._requests = []  # sums under way: (tie, request, gradient)
         communicators = {}
-        for names, ranks in ties:
-            if rank not in ranks:
+        for number, (names, stages) in enumerate(ties):
+            members = schedule.members_of(stages)
+            if member not in members:
                 continue
-            if tuple(ranks) not in communicators:
-                own = dist.PrefixStore("shoal tied " + " ".join(map(str, ranks)), store)
-                communicators[tuple(ranks)] = _gradients.Communicator(own, ranks.index(rank), len(ranks), timeout, "tied")
+            if members not in communicators:
+                own = dist.PrefixStore("shoal tied " + " ".join(map(str, members)), store)
+                communicators[members] = _gradients.Communicator(own, members.index(member), len(members), timeout, "tied")
             parameter = next(parameters[name] for name in names if name in parameters)
-            self._ties.append((names[0], parameter, communicators[tuple(ranks)]))
-            if ranks[0] != rank:
+            self._ties[number] = (names[0], parameter, communicators[members])
+            if members[0] != member:
                 self._elsewhere.add(id(parameter))
         self.communicators = list(communicators.values())
 
+    def ids(self):
+        """Returns the ids of the tied parameters of this rank."""
+        return {id(parameter) for _, parameter, _ in self._ties.values()}
+
     def share_first(self):
         """Copies the values of the first rank of each tie to its other ranks."""
-        for _, parameter, communicator in self._ties:
-            values = parameter.detach().contiguous()
-            size = values.numel() * values.element_size()
-            self._check(communicator, self._library.broadcast(communicator.address, values.data_ptr(), values.data_ptr(), size,
-                                                              _native.UINT8, 0, None))
-            parameter.detach().copy_(values)
+        for _, parameter, communicator in self._ties.values():
+            _stage_sums.broadcast(communicator, [parameter])
 
     def counted_once(self, parameters):
         """Returns those of this rank's parameters that no lower rank has."""
@@ -55,30 +60,51 @@ class Ties:
     def begin(self):
         """Puts gradients of former steps aside, which are sums already."""
         self._former = {}
-        for name, parameter, _ in self._trained():
-            self._former[name], parameter.grad = parameter.grad, None
+        for number, (_, parameter, _) in self._trained().items():
+            self._former[number], parameter.grad = parameter.grad, None
 
-    def sum(self):
-        """Sums the gradients of a step."""
-        for name, parameter, communicator in self._trained():
-            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            if gradient.layout is not torch.strided:
-                raise TypeError(f"shoal: the gradient of the tied parameter {name} is a tensor of {gradient.layout}, but must be dense")
-            gradient = gradient.detach().contiguous()
-            kind, each = _gradients.TYPES[gradient.dtype]
-            self._check(communicator, self._library.allreduce(communicator.address, gradient.data_ptr(), gradient.data_ptr(),
-                                                              gradient.numel() * each, kind, _native.SUM, None))
-            former = self._former.pop(name)
+    def begin_sum(self, number):
+        """The gradients of this rank are complete: begins their sum."""
+        if number not in self._trained():
+            return
+        name, parameter, communicator = self._ties[number]
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if gradient.layout is not torch.strided:
+            raise TypeError(f"shoal: the gradient of the tied parameter {name} is a tensor of {gradient.layout}, but must be dense")
+        gradient, request = gradient.detach().contiguous(), ctypes.c_void_p()
+        kind, each = _gradients.TYPES[gradient.dtype]
+        self._check(communicator, self._library.allreduce_post(communicator.address, gradient.data_ptr(), gradient.data_ptr(),
+                                                               gradient.numel() * each, kind, _native.SUM, None, ctypes.byref(request)))
+        self._requests.append((number, request, gradient))
+
+    def begin_sums(self):
+        """Begins all sums, in the same order on all ranks."""
+        for number in self._trained():
+            self.begin_sum(number)
+
+    def finish(self):
+        """Waits for the sums, and adds them to the gradients of former steps."""
+        while self._requests:
+            number, request, gradient = self._requests[0]
+            status = self._library.request_wait(request, _gradients.FOREVER)  # it has a deadline of its own
+            self._library.request_free(request)
+            del self._requests[0]
+            self._check(self._ties[number][2], status)
+            former, parameter = self._former.pop(number), self._ties[number][1]
             parameter.grad = gradient if former is None else former.add_(gradient)
 
     def _trained(self):
-        return [tie for tie in self._ties if tie[1].requires_grad]
+        return {number: tie for number, tie in self._ties.items() if tie[1].requires_grad}
 
     def restore(self):
-        """Drops the gradients of a step that has failed."""
-        for name, parameter, _ in self._ties:
-            if name in self._former:
-                parameter.grad = self._former.pop(name)
+        """Drops the gradients of a step that has failed, and whose communicators have."""
+        for _, request, _ in self._requests:
+            self._library.request_wait(request, _gradients.FOREVER)
+            self._library.request_free(request)
+        self._requests = []
+        for number, former in self._former.items():
+            self._ties[number][1].grad = former
+        self._former = {}
 
     @staticmethod
     def _check(communicator, status):

@@ -10,7 +10,8 @@ docs/pipelines.md).
 
     making    the forward pass is recorded as calls of units (_graph.py), cut into stages (_split.py); a rank keeps its stages
     step      the library runs the schedule: it calls this rank for each action and carries messages between stages; a stage
-              computes with autograd (_stages.py). Then gradients of tied parameters are summed (_ties.py)
+              computes with autograd (_stages.py), of a replica for its share of the samples (_shares.py). Meanwhile gradients are
+              summed over replicas (_stage_sums.py) and ties (_ties.py)
 """
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from torch import nn
 
 from .. import _native
 from .._native import OK
-from . import _communicator, _divided, _executor, _gradients, _graph, _own_part, _profile, _schedules, _split, _stage_sums, _stages, _ties, ddp
+from . import (_communicator, _divided, _executor, _gradients, _graph, _own_part, _profile, _replicas, _schedules, _shares, _split,
+               _stage_sums, _stages, _ties, ddp)
 
 
 RECOMPUTES = {False: _native.RECOMPUTES_AS_SCHEDULED, True: _native.RECOMPUTES_ALL, "auto": _native.RECOMPUTES_IF_SHORT}
@@ -50,6 +52,10 @@ class Pipeline:
     members of every ModuleList and Sequential that contain no longer list, and other modules without lists. `init`: for a model on the device meta, a
     function that sets the parameters and buffers that a module owns itself; by default its reset_parameters().
 
+    `replicate`: a stage may be on several ranks, each of which computes a share of the samples of each microbatch. "auto": the library
+    chooses the number of stages and the ranks of each, with the shortest predicted step. A list: how many ranks each rank of the
+    schedule becomes, in all as many as the group has: [3, 1] runs a schedule of two ranks on four, stage 0 on ranks 0 to 2.
+
     `replicas`: a process group of the ranks that have the same stages of several pipelines, each with a batch of its own: their
     gradients are averaged. The ranks of one pipeline are `process_group`.
 
@@ -58,16 +64,24 @@ class Pipeline:
     _takes_objects = False  # whether arguments that are objects may change from step to step: then all ranks have them
 
     def __init__(self, model, example, stages=None, microbatches=1, schedule="1f1b", loss=None, cuts=None, memory=None, units=None,
-                 init=None, partition=None, process_group=None, replicas=None, recompute=False):
+                 init=None, partition=None, process_group=None, replicas=None, recompute=False, replicate=None):
         _check(model, microbatches)
         recompute = _recompute_of(recompute, cuts)
         self.process_group = ddp._group_of(process_group, None, "cpu")
+        self._replicate = _replicas.replicate_of(replicate, self.process_group.size(), cuts, schedule, replicas)
         self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
         self._tensor, self._replicas = _divided.parts_of(model)[1], replicas  # the team of tensor parallelism, or None
-        recorded = _record_modes(model, example, _graph.unit_chooser(model, units), self._takes_objects)
+        chooser = _graph.unit_chooser(model, units)
+        recorded = _record_modes(model, example, chooser, self._takes_objects)
+        self._parts = None  # how values depend on samples, by the mode
+        if self._replicate is not None:
+            if self._tensor is not None:
+                raise NotImplementedError("shoal: replicate= does not divide the samples of a model whose layers are divided: use replicas=")
+            twice, rows = _record_modes(model, _shares.doubled(example), chooser, self._takes_objects), _shares.rows_of(example)
+            self._parts = {mode: _shares.Parts(each, twice[mode], rows) for mode, each in recorded.items()}
         self.units, self._whole, self._partition = recorded[True].units, recorded[True].whole, None
         if cuts is not None:
-            self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches, stages or len(cuts) + 1)
+            self.schedule = self._schedule_of(schedule, stages or len(cuts) + 1)
             self.schedule = self.schedule.recomputed(recompute) if recompute else self.schedule
             self._communicator = self._join()
             borders = self._borders(list(cuts))
@@ -81,6 +95,11 @@ class Pipeline:
         self._make(model, init)
 
     # ---- Making ----
+
+    def _schedule_of(self, wanted, stages):
+        ranks = self.process_group.size() if self._replicate is None else len(self._replicate)
+        schedule = _schedules.schedule_of(wanted, ranks, self.microbatches, stages)
+        return schedule if self._replicate is None else schedule.replicated(self._replicate)
 
     def _join(self):
         group = self.process_group
@@ -111,9 +130,9 @@ class Pipeline:
 
     def _plain_schedule(self, wanted, stages):
         """Returns the schedule if it does not depend on the model's profile, else None."""
-        if _schedules.is_word(wanted) and wanted == "auto":
+        if _schedules.is_word(wanted) and "auto" in (wanted, self._replicate):
             return None
-        schedule = _schedules.schedule_of(wanted, self.process_group.size(), self.microbatches, stages)
+        schedule = self._schedule_of(wanted, stages)
         if len(self.units) < schedule.stages:
             reasons = "".join(f"; {name} is one unit, because it cannot be recorded: {reason}" for name, reason in self._whole.items())
             raise ValueError(f"shoal: the model has {len(self.units)} units ({', '.join(self.units)}), and this schedule of "
@@ -124,8 +143,8 @@ class Pipeline:
         """Returns the numbers of the units at which stages 1, 2, ... begin."""
         is_list = recompute not in (False, True, "auto")
         if is_list and plain is None:
-            raise ValueError("shoal: recompute has numbers of stages, which the schedule \"auto\" does not know yet: choose a schedule, or "
-                             "pass True or \"auto\"")
+            raise ValueError("shoal: recompute has numbers of stages, which \"auto\" does not know yet, as schedule= or replicate=: choose a "
+                             "schedule and replicas, or pass True or \"auto\"")
         if plain is not None and recompute and recompute != "auto":
             plain = plain.recomputed(recompute)
         if plain is not None and plain.stages == 1:
@@ -134,7 +153,8 @@ class Pipeline:
         profile = self._profile(model, recorded, example)
         schedule = wanted if _schedules.is_word(wanted) and not is_list else plain
         options = {"recomputes": RECOMPUTES[recompute], **options} if not is_list else options
-        self._partition = _profile.Partition(profile, schedule, self.process_group.size(), self.microbatches, stages, memory, options)
+        self._partition = _profile.Partition(profile, schedule, self.process_group.size(), self.microbatches, stages, memory, options,
+                                             self._replicate)
         self.schedule = self._partition.schedule
         return self._partition.first_units[1:]
 
@@ -168,9 +188,12 @@ class Pipeline:
 
     def _make(self, model, init):
         group, self._model = self.process_group, model
-        self._own = [stage for stage in range(self.schedule.stages) if self.schedule.rank_of(stage) == group.rank()]
+        rank, self._replica = self.schedule.place(group.rank())
+        self._own = [stage for stage in range(self.schedule.stages) if self.schedule.rank_of(stage) == rank]
         splits = list(self._splits.values())
         ties = _ties.ties_of(model, splits, self.schedule)
+        # With other pipelines beside this one, gradients are averaged over these before those of ties are summed.
+        self.schedule = self.schedule.with_sums([stages for _, stages in ties] if self._replicas is None else [], self._replicas is not None)
         _own_part.keep(model, _split.parts(splits, self._own, model), init)
         self.module = _split.parts(splits, self._own, model)
         known = set(model.modules())
@@ -179,16 +202,43 @@ class Pipeline:
         edges = sorted({edge for each in self._splits.values() for edge in each.edges})
         self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
         named = dict(self.module.named_parameters(remove_duplicate=False))
-        self._ties = _ties.Ties(ties, named, self._store, group.rank(), self._timeout)
+        self._ties = _ties.Ties(ties, self.schedule, named, self._store, group.rank(), self._timeout)
         self._stages = [self._stage(stage, model, edges) for stage in self._own]
-        self._sums = _stage_sums.NoSums() if self._replicas is None else _stage_sums.StageSums(self._replicas, self.module, self._stages)
+        self._sums = self._make_sums()
         self._ties.share_first()
+
+    def _make_sums(self):
+        """Returns the sums over the replicas of this rank's stages, or over those of the pipeline."""
+        self._team, rank = None, self.schedule.place(self.process_group.rank())[0]
+        count = self.schedule.replicas()[rank]
+        if self._replicas is not None:
+            replicas = ddp._group_of(self._replicas, None, "cpu")
+            store = torch.distributed.distributed_c10d._get_process_group_store(replicas)
+            timeout = _communicator.timeouts.get(f"torch.{replicas.group_name}")
+            self._team = _gradients.Communicator(store, replicas.rank(), replicas.size(), timeout, "replicas")
+            return _stage_sums.StageSums(self._team, self.module, self._stages, _native.AVG)
+        if count == 1:
+            return _stage_sums.NoSums()
+        members = self.schedule.members_of(self._own)
+        store = torch.distributed.PrefixStore("shoal replicas " + " ".join(map(str, members)), self._store)
+        self._team = _gradients.Communicator(store, self._replica, count, self._timeout, "replicas")
+        return _stage_sums.StageSums(self._team, self.module, self._stages, _native.SUM, self._ties.ids())
+
+    def _shares_of(self, number, edges):
+        """Returns what a replica cuts and joins, or None for a pipeline without replicas."""
+        if self._parts is None:
+            return None
+        parts = {(mode, *edge): [self._parts[mode].of(node) for node in nodes]
+                 for mode, split in self._splits.items() for edge, nodes in split.edges.items()}
+        others = {stage: self.schedule.replicas_of(stage) for stage in range(self.schedule.stages)}
+        return _shares.StageShares(number, (others[number], self._replica), others, parts)
 
     def _stage(self, number, model, edges):
         modules = {mode: (split.module(number, model), split.sources(number), split.targets(number))
                    for mode, split in self._splits.items()}
         sources, targets = [begin for begin, end in edges if end == number], [end for begin, end in edges if begin == number]
-        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1, self._tensor)
+        return _stages.Stage(number, modules, sources, targets, number == self.schedule.stages - 1, self._tensor,
+                             self._shares_of(number, edges))
 
     def explain(self):
         """Returns a line for the schedule, one for each stage (its units, its time, and why it begins where it does), one for the
@@ -196,7 +246,7 @@ class Pipeline:
         if self._partition is not None:
             return self._partition.text(self.units)
         again = self.schedule.recomputed_stages()
-        return "\n".join(f"stage {stage} on rank {self.schedule.rank_of(stage)}: {', '.join(self._splits[True].units_of(stage)) or 'no unit'}"
+        return "\n".join(f"stage {stage} on {_replicas.members_named(self.schedule, stage)}: {', '.join(self._splits[True].units_of(stage)) or 'no unit'}"
                          f"{'; recomputed' if stage in again else ''}" for stage in range(self.schedule.stages))
 
     # ---- Passes ----
@@ -211,7 +261,8 @@ class Pipeline:
             raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
         done = self._run(inputs, targets, self._loss)
         rows, last = done.rows, self.schedule.stages - 1
-        told = [done.loss, rows[0] if 0 in self._own else 0, rows[1] if last in self._own else 0]  # the loss is 0 on other ranks
+        is_first = self._replica == 0  # its batch counts for all replicas
+        told = [done.loss, rows[0] if 0 in self._own and is_first else 0, rows[1] if last in self._own and is_first else 0]
         loss, inputs, targets = self._reduced(torch.tensor(told, dtype=torch.float64), _native.SUM).tolist()
         if inputs and targets and inputs != targets:
             raise ValueError(f"shoal: the batch has {inputs:.0f} samples in its inputs and {targets:.0f} in its targets: the gradients of "
@@ -220,42 +271,51 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, inputs=None):
-        """Runs the forward passes only. Returns the model's result for the batch on the rank of the last stage, None on others."""
+        """Runs the forward passes only. Returns the model's result for the batch on the ranks of the last stage, None on others."""
         done = self._run(inputs, None, None)
+        if self._parts is not None and self._stages and self._stages[-1].is_last:
+            done.results = _replicas.gathered(self._team, done.results, self._parts[self.module.training].of_result())
         results = [done.results[number] for number in sorted(done.results)]
         return _stages.joined(results) if results else None
 
     __call__ = forward
 
     def _run(self, inputs, targets, loss):
-        batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded)
-        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete)
+        shares = self._stages[0].shares if self._stages else None
+        batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded, shares.own if shares else None)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete, self._ties.begin_sum)
         done.rows = batch.rows()
         self._perform(done, loss is not None)
         return done
 
     def _perform(self, done, has_gradients):
-        """Runs the schedule of a Pass. Gradients are then sums over ties and averages of replicas."""
+        """Runs the schedule of a Pass. Gradients are then sums over ties and replicas of stages, and averages of replicas."""
         try:
             if has_gradients:
                 self._ties.begin()
                 self._sums.begin()
             self._executor.run(done.compute, forward_only=not has_gradients)
         except BaseException as error:  # other ranks may have ended their pass, and wait
-            self._ties.restore()
             self._executor.fail([self._communicator, *self._ties.communicators])
+            self._ties.restore()
             self._sums.fail(str(error))
             raise
         if has_gradients:
             self._sums.finish()
-            self._ties.sum()
+            if self._replicas is not None:
+                self._ties.begin_sums()
+            self._ties.finish()
 
     def times(self):
-        """Returns the times of the last step on this rank: a dict of step_us, computed_us, waited_us, sending_us and bubble, and of
-        sent_bytes and received_bytes."""
+        """Returns the times of the last step on this rank: a dict of step_us, computed_us, waited_us, sending_us and bubble, of
+        sent_bytes and received_bytes, and of begin_ns, when the step began on the clock CLOCK_MONOTONIC, and actions: a list of
+        (name, waited_us, begin_us, end_us), such as ("1F3", 12.5, 830.0, 1420.0), in microseconds since then."""
         times = self._executor.times()
-        return {name: getattr(times, name) for name in ("step_us", "computed_us", "waited_us", "sending_us", "bubble", "sent_bytes",
-                                                        "received_bytes")}
+        found = {name: getattr(times, name) for name in ("step_us", "computed_us", "waited_us", "sending_us", "bubble", "sent_bytes",
+                                                         "received_bytes", "begin_ns")}
+        found["actions"] = [(_schedules.name_of(each.action), each.waited_us, each.begin_us, each.end_us)
+                            for each in (times.actions[number] for number in range(times.action_count))]
+        return found
 
     # ---- This rank's part of the model ----
 
@@ -286,15 +346,16 @@ class Pipeline:
     def clip_grad_norm_(self, max_norm, norm_type=2.0):
         """Like torch.nn.utils.clip_grad_norm_ of the whole model: returns the norm of the gradients of all stages, in which tied
         parameters count once. All ranks call it."""
-        own = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
-        counted = [each for each in self._ties.counted_once(self.module.parameters()) if each.grad is not None]
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        own = [] if self._replica else self._ties.counted_once(self.module.parameters())  # the first replica's count
+        counted = [each for each in own if each.grad is not None]
         power = _divided.power(counted, norm_type, _divided.parts_of(self.module)[0], self._tensor).reshape(1)
         if norm_type == math.inf:
             total = self._reduced(power, _native.MAX)[0].float()
         else:
             total = (self._reduced(power, _native.SUM) ** (1 / norm_type))[0].float()
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-        for gradient in own:
+        for gradient in gradients:
             gradient.mul_(factor.to(gradient.dtype))
         return total
 
@@ -315,7 +376,9 @@ class Pipeline:
         pipeline's parameters. torch hands tensors from a stage to the next one only, so skips go through the stages between. It knows
         no recomputed stages, and these become plain ones: wrap them in torch.utils.checkpoint."""
         split = self._splits[True]
-        return {stage: split.link(stage, self._model) for stage in self._own}, self.schedule.recomputed([]).text()
+        if self.schedule.size != self.schedule.ranks:
+            raise NotImplementedError("shoal: torch.distributed.pipelining runs no stage on several ranks: leave out replicate=")
+        return {stage: split.link(stage, self._model) for stage in self._own}, self.schedule.plain().text()
 
     def train(self, mode=True):
         """Sets the mode of training or evaluation, as for a module."""

@@ -45,6 +45,8 @@ static void rest_count(struct bound *bound, const struct shoal_action *action)
     const uint32_t microbatches = shoal_schedule_microbatches(problem->schedule);
     const bool is_last = action->stage + 1 == problem->stages;
     struct stage_rest *rest = &bound->rests[action->stage];
+    if (action->kind >= SHOAL_SUM_REPLICAS) /* their times are added to that of the schedule */
+        return;
     if (action->kind == SHOAL_FORWARD) {
         if (is_last)
             bound->last_order[rest->forwards] = action->microbatch;

@@ -21,7 +21,7 @@ struct choice {
 static struct shoal_stage_costs mean_costs(const struct shoal_profile *profile, const struct shoal_partition_options *options,
                                            uint32_t ranks)
 {
-    struct shoal_stage_costs costs = {0, 0, 0, options->latency_us};
+    struct shoal_stage_costs costs = {0, 0, 0, options->latency_us, 0, 0, 0};
     const bool recomputes_all = options->recomputes == SHOAL_RECOMPUTES_ALL;
     double outputs = 0;
     for (uint32_t i = 0; i < profile->count; i++) {

@@ -136,7 +136,9 @@ static void set_ranks(struct problem *problem)
     const struct shoal_partition_options *options = &problem->options;
     for (uint32_t r = 0; r < problem->ranks; r++) {
         problem->limits[r] = (double)(options->rank_memory_bytes ? options->rank_memory_bytes[r] : options->memory_bytes);
-        const double replicas = options->rank_replicas ? options->rank_replicas[r] : 1;
+        problem->replicas[r] =
+            options->rank_replicas ? options->rank_replicas[r] : shoal_schedule_replicas(problem->schedule, r);
+        const double replicas = problem->replicas[r];
         problem->shares[r] = 1 / replicas;
         problem->speeds[r] = (options->rank_speeds ? options->rank_speeds[r] : 1) * replicas;
     }
@@ -161,6 +163,7 @@ static bool problem_allocate(struct problem *problem)
     is_there &= (problem->limits = calloc(ranks, sizeof *problem->limits)) != NULL;
     is_there &= (problem->speeds = calloc(ranks, sizeof *problem->speeds)) != NULL;
     is_there &= (problem->shares = calloc(ranks, sizeof *problem->shares)) != NULL;
+    is_there &= (problem->replicas = calloc(ranks, sizeof *problem->replicas)) != NULL;
     is_there &= (problem->rank_stages = calloc(ranks, sizeof *problem->rank_stages)) != NULL;
     is_there &= (problem->pair_at = calloc(units + 2, sizeof *problem->pair_at)) != NULL;
     is_there &= (problem->pairs = calloc(count_pairs(problem->profile) + 1, sizeof *problem->pairs)) != NULL;
@@ -182,6 +185,7 @@ void problem_close(struct problem *problem)
     free(problem->limits);
     free(problem->speeds);
     free(problem->shares);
+    free(problem->replicas);
     free(problem->rank_stages);
     free(problem->pair_at);
     free(problem->pairs);
@@ -334,12 +338,14 @@ void problem_costs(const struct problem *problem, const uint32_t *division, stru
         costs_out[s] = (struct shoal_stage_costs){(problem->forward[to] - problem->forward[from]) / speed,
                                                   (problem->input[to] - problem->input[from]) / speed,
                                                   (problem->weight[to] - problem->weight[from]) / speed,
-                                                  problem->uses[s].is_far_back ? problem_transfer(problem, s + 1, to) : 0};
+                                                  problem->uses[s].is_far_back ? problem_transfer(problem, s + 1, to) : 0,
+                                                  0,
+                                                  0,
+                                                  0};
     }
 }
 
-/* The stage of a unit: the last one that begins at it or before, of those that are not empty. */
-static uint32_t division_stage(const struct problem *problem, const uint32_t *division, uint32_t unit)
+uint32_t division_stage(const struct problem *problem, const uint32_t *division, uint32_t unit)
 {
     uint32_t low = 0, high = problem->stages - 1;
     while (low < high) {
@@ -389,14 +395,14 @@ static double activations_of(const struct problem *problem, const uint32_t *divi
     return most * problem->shares[rank];
 }
 
-/* Bytes of the gradients that the units of a rank have, without shards. */
-static double problem_gradients(const struct problem *problem, const uint32_t *division, uint32_t rank)
+/* Bytes of parameters of a rank, without shards. */
+static double problem_rank_parameters(const struct problem *problem, const uint32_t *division, uint32_t rank)
 {
     double parameters = -shared_on(problem, division, rank);
     for (uint32_t s = 0; s < problem->stages; s++)
         if (problem->uses[s].rank == rank)
             parameters += problem->parameters[division[s + 1]] - problem->parameters[division[s]];
-    return parameters * problem->options.gradient_ratio;
+    return parameters;
 }
 
 struct memory_need problem_need(const struct problem *problem, const uint32_t *division, uint32_t rank)
@@ -446,19 +452,21 @@ double problem_excess(const struct problem *problem, const uint32_t *division)
     return lack > 0.5 ? lack : 0; /* half a byte is rounding */
 }
 
-/* Ranks that have units of a tie. */
-static uint32_t ranks_of_tie(const struct problem *problem, const uint32_t *division, const struct profile_tie *tie)
+/* Ranks that sum a tie's gradients, with their replicas: those that have units of it. 1 if that is one rank of the schedule,
+ * whose replicas sum these gradients with their others. */
+uint32_t problem_members(const struct problem *problem, const uint32_t *division, const struct profile_tie *tie)
 {
-    uint32_t ranks = 0, last = UINT32_MAX;
+    uint32_t ranks = 0, members = 0, last = UINT32_MAX;
     for (uint32_t i = 0; i < tie->count; i++) {
         const uint32_t stage = division_stage(problem, division, tie->units[i]), rank = problem->uses[stage].rank;
         bool is_new = stage != last; /* units rise, and so do their stages */
         for (uint32_t j = 0; j < i && is_new; j++)
             is_new = problem->uses[division_stage(problem, division, tie->units[j])].rank != rank;
         ranks += is_new;
+        members += is_new ? problem->replicas[rank] : 0;
         last = stage;
     }
-    return ranks;
+    return ranks > 1 ? members : 1;
 }
 
 double problem_sum_time(const struct problem *problem, const struct profile_tie *tie, uint32_t ranks)
@@ -473,19 +481,26 @@ static double time_of_ties(const struct problem *problem, const uint32_t *divisi
     double time = 0;
     for (size_t t = 0; t < problem->profile->tie_count; t++) {
         const struct profile_tie *tie = &problem->profile->ties[t];
-        time += problem_sum_time(problem, tie, ranks_of_tie(problem, division, tie));
+        time += problem_sum_time(problem, tie, problem_members(problem, division, tie));
     }
     return time;
 }
 
-/* Sums of gradients among the replicas of a rank, for all ranks at once: rings, 2 (k - 1) transfers of a k-th of the bytes. */
+double problem_replica_time(const struct problem *problem, uint32_t rank, double parameters)
+{
+    const double rate = problem->options.bytes_per_us, share = problem->shares[rank];
+    const double bytes = parameters * problem->options.gradient_ratio * share;
+    return 2 * (1 / share - 1) * (problem->options.latency_us + (rate > 0 ? bytes / rate : 0));
+}
+
+/* Sums of gradients among the replicas of a rank, for all ranks at once. */
 static double time_of_replicas(const struct problem *problem, const uint32_t *division)
 {
-    const double rate = problem->options.bytes_per_us;
     double longest = 0;
-    for (uint32_t r = 0; r < problem->ranks && problem->options.rank_replicas; r++) {
-        const double share = problem->shares[r], gradients = problem_gradients(problem, division, r);
-        const double time = 2 * (1 / share - 1) * (problem->options.latency_us + (rate > 0 ? gradients * share / rate : 0));
+    for (uint32_t r = 0; r < problem->ranks; r++) {
+        if (problem->replicas[r] == 1)
+            continue;
+        const double time = problem_replica_time(problem, r, problem_rank_parameters(problem, division, r));
         longest = time > longest ? time : longest;
     }
     return longest;
@@ -498,7 +513,7 @@ bool problem_allows(const struct problem *problem, const uint32_t *division)
             if (problem->pins[u] != SHOAL_ANY_STAGE && (uint32_t)problem->pins[u] != s)
                 return false;
     for (size_t t = 0; problem->options.keeps_ties_together && t < problem->profile->tie_count; t++)
-        if (ranks_of_tie(problem, division, &problem->profile->ties[t]) > 1)
+        if (problem_members(problem, division, &problem->profile->ties[t]) > 1)
             return false;
     return true;
 }

@@ -6,7 +6,6 @@
 
 #include "base/struct_bytes.h"
 
-
 struct shoal_partition {
     uint32_t stages, ranks;
     struct shoal_stage *stage;        /* [stages] */
@@ -14,6 +13,7 @@ struct shoal_partition {
     struct shoal_partition_times times;
     bool fits;                         /* each rank's need is within its limit */
     char (*reasons)[PARTITION_REASON]; /* [stages] */
+    struct partition_sums sums;
 };
 
 static const char *const methods[] = {
@@ -37,6 +37,7 @@ void shoal_partition_free(struct shoal_partition *partition)
     free(partition->stage);
     free(partition->memory);
     free(partition->reasons);
+    free(partition->sums.tied);
     free(partition);
 }
 
@@ -81,7 +82,7 @@ static void set_stages(struct shoal_partition *partition, struct problem *proble
         const double share = problem->shares[stage->rank];
         stage->kept_bytes = whole_bytes(share * (problem->kept[to] - problem->kept[from]));
         stage->received_bytes = whole_bytes(s > 0 ? share * problem->cut[from] : 0);
-        stage->replicas = problem->options.rank_replicas ? problem->options.rank_replicas[stage->rank] : 1;
+        stage->replicas = problem->replicas[stage->rank];
         stage->recomputes = shoal_schedule_recomputes(problem->schedule, s);
     }
 }
@@ -122,15 +123,19 @@ static enum shoal_status set_results(struct problem *problem, const uint32_t *di
     struct shoal_partition *partition = partition_allocate(problem);
     if (!partition)
         return SHOAL_ERR_MEMORY;
-    const enum shoal_status status = reasons_write(problem, division, verdict, partition->reasons);
+    partition->times = (struct shoal_partition_times)SHOAL_PARTITION_TIMES_INIT;
+    enum shoal_status status = reasons_write(problem, division, verdict, partition->reasons);
+    set_stages(partition, problem, division);
+    set_memory(partition, problem, division);
+    if (status == SHOAL_OK)
+        status = partition_sums_find(problem, division, partition->stage, &partition->sums);
+    if (status == SHOAL_OK)
+        status = partition_sums_time(problem, partition->stage, &partition->sums, &partition->times.overlapped);
     if (status != SHOAL_OK) {
         shoal_partition_free(partition);
         return status;
     }
-    set_stages(partition, problem, division);
-    set_memory(partition, problem, division);
     const bool is_rounded = bound > verdict->step && bound < verdict->step * (1 + 1e-9);
-    partition->times = (struct shoal_partition_times)SHOAL_PARTITION_TIMES_INIT;
     partition->times.step = verdict->step;
     partition->times.tied = verdict->tied;
     partition->times.replicas = verdict->replicas;
@@ -288,6 +293,14 @@ enum shoal_status shoal_partition_step_times(const struct shoal_partition *parti
         return SHOAL_ERR_ARGUMENT;
     shoal_struct_copy_out(times_out, &partition->times, sizeof *times_out);
     return SHOAL_OK;
+}
+
+enum shoal_status shoal_partition_add_sums(const struct shoal_partition *partition, const struct shoal_schedule *schedule,
+                                           int updates, struct shoal_schedule **schedule_out)
+{
+    if (!partition || !schedule || shoal_schedule_stages(schedule) != partition->stages)
+        return SHOAL_ERR_ARGUMENT;
+    return shoal_schedule_add_sums(schedule, partition->sums.tied, partition->sums.tied_count, 0, updates, schedule_out);
 }
 
 const char *shoal_partition_reason(const struct shoal_partition *partition, uint32_t stage)

@@ -9,6 +9,7 @@
  *     refine.c                             the search for the shortest predicted step
  *     reasons.c, advice.c                  why a stage begins where it does; what would fit
  *     partition_recompute.c                which stages are recomputed
+ *     partition_sums.c                     sums of gradients, in a schedule's own actions
  *     choose.c                             a schedule together with a partition
  *     replicate.c                          also the number of ranks, and which of them are replicated
  *
@@ -136,6 +137,7 @@ struct problem {
     struct stage_use *uses;                               /* [stages] */
     double *limits, *speeds;                              /* [ranks]: a replica's; that of all replicas together */
     double *shares;                                       /* [ranks]: the part of a microbatch that a replica has */
+    uint32_t *replicas;                                   /* [ranks] */
     uint32_t *rank_stages;                                /* [ranks]: how many */
     bool is_one_each;                                     /* no rank has two stages */
     bool recomputes_all;                                  /* all stages are recomputed */
@@ -205,7 +207,17 @@ uint32_t problem_neediest(const struct problem *problem, const uint32_t *divisio
 /* Returns what the neediest rank lacks, 0 if it is less than a byte. */
 double problem_excess(const struct problem *problem, const uint32_t *division);
 
-/* Returns the time of the sum of a tie's gradients among `ranks` ranks: a ring, 2 (k - 1) transfers of a k-th of the bytes. */
+/* Returns the stage of a unit: the last one that begins at it or before, of those that are not empty. */
+uint32_t division_stage(const struct problem *problem, const uint32_t *division, uint32_t unit);
+
+/* Returns how many ranks sum a tie's gradients, with their replicas; 1 if no two ranks of the schedule have units of it. */
+uint32_t problem_members(const struct problem *problem, const uint32_t *division, const struct profile_tie *tie);
+
+/* Returns the time of the sum of the gradients of some parameters among the replicas of a rank: a ring, 2 (k - 1) transfers of
+ * a k-th of the bytes. */
+double problem_replica_time(const struct problem *problem, uint32_t rank, double parameters);
+
+/* Returns the time of the sum of a tie's gradients among `ranks` ranks: such a ring. */
 double problem_sum_time(const struct problem *problem, const struct profile_tie *tie, uint32_t ranks);
 
 /* Returns true if a division respects pins and ties that must stay together. */
@@ -263,6 +275,22 @@ SHOAL_MUST_USE enum shoal_status reasons_write(struct problem *problem, const ui
 /* Writes what is short in a division that does not fit, and what would fit. Returns ERR_ARGUMENT, or ERR_MEMORY. */
 SHOAL_MUST_USE enum shoal_status advice_refuse(const struct problem *problem, const uint32_t *division,
                                                struct partition_text text);
+
+/* ---- partition_sums.c ---- */
+
+/* Stages that share parameters with stages of other ranks, and what their sums take. */
+struct partition_sums {
+    struct shoal_tied_stage *tied; /* owned by the partition */
+    size_t tied_count;
+};
+
+/* Lists the tied stages of a division, and sets sum_replicas and sum_tied of each stage. */
+SHOAL_MUST_USE enum shoal_status partition_sums_find(const struct problem *problem, const uint32_t *division,
+                                                     struct shoal_stage *stages, struct partition_sums *sums_out);
+
+/* Times the schedule with these sums in it. */
+SHOAL_MUST_USE enum shoal_status partition_sums_time(const struct problem *problem, const struct shoal_stage *stages,
+                                                     const struct partition_sums *sums, double *step_out);
 
 /* ---- partition.c ---- */
 

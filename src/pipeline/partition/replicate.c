@@ -134,6 +134,26 @@ static enum shoal_status check_replicate(const struct replication *all, struct p
     return SHOAL_OK;
 }
 
+/* Makes the partition for the replicas in the options, and the schedule with these. */
+static enum shoal_status choose_replicated(const struct shoal_profile *profile, const struct shoal_schedule_options *wanted,
+                                           const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
+                                           struct shoal_partition **partition_out, enum shoal_schedule_kind *kind_out,
+                                           struct partition_text text)
+{
+    struct shoal_schedule *plain = NULL;
+    struct shoal_partition *partition = NULL;
+    if (!schedule_out || !partition_out)
+        return partition_refuse(text, SHOAL_ERR_ARGUMENT, "schedule_out or partition_out is NULL");
+    PARTITION_TRY(shoal_partition_choose(profile, wanted, options, &plain, &partition, kind_out, text.at, text.bytes));
+    const enum shoal_status status = shoal_schedule_replicate(plain, options->rank_replicas, schedule_out);
+    shoal_schedule_free(plain);
+    if (status == SHOAL_OK)
+        *partition_out = partition;
+    else
+        shoal_partition_free(partition);
+    return status;
+}
+
 enum shoal_status shoal_partition_replicate(const struct shoal_profile *profile,
                                             const struct shoal_schedule_options *schedule_options,
                                             const struct shoal_partition_options *options, struct shoal_schedule **schedule_out,
@@ -159,7 +179,7 @@ enum shoal_status shoal_partition_replicate(const struct shoal_profile *profile,
     all.wanted.ranks = all.best_ranks ? all.best_ranks : all.all;
     chosen.rank_replicas = all.best_ranks ? all.best : NULL;
     if (status == SHOAL_OK) /* if nothing fits: for the reason */
-        status = shoal_partition_choose(profile, &all.wanted, &chosen, schedule_out, partition_out, kind_out, text, text_bytes);
+        status = choose_replicated(profile, &all.wanted, &chosen, schedule_out, partition_out, kind_out, why);
     free(all.tried);
     free(all.best);
     return status == SHOAL_ERR_MEMORY ? partition_refuse(why, status, "no memory for a partition of %u units", profile->count)

@@ -61,22 +61,65 @@ static enum shoal_status copy_edges(const struct shoal_pipeline_options *options
     return options->edges ? check_edges(edges, stages, text) : SHOAL_OK;
 }
 
-/* Lists the edges that touch this rank. */
+/* Replicas of another stage that share samples with this one: from `first` to before `end`. */
+struct peers {
+    uint32_t first, end;
+};
+
+/* Replica r of n has the samples from r / n to (r + 1) / n of all. */
+static struct peers peers_among(const struct shoal_pipeline *pipeline, uint32_t others)
+{
+    const uint64_t begin = (uint64_t)pipeline->replica * others, end = begin + others, own = pipeline->replicas;
+    return (struct peers){(uint32_t)(begin / own), (uint32_t)((end + own - 1) / own)};
+}
+
+/* Returns the rank in the communicator of a stage's replica. */
+static int member_of(const struct shoal_schedule *schedule, uint32_t stage, uint32_t replica)
+{
+    uint32_t member = replica;
+    for (uint32_t r = 0; r < shoal_schedule_rank_of(schedule, stage); r++)
+        member += shoal_schedule_replicas(schedule, r);
+    return (int)member;
+}
+
+/* Appends an edge from or to a stage of this rank, for each replica of the other stage. Without room it only counts them. */
+static void append_edge(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule, uint32_t number,
+                        const struct shoal_edge *edge)
+{
+    const uint32_t from_rank = shoal_schedule_rank_of(schedule, edge->from),
+                   to_rank = shoal_schedule_rank_of(schedule, edge->to);
+    const bool is_from = from_rank == pipeline->schedule_rank, is_to = to_rank == pipeline->schedule_rank;
+    if (!is_from && !is_to)
+        return;
+    const struct peers peers = peers_among(pipeline, shoal_schedule_replicas(schedule, is_from ? to_rank : from_rank));
+    for (uint32_t peer = peers.first; peer < peers.end; peer++, pipeline->edge_count++) {
+        const uint32_t from = is_from ? pipeline->replica : peer, to = is_to ? pipeline->replica : peer;
+        if (pipeline->edges)
+            pipeline->edges[pipeline->edge_count] =
+                (struct run_edge){.number = number,
+                                  .from = edge->from,
+                                  .to = edge->to,
+                                  .from_rank = member_of(schedule, edge->from, from),
+                                  .to_rank = member_of(schedule, edge->to, to),
+                                  .from_replica = from,
+                                  .to_replica = to,
+                                  .from_replicas = shoal_schedule_replicas(schedule, from_rank),
+                                  .to_replicas = shoal_schedule_replicas(schedule, to_rank)};
+    }
+}
+
+/* Lists the edges that touch this rank: counts them first. */
 static enum shoal_status list_edges(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
                                     const struct edges *edges)
 {
-    pipeline->edges = calloc(edges->count + 1u, sizeof *pipeline->edges);
+    for (uint32_t i = 0; i < edges->count; i++)
+        append_edge(pipeline, schedule, i, &edges->items[i]);
+    pipeline->edges = calloc(pipeline->edge_count + 1u, sizeof *pipeline->edges);
     if (!pipeline->edges)
         return SHOAL_ERR_MEMORY;
-    for (uint32_t i = 0; i < edges->count; i++) {
-        const struct run_edge edge = {.number = i,
-                                      .from = edges->items[i].from,
-                                      .to = edges->items[i].to,
-                                      .from_rank = (int)shoal_schedule_rank_of(schedule, edges->items[i].from),
-                                      .to_rank = (int)shoal_schedule_rank_of(schedule, edges->items[i].to)};
-        if (edge.from_rank == pipeline->rank || edge.to_rank == pipeline->rank)
-            pipeline->edges[pipeline->edge_count++] = edge;
-    }
+    pipeline->edge_count = 0;
+    for (uint32_t i = 0; i < edges->count; i++)
+        append_edge(pipeline, schedule, i, &edges->items[i]);
     return SHOAL_OK;
 }
 
@@ -129,7 +172,7 @@ static enum shoal_status fill_stages(struct shoal_pipeline *pipeline, const stru
         return SHOAL_ERR_MEMORY;
     for (uint32_t s = 0; s < pipeline->stage_count; s++) {
         struct run_stage *const stage = &pipeline->stages[s];
-        if ((int)shoal_schedule_rank_of(schedule, s) == pipeline->rank)
+        if (shoal_schedule_rank_of(schedule, s) == pipeline->schedule_rank)
             RUN_TRY(fill_stage(pipeline, s));
         most = stage->in_count > most ? stage->in_count : most;
         most = stage->out_count > most ? stage->out_count : most;
@@ -141,7 +184,7 @@ static enum shoal_status fill_stages(struct shoal_pipeline *pipeline, const stru
 
 static enum shoal_status copy_actions(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule)
 {
-    const struct shoal_action *actions = shoal_schedule_actions(schedule, (uint32_t)pipeline->rank, &pipeline->action_count);
+    const struct shoal_action *actions = shoal_schedule_actions(schedule, pipeline->schedule_rank, &pipeline->action_count);
     pipeline->actions = calloc(pipeline->action_count + 1u, sizeof *pipeline->actions);
     pipeline->action_times = calloc(pipeline->action_count + 1u, sizeof *pipeline->action_times);
     if (!pipeline->actions || !pipeline->action_times)
@@ -155,6 +198,17 @@ static enum shoal_status copy_actions(struct shoal_pipeline *pipeline, const str
     return SHOAL_OK;
 }
 
+static enum shoal_status check_size(const struct shoal_schedule *schedule, int size, char text[RUN_TEXT_MAX])
+{
+    const uint32_t ranks = shoal_schedule_ranks(schedule), members = shoal_schedule_size(schedule);
+    char replicas[40] = "";
+    if (members == (uint32_t)size)
+        return SHOAL_OK;
+    if (members != ranks)
+        snprintf(replicas, sizeof replicas, " with %u replicas in all", members);
+    return refuse(text, "the schedule is of %u ranks%s, but the communicator has %d", ranks, replicas, size);
+}
+
 static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
                                           const struct shoal_pipeline_options *options, struct edges *edges,
                                           char text[RUN_TEXT_MAX])
@@ -165,9 +219,9 @@ static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const
     const int size = shoal_comm_size(pipeline->comm);
     if (!schedule)
         return refuse(text, "schedule is NULL");
-    if (shoal_schedule_ranks(schedule) != (uint32_t)size)
-        return refuse(text, "the schedule is of %u ranks, but the communicator has %d (a stage cannot run on several ranks)",
-                      shoal_schedule_ranks(schedule), size);
+    RUN_TRY(check_size(schedule, size, text));
+    RUN_TRY(shoal_schedule_place(schedule, (uint32_t)pipeline->rank, &pipeline->schedule_rank, &pipeline->replica));
+    pipeline->replicas = shoal_schedule_replicas(schedule, pipeline->schedule_rank);
     RUN_TRY(shoal_schedule_check(schedule, 0, text, RUN_TEXT_MAX));
     snprintf(name, sizeof name, "%s actions", pipeline->name);
     RUN_TRY(shoal_track_create(pipeline->comm, name, &pipeline->track));
@@ -213,7 +267,7 @@ static uint64_t hash_actions(const struct shoal_schedule *schedule)
     for (uint32_t r = 0; r < shoal_schedule_ranks(schedule); r++) {
         uint32_t count;
         const struct shoal_action *const actions = shoal_schedule_actions(schedule, r, &count);
-        hash = hash_add(hash, count);
+        hash = hash_add(hash_add(hash, count), shoal_schedule_replicas(schedule, r));
         for (uint32_t i = 0; i < count; i++)
             hash = hash_add(hash_add(hash_add(hash, (uint32_t)actions[i].kind), actions[i].stage), actions[i].microbatch);
     }

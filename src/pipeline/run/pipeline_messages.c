@@ -165,12 +165,29 @@ static void credit_done(void *arg, enum shoal_status status)
     finish_part(part, status);
 }
 
+/* Makes progress with a message that begins to be sent. If its credit has come, its envelope and its body leave now, before
+ * this rank computes its next action. Later the progress thread would do it, which first waits for the core that computes. */
+static void push(struct run_message *message)
+{
+    for (int i = 0; i < RUN_PARTS; i++) {
+        struct run_part *const part = &message->parts[i];
+        pthread_mutex_lock(&message->pipeline->lock);
+        struct shoal_request *const request = part->request;
+        pthread_mutex_unlock(&message->pipeline->lock);
+        if (!request)
+            return;
+        const enum shoal_status status = shoal_request_test(request);
+        (void)status; /* the callback has it as well */
+    }
+}
+
 void run_message_send(struct run_message *message)
 {
     begin_parts(message);
     message->pending = 1;
     message->is_listed = true;
     post(message, RUN_CREDIT, false, &message->credit, sizeof message->credit, credit_done);
+    push(message);
 }
 
 void run_end_sent(struct shoal_pipeline *pipeline)
@@ -247,12 +264,26 @@ void run_message_end(struct run_message *message)
     message->data = NULL;
 }
 
+/* "rank 3", or "rank 3, replica 1" of a rank of the schedule with several */
+static void name_end(const struct run_message *message, bool is_begin, char name[48])
+{
+    const struct run_edge *const edge = &message->pipeline->edges[message->edge];
+    const uint32_t replica = is_begin ? edge->from_replica : edge->to_replica;
+    const int rank = is_begin ? edge->from_rank : edge->to_rank;
+    if ((is_begin ? edge->from_replicas : edge->to_replicas) > 1)
+        snprintf(name, 48, "rank %d, replica %u", rank, replica);
+    else
+        snprintf(name, 48, "rank %d", rank);
+}
+
 void run_message_name(const struct run_message *message, char name[RUN_TEXT_MAX])
 {
     const struct run_edge *const edge = &message->pipeline->edges[message->edge];
     const bool is_gradient = message->is_gradient;
-    snprintf(name, RUN_TEXT_MAX, "the %s of microbatch %u from stage %u (rank %d) to stage %u (rank %d)",
-             is_gradient ? "gradient" : "activation", message->microbatch, is_gradient ? edge->to : edge->from,
-             is_gradient ? edge->to_rank : edge->from_rank, is_gradient ? edge->from : edge->to,
-             is_gradient ? edge->from_rank : edge->to_rank);
+    char from[48], to[48];
+    name_end(message, !is_gradient, from);
+    name_end(message, is_gradient, to);
+    snprintf(name, RUN_TEXT_MAX, "the %s of microbatch %u from stage %u (%s) to stage %u (%s)",
+             is_gradient ? "gradient" : "activation", message->microbatch, is_gradient ? edge->to : edge->from, from,
+             is_gradient ? edge->from : edge->to, to);
 }

@@ -122,13 +122,17 @@ void run_message_name(const struct run_message *message, char name[RUN_TEXT_MAX]
 
 /* ---- The state ----------------------------------------------------------------------------------------------------------- */
 
-/* An edge from or to this rank. */
+/* An edge from or to this rank, as far as it leads to one replica of the other stage. */
 struct run_edge {
     uint32_t number; /* in the options */
     uint32_t from;
     uint32_t to;
-    int from_rank;
+    int from_rank; /* ranks of the communicator */
     int to_rank;
+    uint32_t from_replica;
+    uint32_t to_replica;
+    uint32_t from_replicas; /* how many there are */
+    uint32_t to_replicas;
     struct run_message *messages; /* [2 * microbatches]: activation, gradient, activation ... */
 };
 
@@ -146,7 +150,10 @@ struct shoal_pipeline {
     struct shoal_comm *comm;
     struct shoal_track *track; /* spans: this rank's actions, and its waits at a step's end; freed with comm */
     char name[24];
-    int rank;
+    int rank; /* in the communicator; the next three are about the schedule */
+    uint32_t schedule_rank;
+    uint32_t replica;
+    uint32_t replicas;
     uint32_t stage_count;
     uint32_t microbatches;
     uint32_t ahead;

@@ -21,9 +21,17 @@ static bool repeats_inputs(const struct shoal_action *action)
     return action->kind == SHOAL_WEIGHT_GRADIENT || action->kind == SHOAL_RECOMPUTE;
 }
 
+/* Returns true for sums and updates, which have no messages. */
+static bool is_of_stage(const struct shoal_action *action)
+{
+    return action->kind >= SHOAL_SUM_REPLICAS;
+}
+
 static struct run_ways inputs_of(const struct shoal_pipeline *pipeline, const struct shoal_action *action)
 {
     const struct run_stage *const stage = &pipeline->stages[action->stage];
+    if (is_of_stage(action))
+        return (struct run_ways){stage->edges, 0, false};
     if (action->kind == SHOAL_FORWARD || action->kind == SHOAL_RECOMPUTE)
         return (struct run_ways){stage->edges, stage->in_count, false};
     return (struct run_ways){stage->edges + stage->in_count, stage->out_count, true};
@@ -34,7 +42,7 @@ static struct run_ways outputs_of(const struct shoal_pipeline *pipeline, const s
     const struct run_stage *const stage = &pipeline->stages[action->stage];
     if (action->kind == SHOAL_FORWARD)
         return (struct run_ways){stage->edges + stage->in_count, stage->out_count, false};
-    return (struct run_ways){stage->edges, repeats_inputs(action) ? 0 : stage->in_count, true};
+    return (struct run_ways){stage->edges, repeats_inputs(action) || is_of_stage(action) ? 0 : stage->in_count, true};
 }
 
 static struct run_message *message_at(const struct shoal_pipeline *pipeline, struct run_ways ways, uint32_t i,
@@ -60,12 +68,29 @@ static bool must_receive(const struct shoal_pipeline *pipeline, const struct sho
     return false;
 }
 
-static const char *const action_names[] = {"forward", "backward", "input gradient", "weight gradient", "recompute"};
+static const char *const action_names[] = {"forward",   "backward",    "input gradient", "weight gradient",
+                                           "recompute", "replica sum", "tied sum",       "update"};
 
-/* "input gradient of microbatch 3 on stage 1" */
-static void name_action(const struct shoal_action *action, char *name, size_t bytes)
+/* "input gradient of microbatch 3 on stage 1", "tied sum 0 on stage 1, replica 2" */
+static void name_action(const struct shoal_pipeline *pipeline, const struct shoal_action *action, char *name, size_t bytes)
 {
-    snprintf(name, bytes, "%s of microbatch %u on stage %u", action_names[action->kind], action->microbatch, action->stage);
+    const char *const of = !is_of_stage(action) ? " of microbatch" : action->kind == SHOAL_SUM_TIED ? "" : NULL;
+    char number[48] = "", replica[24] = "";
+    if (of)
+        snprintf(number, sizeof number, "%s %u", of, action->microbatch);
+    if (pipeline->replicas > 1)
+        snprintf(replica, sizeof replica, ", replica %u", pipeline->replica);
+    snprintf(name, bytes, "%s%s on stage %u%s", action_names[action->kind], number, action->stage, replica);
+}
+
+/* Says in a parcel where it comes from or goes to. */
+static void name_peer(const struct shoal_pipeline *pipeline, const struct shoal_action *action,
+                      const struct run_message *message, struct shoal_parcel *parcel)
+{
+    const struct run_edge *const edge = &pipeline->edges[message->edge];
+    const bool is_from = edge->from == action->stage; /* it leads to a later stage */
+    parcel->stage = is_from ? edge->to : edge->from;
+    parcel->replica = is_from ? edge->to_replica : edge->from_replica;
 }
 
 /* ---- Spans in the flight recorder ---------------------------------------------------------------------------------------- */
@@ -113,10 +138,10 @@ static enum shoal_status end_failed(struct shoal_pipeline *pipeline, enum shoal_
 static enum shoal_status fail_action(struct shoal_pipeline *pipeline, const struct shoal_action *action,
                                      enum shoal_status status, const char *text)
 {
-    char name[96];
+    char name[128];
     const bool is_error = status != SHOAL_PENDING && (unsigned)status <= SHOAL_ERR_INTERNAL;
     const enum shoal_status shared = is_error ? status : SHOAL_ERR_INTERNAL;
-    name_action(action, name, sizeof name);
+    name_action(pipeline, action, name, sizeof name);
     run_share_cause(pipeline, shared, "%s failed: %.280s (%s)", name, *text ? text : "no reason was given",
                     shoal_status_name(shared));
     return shared;
@@ -185,6 +210,7 @@ static enum shoal_status wait_for_inputs(struct shoal_pipeline *pipeline, const 
         input->bytes = message->envelope->bytes;
         input->note_bytes = message->envelope->note_bytes;
         memcpy(input->note, message->envelope->note, input->note_bytes);
+        name_peer(pipeline, action, message, input);
     }
     times->waited_us = (double)(run_now_ns() - begin_ns) / 1e3;
     return SHOAL_OK;
@@ -343,6 +369,7 @@ static enum shoal_status compute_action(struct shoal_pipeline *pipeline, uint32_
         struct shoal_parcel *const output = &pipeline->outputs[i];
         output->data = output->owner = NULL;
         output->bytes = output->note_bytes = 0;
+        name_peer(pipeline, action, message_at(pipeline, outputs, i, action->microbatch), output);
     }
     const struct shoal_work work = {
         .action = *action,
@@ -352,6 +379,8 @@ static enum shoal_status compute_action(struct shoal_pipeline *pipeline, uint32_
         .outputs = pipeline->outputs,
         .is_last_gradient = !pipeline->is_forward_only && index == pipeline->stages[action->stage].last_gradient,
         .is_recomputed = pipeline->stages[action->stage].is_recomputed,
+        .replica = pipeline->replica,
+        .replicas = pipeline->replicas,
     };
     const uint64_t begin_ns = run_now_ns();
     pipeline->is_computing = true;

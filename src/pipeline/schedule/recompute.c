@@ -1,8 +1,6 @@
 /* Schedules with stages that are recomputed: copies with RECOMPUTE actions. */
 #include "pipeline/schedule/schedule.h"
 
-#include <string.h>
-
 /* Appends an action of another schedule, and RECOMPUTE before a backward pass. There it costs the least memory, and still
  * begins as soon as its rank is free: a rank that waits for a gradient has recomputed by then. */
 static enum shoal_status append_action(struct shoal_schedule *schedule, uint32_t rank, const struct shoal_action *action,
@@ -22,8 +20,7 @@ enum shoal_status shoal_schedule_recompute(const struct shoal_schedule *schedule
     struct shoal_schedule *made = NULL;
     if (!schedule || !schedule_out)
         return SHOAL_ERR_ARGUMENT;
-    SCHEDULE_TRY(schedule_begin(schedule->ranks, schedule->stages, schedule->microbatches, false, &made));
-    memcpy(made->rank_of, schedule->rank_of, schedule->stages * sizeof *made->rank_of);
+    SCHEDULE_TRY(schedule_begin_like(schedule, &made));
     enum shoal_status status = SHOAL_OK;
     for (uint32_t r = 0; r < schedule->ranks; r++)
         for (uint32_t i = 0; i < schedule->lists[r].count && status == SHOAL_OK; i++) {

@@ -33,7 +33,7 @@ const char *shoal_schedule_name(enum shoal_schedule_kind kind)
 
 void schedule_name_action(const struct shoal_action *action, char name[40])
 {
-    static const char letters[] = {'F', 'B', 'I', 'W', 'R'};
+    static const char letters[] = {'F', 'B', 'I', 'W', 'R', 'S', 'T', 'U'};
     snprintf(name, 40, "%u%c%u", action->stage, letters[action->kind], action->microbatch);
 }
 
@@ -51,13 +51,24 @@ enum shoal_status schedule_begin(uint32_t ranks, uint32_t stages, uint32_t micro
     schedule->rank_of = calloc(stages, sizeof *schedule->rank_of);
     schedule->recomputes = calloc(stages, sizeof *schedule->recomputes);
     schedule->lists = calloc(ranks, sizeof *schedule->lists);
-    if (!schedule->rank_of || !schedule->recomputes || !schedule->lists) {
+    schedule->replicas = calloc(ranks, sizeof *schedule->replicas);
+    if (!schedule->rank_of || !schedule->recomputes || !schedule->lists || !schedule->replicas) {
         shoal_schedule_free(schedule);
         return SHOAL_ERR_MEMORY;
     }
+    for (uint32_t r = 0; r < ranks; r++)
+        schedule->replicas[r] = 1;
     for (uint32_t s = 0; s < stages; s++)
         schedule->rank_of[s] = is_v && s >= ranks ? stages - 1 - s : s % ranks;
     *schedule_out = schedule;
+    return SHOAL_OK;
+}
+
+enum shoal_status schedule_begin_like(const struct shoal_schedule *schedule, struct shoal_schedule **schedule_out)
+{
+    SCHEDULE_TRY(schedule_begin(schedule->ranks, schedule->stages, schedule->microbatches, false, schedule_out));
+    memcpy((*schedule_out)->rank_of, schedule->rank_of, schedule->stages * sizeof *schedule->rank_of);
+    memcpy((*schedule_out)->replicas, schedule->replicas, schedule->ranks * sizeof *schedule->replicas);
     return SHOAL_OK;
 }
 
@@ -70,6 +81,7 @@ void shoal_schedule_free(struct shoal_schedule *schedule)
     free(schedule->lists);
     free(schedule->rank_of);
     free(schedule->recomputes);
+    free(schedule->replicas);
     free(schedule);
 }
 
@@ -86,6 +98,9 @@ enum shoal_status schedule_append(struct shoal_schedule *schedule, uint32_t rank
         list->room = room;
     }
     list->actions[list->count++] = (struct shoal_action){kind, stage, microbatch};
+    list->sums += schedule_is_sum(kind);
+    if (kind == SHOAL_SUM_TIED && microbatch >= schedule->ties)
+        schedule->ties = microbatch + 1;
     schedule->recomputes[stage] |= kind == SHOAL_RECOMPUTE;
     return SHOAL_OK;
 }

@@ -148,7 +148,7 @@ enum shoal_status shoal_schedule_create(const struct shoal_schedule_options *opt
     shoal_struct_copy_in(&own, options, sizeof own);
     SCHEDULE_TRY(check_schedule_options(&own, why));
     if (is_free(&own.costs))
-        own.costs = (struct shoal_stage_costs){1, 1, 1, own.costs.transfer};
+        own.costs = (struct shoal_stage_costs){1, 1, 1, own.costs.transfer, 0, 0, 0};
     own.stages_per_rank = !has_turns(own.kind) || own.stages_per_rank ? own.stages_per_rank : 2;
     const enum shoal_status status = own.kind == SHOAL_SCHEDULE_AUTO ? make_best(&own, &made) : make_kind(&own, &made);
     if (status != SHOAL_OK)

@@ -13,6 +13,8 @@ enum shoal_status shoal_schedule_print(const struct shoal_schedule *schedule, FI
         return SHOAL_ERR_ARGUMENT;
     for (uint32_t r = 0; r < schedule->ranks; r++) {
         const struct schedule_list *list = &schedule->lists[r];
+        if (schedule->replicas[r] > 1)
+            fprintf(out, "x%u,", schedule->replicas[r]);
         for (uint32_t i = 0; i < list->count; i++) {
             schedule_name_action(&list->actions[i], name);
             fprintf(out, "%s%s", i ? "," : "", name);
@@ -24,15 +26,15 @@ enum shoal_status shoal_schedule_print(const struct shoal_schedule *schedule, FI
 
 /* ---- Reading ------------------------------------------------------------------------------------------------------------- */
 
-/* Reads a number of at most SCHEDULE_MOST - 1. Returns the characters read, 0 if there is none. */
+/* Reads a number of at most SCHEDULE_MOST. Returns the characters read, 0 if there is none. */
 static size_t number_read(const char *at, size_t bytes, uint32_t *number_out)
 {
     size_t used = 0;
     uint32_t number = 0;
-    while (used < bytes && at[used] >= '0' && at[used] <= '9' && number < SCHEDULE_MOST)
+    while (used < bytes && at[used] >= '0' && at[used] <= '9' && number <= SCHEDULE_MOST)
         number = number * 10 + (uint32_t)(at[used++] - '0');
     *number_out = number;
-    return number < SCHEDULE_MOST ? used : 0;
+    return number <= SCHEDULE_MOST ? used : 0;
 }
 
 /* torch's other actions, which follow from those of computation. */
@@ -46,21 +48,28 @@ static bool is_known_word(const char *at, size_t bytes)
     return false;
 }
 
+/* Reads "x2": the replicas of a rank. Returns false if the cell is something else. */
+static bool replicas_read(const char *at, size_t bytes, uint32_t *replicas_out)
+{
+    return bytes > 1 && at[0] == 'x' && number_read(at + 1, bytes - 1, replicas_out) == bytes - 1 && *replicas_out > 0;
+}
+
 /* Reads a cell. *is_action_out is false for an empty one and for actions that are left out. */
 static bool cell_read(const char *at, size_t bytes, struct shoal_action *action_out, bool *is_action_out)
 {
-    static const char letters[] = "FBIWR";
+    static const char letters[] = "FBIWRSTU";
     const size_t stage_bytes = number_read(at, bytes, &action_out->stage);
     *is_action_out = false;
     if (bytes == 0)
         return true;
-    if (stage_bytes == 0 || stage_bytes == bytes)
+    if (stage_bytes == 0 || stage_bytes == bytes || action_out->stage == SCHEDULE_MOST)
         return false;
     if (is_known_word(at + stage_bytes, bytes - stage_bytes))
         return true;
     const char *letter = memchr(letters, at[stage_bytes], sizeof letters - 1);
     const size_t rest = bytes - stage_bytes - 1;
-    if (!letter || number_read(at + stage_bytes + 1, rest, &action_out->microbatch) != rest || rest == 0)
+    if (!letter || number_read(at + stage_bytes + 1, rest, &action_out->microbatch) != rest || rest == 0 ||
+        action_out->microbatch == SCHEDULE_MOST)
         return false;
     action_out->kind = (enum shoal_action_kind)(letter - letters);
     *is_action_out = true;
@@ -97,20 +106,26 @@ static void cell_find(struct reader *reader, const char **cell_out, size_t *byte
 }
 
 typedef enum shoal_status (*take_fn)(void *arg, uint32_t rank, const struct shoal_action *action);
+typedef void (*take_replicas_fn)(void *arg, uint32_t rank, uint32_t replicas);
 
-/* Calls take for each action of the text, rank by rank. */
-static enum shoal_status text_walk(const char *bytes, size_t byte_count, take_fn take, void *arg, struct schedule_text text)
+/* Calls take for each action of the text, rank by rank, and take_replicas for each number of replicas. */
+static enum shoal_status text_walk(const char *bytes, size_t byte_count, take_fn take, take_replicas_fn take_replicas,
+                                   void *arg, struct schedule_text text)
 {
     struct reader reader = {bytes, byte_count, 1, 1};
     while (reader.left > 0) {
         struct shoal_action action = {SHOAL_FORWARD, 0, 0};
-        bool is_action, ends_line;
+        bool is_action = false, ends_line;
+        uint32_t replicas;
         const char *cell;
         size_t count;
         cell_find(&reader, &cell, &count, &ends_line);
-        if (!cell_read(cell, count, &action, &is_action))
+        if (reader.cell == 1 && replicas_read(cell, count, &replicas))
+            take_replicas(arg, reader.line - 1, replicas);
+        else if (!cell_read(cell, count, &action, &is_action))
             return schedule_refuse(text, SHOAL_ERR_ARGUMENT,
-                                   "line %u, cell %u: \"%.*s\" is no action such as 0F3 (stage, one of F B I W R, microbatch)",
+                                   "line %u, cell %u: \"%.*s\" is no action such as 0F3 (stage, one of F B I W R S T U, "
+                                   "microbatch), and not the replicas of a rank, such as x2, in the first cell",
                                    reader.line, reader.cell, (int)(count < 24 ? count : 24), cell);
         if (is_action)
             SCHEDULE_TRY(take(arg, reader.line - 1, &action));
@@ -131,8 +146,17 @@ static enum shoal_status take_extent(void *arg, uint32_t rank, const struct shoa
     struct extent *extent = arg;
     extent->ranks = rank + 1 > extent->ranks ? rank + 1 : extent->ranks;
     extent->stages = action->stage + 1 > extent->stages ? action->stage + 1 : extent->stages;
-    extent->microbatches = action->microbatch + 1 > extent->microbatches ? action->microbatch + 1 : extent->microbatches;
+    if (!schedule_is_of_stage(action->kind))
+        extent->microbatches = action->microbatch + 1 > extent->microbatches ? action->microbatch + 1 : extent->microbatches;
     return SHOAL_OK;
+}
+
+/* The numbers of ranks, stages and microbatches follow from the actions. */
+static void leave_replicas(void *arg, uint32_t rank, uint32_t replicas)
+{
+    (void)arg;
+    (void)rank;
+    (void)replicas;
 }
 
 /* A stage is on the rank of its first action; shoal_schedule_check finds others. */
@@ -144,13 +168,20 @@ static enum shoal_status take_action(void *arg, uint32_t rank, const struct shoa
     return schedule_append(schedule, rank, action->kind, action->stage, action->microbatch);
 }
 
+static void set_replicas(void *arg, uint32_t rank, uint32_t replicas)
+{
+    struct shoal_schedule *schedule = arg;
+    if (rank < schedule->ranks) /* else the line has no action */
+        schedule->replicas[rank] = replicas;
+}
+
 static enum shoal_status read_lines(const char *bytes, size_t byte_count, const struct extent *extent,
                                     struct shoal_schedule **schedule_out, struct schedule_text text)
 {
     SCHEDULE_TRY(schedule_begin(extent->ranks, extent->stages, extent->microbatches, false, schedule_out));
     struct shoal_schedule *schedule = *schedule_out;
     memset(schedule->rank_of, 0xff, extent->stages * sizeof *schedule->rank_of);
-    SCHEDULE_TRY(text_walk(bytes, byte_count, take_action, schedule, text));
+    SCHEDULE_TRY(text_walk(bytes, byte_count, take_action, set_replicas, schedule, text));
     for (uint32_t s = 0; s < extent->stages; s++)
         if (schedule->rank_of[s] == UINT32_MAX)
             return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "stage %u has no action, but there is a stage %u", s,
@@ -165,9 +196,9 @@ enum shoal_status shoal_schedule_read(const char *bytes, size_t byte_count, stru
     struct extent extent = {0, 0, 0};
     if (!schedule_out || (!bytes && byte_count))
         return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "bytes or schedule_out is NULL");
-    SCHEDULE_TRY(text_walk(bytes, byte_count, take_extent, &extent, why));
-    if (extent.ranks == 0)
-        return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "the text has no action");
+    SCHEDULE_TRY(text_walk(bytes, byte_count, take_extent, leave_replicas, &extent, why));
+    if (extent.stages == 0 || extent.microbatches == 0)
+        return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "the text has no action%s", extent.stages ? " of a microbatch" : "");
     if ((uint64_t)extent.stages * extent.microbatches > byte_count)
         return schedule_refuse(why, SHOAL_ERR_ARGUMENT, "actions are missing: the text names stage %u and microbatch %u",
                                extent.stages - 1, extent.microbatches - 1);

@@ -112,14 +112,25 @@ static void plain_microbatch(const struct model *model, uint32_t microbatch, str
 /* Where outputs are. */
 enum memory { FROM_PIPELINE, FROM_MALLOC, FROM_SHARED, MEMORIES, ALL_MEMORIES = MEMORIES };
 
+/* Sums of results in the schedule's own actions. */
+struct sums {
+    struct shoal_comm *team, *tie; /* the replicas of this rank; the ranks that have stages of tie 0 */
+    struct shoal_request *requests[STAGES_MAX], *tie_request;
+    uint64_t summed[STAGES_MAX][2]; /* weight and bias */
+    uint64_t tied[1];
+    uint32_t updates;
+};
+
 struct job {
     struct world *world;
+    struct sums sums;
     struct model model;
     struct shoal_schedule *schedule;
     struct shoal_pipeline_options options;
     struct shoal_pipeline *pipeline;
     enum memory memory;
     struct results results;
+    uint32_t rank, replica, replicas;                   /* of the schedule */
     uint64_t *inputs[STAGES_MAX][MICROBATCHES_MAX];     /* summed; from the forward pass to the last backward action */
     uint64_t *gradients[STAGES_MAX][MICROBATCHES_MAX];  /* summed; from the input gradient to the weight gradient */
     const uint64_t *kept[STAGES_MAX][MICROBATCHES_MAX]; /* the first input, in the pipeline's memory */
@@ -130,6 +141,7 @@ struct job {
     uint32_t failing_stage, failing_microbatch; /* UINT32_MAX: none */
     enum shoal_action_kind failing_kind;
     int kills;
+    bool leaves_sums; /* sums and updates do nothing */
 };
 
 /* An output's memory of its own. */
@@ -210,23 +222,82 @@ static uint32_t edges_at(const struct model *model, uint32_t stage, bool is_to)
     return count;
 }
 
+/* The samples that a message has. */
+struct way {
+    size_t edge;
+    uint32_t stage, replica;
+    size_t first, end;
+};
+#define WAYS_MAX 64
+
+/* Returns the samples of a microbatch that a replica has. */
+static struct way share_of(const struct job *job, uint32_t microbatch, uint32_t replicas, uint32_t replica)
+{
+    uint64_t first, count;
+    shoal_replica_share(job->model.counts[microbatch], replicas, replica, &first, &count);
+    return (struct way){.first = first, .end = first + count};
+}
+
+static struct way own_share(const struct job *job, uint32_t microbatch)
+{
+    return share_of(job, microbatch, job->replicas, job->replica);
+}
+
+/* Adds the messages of an edge: one for each replica whose share of all real numbers from 0 to 1 meets this one's. */
+static uint32_t add_ways(const struct job *job, size_t edge, uint32_t other, uint32_t microbatch, struct way ways[WAYS_MAX],
+                         uint32_t count)
+{
+    const struct way own = own_share(job, microbatch);
+    const uint32_t others = shoal_schedule_replicas(job->schedule, shoal_schedule_rank_of(job->schedule, other));
+    for (uint32_t r = 0; r < others; r++) {
+        if (job->replica * others >= (r + 1) * job->replicas || r * job->replicas >= (job->replica + 1) * others)
+            continue;
+        struct way way = share_of(job, microbatch, others, r);
+        way.edge = edge;
+        way.stage = other;
+        way.replica = r;
+        way.first = way.first > own.first ? way.first : own.first;
+        way.end = way.end < own.end ? way.end : own.end;
+        way.end = way.end > way.first ? way.end : way.first;
+        ways[count++] = way;
+    }
+    return count;
+}
+
+/* Lists the messages to a stage of this rank, or from it. */
+static uint32_t ways_at(const struct job *job, uint32_t stage, uint32_t microbatch, bool is_to, struct way ways[WAYS_MAX])
+{
+    const struct model *const model = &job->model;
+    uint32_t count = 0;
+    for (uint32_t k = 0; k < edges_at(model, stage, is_to); k++) {
+        const size_t e = edge_at(model, stage, k, is_to);
+        count = add_ways(job, e, is_to ? model->edges[e].from : model->edges[e].to, microbatch, ways, count);
+    }
+    return count;
+}
+
 /* Checks the inputs of an action and returns their sum. */
 static uint64_t *sum_inputs(struct job *job, const struct shoal_work *work)
 {
     const struct model *const model = &job->model;
     const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
     const bool is_forward = work->action.kind == SHOAL_FORWARD || work->action.kind == SHOAL_RECOMPUTE;
-    const size_t count = model->counts[microbatch];
-    uint64_t *const sum = numbers(count);
-    CHECK(job->world, work->input_count == edges_at(model, stage, is_forward), "%u inputs", work->input_count);
+    struct way ways[WAYS_MAX];
+    uint64_t *const sum = numbers(model->counts[microbatch]);
+    CHECK(job->world, work->input_count == ways_at(job, stage, microbatch, is_forward, ways), "%u inputs", work->input_count);
+    CHECK(job->world, work->replica == job->replica && work->replicas == job->replicas, "replica %u of %u", work->replica,
+          work->replicas);
     for (uint32_t k = 0; k < work->input_count; k++) {
-        const size_t e = edge_at(model, stage, k, is_forward);
-        const uint32_t source = is_forward ? model->edges[e].from : model->edges[e].to;
+        const struct way *const way = &ways[k];
         const uint64_t *const data = work->inputs[k].data;
-        CHECK(job->world, work->inputs[k].bytes == count * sizeof *data, "%zu bytes", work->inputs[k].bytes);
-        CHECK(job->world, is_note(&work->inputs[k], model, source, microbatch, 2 * e + !is_forward), "the note of edge %zu", e);
-        for (size_t i = 0; i < count; i++)
-            sum[i] += data[i];
+        const struct shoal_parcel *const input = &work->inputs[k];
+        CHECK(job->world, input->stage == way->stage && input->replica == way->replica, "from stage %u, replica %u",
+              input->stage, input->replica);
+        CHECK(job->world, input->bytes == (way->end - way->first) * sizeof *data, "%zu bytes", input->bytes);
+        CHECK(job->world, is_note(input, model, way->stage, microbatch, 2 * way->edge + !is_forward), "the note of edge %zu",
+              way->edge);
+        for (size_t i = way->first; i < way->end; i++)
+            sum[i] += data[i - way->first];
     }
     return sum;
 }
@@ -236,15 +307,18 @@ static void put_outputs(struct job *job, const struct shoal_work *work, const ui
     const struct model *const model = &job->model;
     const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
     const bool is_forward = work->action.kind == SHOAL_FORWARD;
-    CHECK(job->world, work->output_count == edges_at(model, stage, !is_forward), "%u outputs", work->output_count);
+    struct way ways[WAYS_MAX];
+    CHECK(job->world, work->output_count == ways_at(job, stage, microbatch, !is_forward, ways), "%u outputs",
+          work->output_count);
     for (uint32_t k = 0; k < work->output_count; k++) {
         struct shoal_parcel *const output = &work->outputs[k];
-        const size_t e = edge_at(model, stage, k, !is_forward);
         CHECK(job->world, !output->data && !output->bytes && !output->owner && !output->note_bytes, "an output is not empty");
-        uint64_t *const data = begin_output(job, output, model->counts[microbatch]);
+        CHECK(job->world, output->stage == ways[k].stage && output->replica == ways[k].replica, "to stage %u, replica %u",
+              output->stage, output->replica);
+        uint64_t *const data = begin_output(job, output, ways[k].end - ways[k].first);
         if (output->bytes)
-            memcpy(data, values, output->bytes);
-        write_note(output, model, &work->action, 2 * e + !is_forward);
+            memcpy(data, values + ways[k].first, output->bytes);
+        write_note(output, model, &work->action, 2 * ways[k].edge + !is_forward);
     }
 }
 
@@ -255,7 +329,8 @@ static void recompute(struct job *job, const struct shoal_work *work)
     CHECK(job->world, work->is_recomputed && work->output_count == 0, "%u outputs", work->output_count);
     CHECK(job->world, !job->inputs[stage][microbatch], "the stage has kept its input");
     uint64_t *const input = job->inputs[stage][microbatch] = sum_inputs(job, work);
-    for (size_t i = 0; i < job->model.counts[microbatch] && stage == 0; i++)
+    const struct way own = own_share(job, microbatch);
+    for (size_t i = own.first; i < own.end && stage == 0; i++)
         input[i] += sample(&job->model, microbatch, i);
 }
 
@@ -264,8 +339,9 @@ static void forward(struct job *job, const struct shoal_work *work)
     const struct model *const model = &job->model;
     const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
     const size_t count = model->counts[microbatch];
+    const struct way own = own_share(job, microbatch);
     uint64_t *const input = sum_inputs(job, work), *const output = numbers(count);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = own.first; i < own.end; i++) {
         input[i] += stage ? 0 : sample(model, microbatch, i);
         output[i] = input[i] * weight_of(stage) + bias_of(model, stage);
         if (stage == model->stages - 1)
@@ -277,7 +353,7 @@ static void forward(struct job *job, const struct shoal_work *work)
     job->inputs[stage][microbatch] = work->is_recomputed ? NULL : input;
     if (work->is_recomputed)
         free(input);
-    job->kept[stage][microbatch] = work->input_count && count ? work->inputs[0].data : NULL;
+    job->kept[stage][microbatch] = work->input_count && work->inputs[0].bytes ? work->inputs[0].data : NULL;
     job->first_of[stage][microbatch] = job->kept[stage][microbatch] ? *job->kept[stage][microbatch] : 0;
 }
 
@@ -286,8 +362,9 @@ static void backward(struct job *job, const struct shoal_work *work)
     const struct model *const model = &job->model;
     const uint32_t stage = work->action.stage, microbatch = work->action.microbatch;
     const size_t count = model->counts[microbatch];
+    const struct way own = own_share(job, microbatch);
     uint64_t *const gradient = sum_inputs(job, work), *const output = numbers(count);
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = own.first; i < own.end; i++) {
         gradient[i] += stage == model->stages - 1 ? place(microbatch, i) : 0;
         output[i] = gradient[i] * weight_of(stage);
     }
@@ -314,6 +391,27 @@ static void end_microbatch(struct job *job, const struct shoal_work *work)
     job->inputs[stage][microbatch] = job->gradients[stage][microbatch] = NULL;
 }
 
+/* Begins the sum of a stage's results over its replicas, or over the ranks of tie 0; or waits for the former. */
+static enum shoal_status finish_stage(struct job *job, const struct shoal_work *work)
+{
+    const uint32_t stage = work->action.stage;
+    struct sums *const sums = &job->sums;
+    CHECK(job->world, work->input_count == 0 && work->output_count == 0, "messages of a sum");
+    if (work->action.kind == SHOAL_UPDATE) {
+        OK(job->world, shoal_request_wait(sums->requests[stage], SHOAL_FOREVER));
+        sums->updates++;
+        return SHOAL_OK;
+    }
+    if (work->action.kind == SHOAL_SUM_TIED) {
+        sums->tied[0] = job->results.bias[stage];
+        return shoal_allreduce_post(sums->tie, sums->tied, sums->tied, 1, SHOAL_INT64, SHOAL_SUM, NULL, &sums->tie_request);
+    }
+    sums->summed[stage][0] = job->results.weight[stage];
+    sums->summed[stage][1] = job->results.bias[stage];
+    return shoal_allreduce_post(sums->team, sums->summed[stage], sums->summed[stage], 2, SHOAL_INT64, SHOAL_SUM, NULL,
+                                &sums->requests[stage]);
+}
+
 static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
 {
     struct job *const job = user;
@@ -327,6 +425,10 @@ static enum shoal_status compute(void *user, const struct shoal_work *work, char
         snprintf(text, text_bytes, "the cat sat on the keyboard");
         return SHOAL_ERR_UNSUPPORTED;
     }
+    if (action.kind >= SHOAL_SUM_REPLICAS && job->leaves_sums)
+        return SHOAL_OK;
+    if (action.kind >= SHOAL_SUM_REPLICAS)
+        return finish_stage(job, work);
     if (action.kind == SHOAL_FORWARD)
         forward(job, work);
     else if (action.kind == SHOAL_RECOMPUTE)
@@ -348,6 +450,8 @@ static void open_job(struct job *job, struct world *world, enum shoal_schedule_k
     CHECK(world, microbatches <= MICROBATCHES_MAX, "too many microbatches for the arrays");
     memset(job, 0, sizeof *job);
     job->world = world;
+    job->rank = (uint32_t)world->rank;
+    job->replicas = 1;
     job->failing_stage = UINT32_MAX;
     job->memory = ALL_MEMORIES;
     job->options = (struct shoal_pipeline_options)SHOAL_PIPELINE_OPTIONS_INIT;
@@ -366,6 +470,8 @@ static void open_job(struct job *job, struct world *world, enum shoal_schedule_k
 
 static void create(struct job *job)
 {
+    OK(job->world, shoal_schedule_place(job->schedule, (uint32_t)job->world->rank, &job->rank, &job->replica));
+    job->replicas = shoal_schedule_replicas(job->schedule, job->rank);
     OK(job->world, shoal_pipeline_create(job->world->context, job->world->comm, job->schedule, &job->options, &job->pipeline));
 }
 
@@ -395,13 +501,13 @@ static enum shoal_status run(struct job *job, bool is_forward_only)
 
 static bool is_here(const struct job *job, uint32_t stage)
 {
-    return shoal_schedule_rank_of(job->schedule, stage) == (uint32_t)job->world->rank;
+    return shoal_schedule_rank_of(job->schedule, stage) == job->rank;
 }
 
 static uint32_t count_actions(const struct job *job, bool is_forward_only)
 {
     uint32_t all, count = 0;
-    const struct shoal_action *const actions = shoal_schedule_actions(job->schedule, (uint32_t)job->world->rank, &all);
+    const struct shoal_action *const actions = shoal_schedule_actions(job->schedule, job->rank, &all);
     for (uint32_t i = 0; i < all; i++)
         count += !is_forward_only || actions[i].kind == SHOAL_FORWARD;
     return count;
@@ -445,6 +551,116 @@ static void schedules_body(struct world *world)
                 check_step(&job, false);
             close_job(&job);
         }
+}
+
+/* ---- Replicas ------------------------------------------------------------------------------------------------------------ */
+
+/* Makes a schedule whose ranks have replicas, for a model with a skip over each second stage. */
+static void open_replicated(struct job *job, struct world *world, enum shoal_schedule_kind kind, const uint32_t *replicas,
+                            uint32_t ranks)
+{
+    const int size = world->size;
+    struct shoal_schedule *copy = NULL;
+    world->size = (int)ranks; /* of the schedule */
+    open_job(job, world, kind, 2 * ranks + 1 + (kind == SHOAL_SCHEDULE_INTERLEAVED ? ranks - 1 : 0), 1);
+    world->size = size;
+    OK(world, shoal_schedule_replicate(job->schedule, replicas, &copy));
+    shoal_schedule_free(job->schedule);
+    job->schedule = copy;
+    for (uint32_t s = 0; s + 2 < job->model.stages; s += 2)
+        job->model.edges[job->model.edge_count++] = (struct shoal_edge){s, s + 2};
+    job->options.edges = job->model.edges;
+    job->options.edge_count = job->model.edge_count;
+}
+
+/* Sums results over the replicas of this rank. */
+static void sum_results(struct job *job)
+{
+    struct shoal_comm *team = NULL;
+    OK(job->world, shoal_comm_split(job->world->comm, (int)job->rank, (int)job->replica, NULL, &team));
+    CHECK(job->world, shoal_comm_size(team) == (int)job->replicas, "%d replicas", shoal_comm_size(team));
+    OK(job->world, shoal_allreduce(team, &job->results, &job->results, sizeof job->results / sizeof(uint64_t), SHOAL_INT64,
+                                   SHOAL_SUM, NULL));
+    shoal_comm_free(team);
+}
+
+static void check_replicated_step(struct job *job)
+{
+    struct results wanted = {0};
+    OK(job->world, run(job, false));
+    CHECK(job->world, job->actions == count_actions(job, false), "%u actions", job->actions);
+    for (uint32_t m = 0; m < job->model.microbatches; m++)
+        plain_microbatch(&job->model, m, &wanted);
+    sum_results(job);
+    for (uint32_t s = 0; s < job->model.stages; s++) {
+        CHECK(job->world, !is_here(job, s) || job->results.weight[s] == wanted.weight[s], "the weight of stage %u", s);
+        CHECK(job->world, !is_here(job, s) || job->results.bias[s] == wanted.bias[s], "the bias of stage %u", s);
+    }
+    CHECK(job->world, !is_here(job, job->model.stages - 1) || job->results.loss == wanted.loss, "the loss");
+}
+
+/* Numbers of replicas of which none divides the other, and of which there are more than a microbatch has samples. */
+static const uint32_t replica_lists[][5] = {{5}, {2, 3}, {3, 2}, {1, 4}, {4, 1}, {2, 1, 2}, {1, 3, 1}, {1, 2, 1, 1}};
+
+static uint32_t ranks_in(const uint32_t *list)
+{
+    uint32_t ranks = 0;
+    while (ranks < 5 && list[ranks])
+        ranks++;
+    return ranks;
+}
+
+static void replicas_body(struct world *world)
+{
+    static const enum shoal_schedule_kind kinds[] = {SHOAL_SCHEDULE_GPIPE, SHOAL_SCHEDULE_1F1B, SHOAL_SCHEDULE_INTERLEAVED,
+                                                     SHOAL_SCHEDULE_ZB_H1, SHOAL_SCHEDULE_V_HALF};
+    for (size_t k = 0; k < COUNT_OF(kinds); k++)
+        for (size_t l = 0; l < COUNT_OF(replica_lists); l++) {
+            struct job job;
+            open_replicated(&job, world, kinds[k], replica_lists[l], ranks_in(replica_lists[l]));
+            create(&job);
+            for (int step = 0; step < 2; step++)
+                check_replicated_step(&job);
+            OK(world, run(&job, true));
+            close_job(&job);
+        }
+}
+
+/* The schedule's own actions sum the results of replicas and of a tie, and update. */
+static void sums_body(struct world *world)
+{
+    for (size_t l = 1; l < COUNT_OF(replica_lists); l++) {
+        struct job job;
+        struct shoal_schedule *copy = NULL;
+        struct results wanted = {0};
+        open_replicated(&job, world, SHOAL_SCHEDULE_1F1B, replica_lists[l], ranks_in(replica_lists[l]));
+        const uint32_t last = job.model.stages - 1;
+        const struct shoal_tied_stage tied[] = {{0, 0}, {0, last}};
+        OK(world, shoal_schedule_add_sums(job.schedule, tied, 2, 0, 1, &copy));
+        shoal_schedule_free(job.schedule);
+        job.schedule = copy;
+        create(&job);
+        const bool is_tied = is_here(&job, 0) || is_here(&job, last);
+        OK(world, shoal_comm_split(world->comm, (int)job.rank, 0, NULL, &job.sums.team));
+        OK(world, shoal_comm_split(world->comm, is_tied ? 0 : -1, 0, NULL, &job.sums.tie));
+        OK(world, run(&job, false));
+        CHECK(world, job.actions == count_actions(&job, false) && job.sums.updates == 1, "%u updates", job.sums.updates);
+        for (uint32_t m = 0; m < job.model.microbatches; m++)
+            plain_microbatch(&job.model, m, &wanted);
+        CHECK(world, job.sums.summed[job.rank][0] == wanted.weight[job.rank], "the summed weight");
+        CHECK(world, job.sums.summed[job.rank][1] == wanted.bias[job.rank], "the summed bias");
+        if (is_tied) {
+            OK(world, shoal_request_wait(job.sums.tie_request, SHOAL_FOREVER));
+            CHECK(world, job.sums.tied[0] == wanted.bias[0] + wanted.bias[last], "the tied sum");
+        }
+        shoal_request_free(job.sums.tie_request);
+        shoal_request_free(job.sums.requests[job.rank]);
+        shoal_comm_free(job.sums.tie);
+        shoal_comm_free(job.sums.team);
+        OK(world, run(&job, true)); /* without sums */
+        CHECK(world, job.sums.updates == 1, "an update in a forward pass");
+        close_job(&job);
+    }
 }
 
 /* Skips over any stages, and chains that are broken. */
@@ -854,6 +1070,40 @@ static void failing_body(struct world *world)
     OK(world, shoal_barrier(world->comm, NULL)); /* other communicators are as they were */
 }
 
+/* A replica fails, in an action of a microbatch and in one of its stage. */
+static void failing_replica_body(struct world *world)
+{
+    static const struct {
+        enum shoal_action_kind kind;
+        uint32_t number;
+        const char *text;
+    } cases[] = {{SHOAL_FORWARD, 3, "pipeline, rank 3: forward of microbatch 3 on stage 1, replica 1 failed: the cat sat"},
+                 {SHOAL_SUM_REPLICAS, 0, "pipeline, rank 3: replica sum on stage 1, replica 1 failed: the cat sat"},
+                 {SHOAL_SUM_TIED, 0, "pipeline, rank 3: tied sum 0 on stage 1, replica 1 failed: the cat sat"},
+                 {SHOAL_UPDATE, 0, "pipeline, rank 3: update on stage 1, replica 1 failed: the cat sat"}};
+    static const uint32_t replicas[] = {2, 3};
+    const struct shoal_tied_stage tied[] = {{0, 0}, {0, 1}};
+    for (size_t c = 0; c < COUNT_OF(cases); c++) {
+        struct job job;
+        struct shoal_schedule *copy = NULL;
+        open_replicated(&job, world, SHOAL_SCHEDULE_1F1B, replicas, 2);
+        OK(world, shoal_schedule_add_sums(job.schedule, tied, 2, 0, 1, &copy));
+        shoal_schedule_free(job.schedule);
+        job.schedule = copy;
+        create(&job);
+        job.leaves_sums = true;
+        job.failing_stage = world->rank == 3 ? 1 : UINT32_MAX;
+        job.failing_microbatch = cases[c].number;
+        job.failing_kind = cases[c].kind;
+        enum shoal_status status = run(&job, false);
+        if (status == SHOAL_OK) /* this rank's part was over before */
+            status = run(&job, false);
+        CHECK(world, status == SHOAL_ERR_UNSUPPORTED, "the step gave %s", shoal_status_name(status));
+        FAILS(&job, false, SHOAL_ERR_UNSUPPORTED, cases[c].text);
+        close_job(&job);
+    }
+}
+
 static enum shoal_status bad_output(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
 {
     (void)text, (void)text_bytes;
@@ -1099,6 +1349,9 @@ static void run_all(const char *where)
                  {"pipelines_reuse_memory", memory_body, 3, 0},
                  {"pipelines_of_more_ranks_than_cores", schedules_body, 8, 0},
                  {"pipelines_whose_action_fails", failing_body, 3, 0},
+                 {"pipelines_with_replicas", replicas_body, 5, 0},
+                 {"pipelines_with_sums", sums_body, 5, 0},
+                 {"pipelines_whose_replica_fails", failing_replica_body, 5, 0},
                  {"pipelines_with_bad_results", bad_results_body, 3, 0},
                  {"pipelines_with_different_calls", different_calls_body, 3, 0},
                  {"pipelines_that_take_too_long", timeout_body, 3, 0},

@@ -52,6 +52,19 @@ def every_rank_reports_its_step():
     expect(step["bytes_sent"] == sum(row["bytes_sent"] for row in ranks) and step["message_bytes"] == 65536, step)
 
 
+def replicas_and_sums_run():
+    """Stage 0 is on two ranks, each with half of a message of 101 bytes; the trace has all ranks' actions."""
+    path, trace = ROOT / "replicas.csv", ROOT / "replicas.json"
+    path.write_text("x2,0F0,0F1,0B0,0B1,0S0,0T0,0U0\n1F0,1B0,1F1,1B1,1S0,1T0,1U0\n")
+    ranks, step = measured("--read", path, "--forward", "2ms", "--bytes", "101", "--trace", trace, ranks=3)
+    expect([row["bytes_sent"] for row in ranks] == [100, 102, 202], ranks)
+    expect(step["ideal_us"] == 1e3 + 2 * 6e3 + 2e3 and ranks[0]["computed_us"] >= 6e3 and ranks[2]["computed_us"] >= 12e3, step, ranks)
+    names = [event["name"] for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X" and event["tid"] == 1]
+    expect(names.count("0F0") == names.count("0S0") == names.count("0U0") == 2 and names.count("1T0") == 1, names)
+    path.write_text("x3,0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1")
+    refused("-n", 3, "--read", path, about="the schedule is of 2 ranks with 4 replicas in all, but the communicator has 3")
+
+
 def every_schedule_runs():
     stages = {"interleaved": 4, "breadth-first": 4, "v-min": 4, "v-half": 4, "v-zb": 4}
     for kind in ("gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-h2", "v-min", "v-half", "v-zb"):
@@ -168,6 +181,6 @@ def help_teaches():
 
 
 if __name__ == "__main__":
-    run_cases([every_rank_reports_its_step, every_schedule_runs, messages_of_any_size_and_memory_are_checked,
+    run_cases([every_rank_reports_its_step, every_schedule_runs, replicas_and_sums_run, messages_of_any_size_and_memory_are_checked,
                one_rank_has_no_bubble_but_its_overhead, stages_are_recomputed, schedules_are_read, launchers_start_the_ranks, tables_compare_with_the_schedule, the_last_step_is_traced,
                a_killed_worker_is_named, measurements_that_make_no_sense_are_refused, help_teaches])

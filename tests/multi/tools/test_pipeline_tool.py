@@ -98,6 +98,38 @@ def stages_can_be_recomputed():
     expect(read["step_us"] == 41000, read)
 
 
+def replicas_divide_the_work():
+    words = ("--stages", "2", "--microbatches", "4", "--schedule", "gpipe", "--transfer", "6ms")
+    path, plot, trace = (ROOT / name for name in ("r.csv", "r.svg", "r.json"))
+    (row,) = rows(*words, "--replicas", "3,1", "--csv", path)
+    # F of stage 0 takes 1/3 ms, a transfer as long as the larger share of the two: all of it. Then 4 F and 4 B of stage 1.
+    expect(abs(row["step_us"] - (1000 / 3 + 6000 + 4 * 1000 + 4 * 2000 + 6000 + 2000 / 3)) < 0.01, row)
+    expect(path.read_text() == "x3,0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3,0S0\n1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3,1S0\n", path.read_text())
+    (read,) = rows("--read", path, "--transfer", "6ms", "--sum-replicas", "9ms", "--plot", plot, "--trace", trace)
+    expect(abs(read["step_us"] - row["step_us"] - 9000) < 0.01, read, row)
+    expect(">rank 0 x3<" in plot.read_text() and ">rank 1<" in plot.read_text() and '"rank 0 x3"' in trace.read_text(), plot.read_text())
+    expect("replica sum" in plot.read_text() and "0S0: " in plot.read_text() and "1S0: " not in plot.read_text(), "the drawing")
+    sums = [event for event in json.loads(trace.read_text())["traceEvents"] if event["name"] == "0S0"]
+    expect(len(sums) == 1 and sums[0]["tid"] == 2 and abs(sums[0]["dur"] - 9000) < 0.01, sums)
+    refused(*words, "--replicas", "3", about='--replicas must be 2 numbers from 1 to 65536, not "3"')
+    refused(*words, "--replicas", "3,0", about="--replicas must be 2 numbers")
+    refused(*words, "--replicas", "1,1,1", about="--replicas must be 2 numbers")
+
+
+def sums_run_beside_actions():
+    """Of two stages on each rank, one is summed while the other one is computed; an update follows its sums."""
+    words = ("--stages", "2", "--microbatches", "2", "--schedule", "interleaved", "--forward", "2ms")
+    path = ROOT / "sums.csv"
+    (plain,) = rows(*words)
+    (row,) = rows(*words, "--replicas", "2,2", "--sum-replicas", "0ms")
+    expect(abs(row["step_us"] * 2 - plain["step_us"]) < 0.01, row, plain)
+    (row,) = rows(*words, "--tie", "--sum-tied", "3ms", "--update", "2ms", "--csv", path)
+    # Rank 0 comes to the sum of the tie at the end. Each rank waits for it with the second of its updates, of 1 ms each.
+    expect(abs(row["step_us"] - plain["step_us"] - 3000 - 1000) < 0.01, row, plain)
+    expect(path.read_text() == "0F0,0F1,2F0,2F1,2B0,2B1,0B0,0B1,0T0,2U0,0U0\n1F0,1F1,3F0,3B0,3F1,3B1,3T0,1B0,1B1,1U0,3U0\n", path.read_text())
+    refused("--stages", "1", "--tie", "--schedule", "1f1b", about="--tie needs a first and a last stage")
+
+
 def standard_input_is_read():
     done = subprocess.run([SHOAL, "sim", "pipeline", "--read", "-"], input="0F0,0B0\n1F0,1B0\n", capture_output=True, text=True, timeout=60)
     expect(done.returncode == 0 and "standard input" in done.stdout and not done.stderr, done)
@@ -105,7 +137,8 @@ def standard_input_is_read():
 
 def faults_of_a_file_are_named():
     for text, about in (("0F0,0B0\n1F0", "1B0 is missing on rank 1"), ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "wait for each other for ever"),
-                        ("0F0,0Q0", "line 1, cell 2"), ("", "no action")):
+                        ("0F0,3F0,3B0,0B0,3T1,0T0\n1F0,2F0,2B0,1B0,2T0,1T1", "rank 0 waits with 3T1 for T1 of rank 1"),
+                        ("0F0,0B0,0T0\n1F0,1B0", "T0 is missing: only rank 0"), ("0F0,0Q0", "line 1, cell 2"), ("", "no action")):
         path = ROOT / "wrong.csv"
         path.write_text(text)
         refused("--read", path, about=about, code=1)
@@ -131,4 +164,4 @@ def wrong_words_are_refused():
 
 
 run_cases([all_schedules_are_compared, published_rates_are_met, memory_limits_the_choice, files_are_written_and_read, stages_can_be_recomputed,
-           standard_input_is_read, faults_of_a_file_are_named, wrong_words_are_refused])
+           replicas_divide_the_work, sums_run_beside_actions, standard_input_is_read, faults_of_a_file_are_named, wrong_words_are_refused])

@@ -207,6 +207,21 @@ def pipelines_are_measured_and_predicted_exactly():
     expect("  0.022 ms: 0B0 for stage 1\n" in out, out)
 
 
+def replicas_are_one_rank_of_the_schedule():
+    """Ranks 0 and 1 have the same actions. An update is a part of the prediction, and a sum is not."""
+    lines = [action(rank, kind, 0, begin, begin, end, size=3, count=rank // 2, record=number)
+             for rank in range(3)
+             for number, (kind, begin, end) in enumerate(
+                 [("forward", 0, 5), ("backward", 25, 35), ("replica sum", 35, 36), ("update", 36, 38)] if rank < 2 else
+                 [("forward", 5, 10), ("backward", 10, 25), ("replica sum", 25, 26), ("update", 26, 28)])]
+    (pipeline,) = sums_of(lines)[0]["pipelines"]
+    expect((pipeline["whole_steps"], pipeline["stages"], pipeline["step_us"], pipeline["predicted_step_us"]) == (1, 2, 38, 37), pipeline)
+    expect([row["rank"] for row in pipeline["ranks"]] == [0, 1, 2], pipeline)
+    _, events = sums_of(lines)
+    names = {event["name"] for event in events if event["ph"] == "X"}
+    expect("1S0" in str(events) and "0U0" in str(events), names)
+
+
 def the_median_step_is_measured():
     """Not the first one, which is slow, and not a mean."""
     def after(step, slower):
@@ -693,7 +708,7 @@ def help_teaches():
     expect("    shoal trace " in out, out)
 
 
-run_cases([late_ranks_are_blamed_exactly, percentiles_are_of_all_operations, kinds_are_summed_exactly, events_are_as_the_viewers_read_them,
+run_cases([replicas_are_one_rank_of_the_schedule, late_ranks_are_blamed_exactly, percentiles_are_of_all_operations, kinds_are_summed_exactly, events_are_as_the_viewers_read_them,
            overlapping_operations_get_tracks_of_their_own, names_tell_type_operator_and_root,
            pipelines_are_measured_and_predicted_exactly, the_median_step_is_measured,
            split_backward_passes_are_predicted_apart,

@@ -99,11 +99,11 @@ static void equal_stages_take_as_long(void **state)
     for (unsigned kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++) {
         struct shoal_schedule *schedule = new_schedule((enum shoal_schedule_kind)kind, 4, 8);
         const double stages = shoal_schedule_stages(schedule);
-        const struct shoal_stage_costs rank = {3, 2, 1, 0.25};
+        const struct shoal_stage_costs rank = {3, 2, 1, 0.25, 0, 0, 0};
         struct shoal_stage_costs each[STAGES_MAX];
         struct shoal_schedule_times one = SHOAL_SCHEDULE_TIMES_INIT, other = SHOAL_SCHEDULE_TIMES_INIT;
         for (uint32_t s = 0; s < stages; s++)
-            each[s] = (struct shoal_stage_costs){3 * 4 / stages, 2 * 4 / stages, 1 * 4 / stages, 0.25};
+            each[s] = (struct shoal_stage_costs){3 * 4 / stages, 2 * 4 / stages, 1 * 4 / stages, 0.25, 0, 0, 0};
         assert_int_equal(shoal_schedule_time(schedule, &rank, 0.5, &one, NULL), SHOAL_OK);
         assert_int_equal(shoal_schedule_time_stages(schedule, each, 0.5, &other, NULL), SHOAL_OK);
         assert_true(is_near(one.step, other.step) && is_near(one.span, other.span) && is_near(one.bubble, other.bubble));
@@ -114,7 +114,8 @@ static void equal_stages_take_as_long(void **state)
 
 static void unequal_stages_are_timed(void **state)
 {
-    const struct shoal_stage_costs costs[] = {{1, 2, 4, 0.5}, {8, 16, 32, 0.25}, {64, 128, 256, 1e9}};
+    const struct shoal_stage_costs costs[] = {
+        {1, 2, 4, 0.5, 0, 0, 0}, {8, 16, 32, 0.25, 0, 0, 0}, {64, 128, 256, 1e9, 0, 0, 0}};
     double begins[3][2], *const rows[] = {begins[0], begins[1], begins[2]};
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     struct shoal_stage_costs wrong[3];
@@ -884,7 +885,7 @@ static void replicas_share_each_microbatch(void **state)
     assert_true(one.parameter_bytes == 3000 && one.activation_bytes == 30 && one.buffer_bytes == 12);
     assert_true(other.activation_bytes == 40 && other.buffer_bytes == 24);
     assert_true(is_near(times_of(partition).replicas, 2 * (0.5 + 1500 / 10.0)));
-    const struct shoal_stage_costs costs[] = {{100, 100, 100, 1.3}, {100, 100, 100, 0}};
+    const struct shoal_stage_costs costs[] = {{100, 100, 100, 1.3, 0, 0, 0}, {100, 100, 100, 0, 0, 0, 0}};
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     assert_int_equal(shoal_schedule_time_stages(schedule, costs, 1, &times, NULL), SHOAL_OK);
     assert_true(is_near(times_of(partition).step, times.step + 301));
@@ -978,6 +979,8 @@ static void replicas_are_chosen(void **state)
             all++;
             optimal += is_near(times_of(partition).step, known);
             mixed += is_mixed(partition, wanted.ranks);
+            assert_int_equal(shoal_schedule_size(schedule), wanted.ranks);
+            assert_true(times_of(partition).overlapped <= times_of(partition).step * (1 + 1e-9));
         }
         shoal_partition_free(partition);
         shoal_schedule_free(schedule);
@@ -985,6 +988,65 @@ static void replicas_are_chosen(void **state)
     }
     print_message("optimal in %u of %u; %u mix stages and replicas\n", optimal, all, mixed);
     assert_true(all > 30 && mixed > 3 && optimal * 10 >= all * 9);
+}
+
+/* A chain of three units; the first and the last one share 400 bytes. */
+static struct shoal_profile *new_tied_chain(void)
+{
+    struct shoal_profile *profile = NULL;
+    const char *const names[] = {"first", "middle", "last"};
+    const uint32_t tied[] = {0, 2};
+    assert_int_equal(shoal_profile_create(NULL, &profile), SHOAL_OK);
+    for (size_t i = 0; i < 3; i++) {
+        struct shoal_unit unit = SHOAL_UNIT_INIT;
+        unit.name = names[i];
+        unit.forward = unit.input_gradient = unit.weight_gradient = 100;
+        unit.parameter_bytes = 1000;
+        assert_int_equal(shoal_profile_add_unit(profile, &unit, NULL, 0), SHOAL_OK);
+    }
+    assert_int_equal(shoal_profile_add_tie(profile, tied, 2, 400, NULL, 0), SHOAL_OK);
+    return profile;
+}
+
+static void assert_schedule(const struct shoal_schedule *schedule, const char *wanted)
+{
+    char *made = NULL;
+    size_t bytes;
+    FILE *out = open_memstream(&made, &bytes);
+    assert_int_equal(shoal_schedule_print(schedule, out), SHOAL_OK);
+    fclose(out);
+    assert_string_equal(made, wanted);
+    free(made);
+}
+
+/* Rank 0 has two replicas: 2 transfers of half of 2000 bytes. The tie is summed among three: 4 of a third of 400 bytes. */
+static void sums_have_their_own_actions(void **state)
+{
+    struct shoal_profile *profile = new_tied_chain();
+    struct shoal_schedule *schedule = NULL, *summed = NULL;
+    struct shoal_partition *partition = NULL;
+    const uint32_t first_units[] = {0, 2};
+    const char *const text = "x2,0F0,0B0\n1F0,1B0";
+    const double replicas = 2 * (5 + 100), tied = 4 * (5 + 400 / 30.0);
+    struct shoal_partition_options options = SHOAL_PARTITION_OPTIONS_INIT;
+    (void)state;
+    options.bytes_per_us = 10;
+    options.latency_us = 5;
+    options.gradient_ratio = 1;
+    assert_int_equal(shoal_schedule_read(text, strlen(text), &schedule, NULL, 0), SHOAL_OK);
+    assert_int_equal(shoal_partition_create_at(profile, schedule, &options, first_units, &partition, NULL, 0), SHOAL_OK);
+    assert_int_equal(stage_of(partition, 0).replicas, 2);
+    assert_true(is_near(stage_of(partition, 0).sum_replicas, replicas) && is_near(stage_of(partition, 0).sum_tied, tied));
+    assert_true(is_near(stage_of(partition, 1).sum_replicas, 0) && is_near(stage_of(partition, 1).sum_tied, tied));
+    assert_true(is_near(times_of(partition).replicas, replicas) && is_near(times_of(partition).tied, tied));
+    assert_true(is_near(times_of(partition).overlapped, times_of(partition).step)); /* both are behind rank 0's last gradient */
+    assert_int_equal(shoal_partition_add_sums(partition, schedule, 1, &summed), SHOAL_OK);
+    assert_schedule(summed, "x2,0F0,0B0,0S0,0T0,0U0\n1F0,1B0,1S0,1T0,1U0\n");
+    shoal_schedule_free(summed);
+    assert_int_equal(shoal_partition_add_sums(NULL, schedule, 0, &summed), SHOAL_ERR_ARGUMENT);
+    shoal_partition_free(partition);
+    shoal_schedule_free(schedule);
+    shoal_profile_free(profile);
 }
 
 static void wrong_replications_are_refused(void **state)
@@ -1209,6 +1271,7 @@ int main(void)
         cmocka_unit_test(limits_do_not_overflow),
         cmocka_unit_test(replicas_share_each_microbatch),
         cmocka_unit_test(replicas_are_chosen),
+        cmocka_unit_test(sums_have_their_own_actions),
         cmocka_unit_test(wrong_replications_are_refused),
         cmocka_unit_test(the_best_kind_is_chosen),
         cmocka_unit_test(chosen_schedules_are_recomputed),

@@ -31,7 +31,7 @@ static struct shoal_schedule *create(const struct shoal_schedule_options *option
 
 static struct shoal_schedule_times time_of(const struct shoal_schedule *schedule, const struct shoal_schedule_options *options)
 {
-    const struct shoal_stage_costs equal = {1, 1, 1, options->costs.transfer};
+    const struct shoal_stage_costs equal = {1, 1, 1, options->costs.transfer, 0, 0, 0};
     const struct shoal_stage_costs *costs = options->costs.forward > 0 ? &options->costs : &equal;
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     assert_int_equal(shoal_schedule_time(schedule, costs, options->kept_share, &times, NULL), SHOAL_OK);
@@ -92,9 +92,13 @@ static void kinds_have_no_fault(void **state)
                 options.kind = (enum shoal_schedule_kind)kind;
                 options.ranks = ranks[p];
                 options.microbatches = microbatches[m];
-                options.costs =
-                    (struct shoal_stage_costs){1 + (double)reference_below(&random, 9), 1 + (double)reference_below(&random, 9),
-                                               (double)reference_below(&random, 9), (double)reference_below(&random, 3)};
+                options.costs = (struct shoal_stage_costs){1 + (double)reference_below(&random, 9),
+                                                           1 + (double)reference_below(&random, 9),
+                                                           (double)reference_below(&random, 9),
+                                                           (double)reference_below(&random, 3),
+                                                           0,
+                                                           0,
+                                                           0};
                 if (kind != SHOAL_SCHEDULE_INTERLEAVED || options.microbatches % options.ranks == 0)
                     check_kind(&options);
             }
@@ -141,10 +145,10 @@ static const struct {
     uint32_t ranks, microbatches;
     struct shoal_stage_costs costs;
     double kept_share, one_f_one_b, zb_1p, zb_2p;
-} published[] = {{8, 24, {18.522, 18.086, 9.337, 0.601}, 32 / (34 + 5 * 24 * 1024 / 2304.0), 24.31, 15.85, 4.33},
-                 {8, 24, {29.718, 29.444, 19.927, 0.527}, 32 / (34 + 5 * 32 * 1024 / 4096.0), 23.47, 13.23, 0.29},
-                 {16, 48, {11.347, 11.248, 8.132, 0.377}, 32 / (34 + 5 * 40 * 1024 / 5120.0), 25.52, 13.97, 0.66},
-                 {32, 96, {10.419, 10.207, 7.715, 0.408}, 32 / (34 + 5 * 48 * 1024 / 6144.0), 26.46, 14.21, 0.38}};
+} published[] = {{8, 24, {18.522, 18.086, 9.337, 0.601, 0, 0, 0}, 32 / (34 + 5 * 24 * 1024 / 2304.0), 24.31, 15.85, 4.33},
+                 {8, 24, {29.718, 29.444, 19.927, 0.527, 0, 0, 0}, 32 / (34 + 5 * 32 * 1024 / 4096.0), 23.47, 13.23, 0.29},
+                 {16, 48, {11.347, 11.248, 8.132, 0.377, 0, 0, 0}, 32 / (34 + 5 * 40 * 1024 / 5120.0), 25.52, 13.97, 0.66},
+                 {32, 96, {10.419, 10.207, 7.715, 0.408, 0, 0, 0}, 32 / (34 + 5 * 48 * 1024 / 6144.0), 26.46, 14.21, 0.38}};
 
 static double rate_of(enum shoal_schedule_kind kind, size_t row)
 {
@@ -186,7 +190,7 @@ static void auto_keeps_to_the_memory(void **state)
         options.kind = SHOAL_SCHEDULE_AUTO;
         options.ranks = 8;
         options.microbatches = 24;
-        options.costs = (struct shoal_stage_costs){1, 1, 1, 0.02};
+        options.costs = (struct shoal_stage_costs){1, 1, 1, 0.02, 0, 0, 0};
         options.activations = activations;
         struct shoal_schedule *schedule = create(&options);
         const struct shoal_schedule_times times = time_of(schedule, &options);
@@ -256,11 +260,23 @@ static void other_forms_are_read(void **state)
     assert_int_equal(read_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,\"(1F1;1I0)OVERLAP_F_B\",1W0,1B1", why), SHOAL_OK);
 }
 
+struct wrong_text {
+    const char *text, *told;
+};
+
+static void assert_refused(const struct wrong_text *wrong, size_t count)
+{
+    char why[TEXT];
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(read_text(wrong[i].text, why), SHOAL_ERR_ARGUMENT);
+        if (!strstr(why, wrong[i].told))
+            fail_msg("\"%s\" gave: %s", wrong[i].text, why);
+    }
+}
+
 static void faults_are_named(void **state)
 {
-    static const struct {
-        const char *text, *told;
-    } wrong[] = {
+    static const struct wrong_text wrong[] = {
         {"", "no action"},
         {"0F0,0B0\n1F0", "1B0 is missing on rank 1"},
         {"0F0,0I0", "0W0 is missing on rank 0"},
@@ -283,13 +299,36 @@ static void faults_are_named(void **state)
         {"0F0,0R0,0B0,0F1,0B1", "rank 0: 0B1 comes before 0R1"},
         {"0F0,0R0,0I0", "0W0 is missing on rank 0"},
     };
-    char why[TEXT];
     (void)state;
-    for (size_t i = 0; i < COUNT_OF(wrong); i++) {
-        assert_int_equal(read_text(wrong[i].text, why), SHOAL_ERR_ARGUMENT);
-        if (!strstr(why, wrong[i].told))
-            fail_msg("\"%s\" gave: %s", wrong[i].text, why);
-    }
+    assert_refused(wrong, COUNT_OF(wrong));
+}
+
+/* Texts with sums, updates and replicas. */
+static void faults_of_sums_are_named(void **state)
+{
+    static const struct wrong_text wrong[] = {
+        {"0F0,0S0,0B0", "rank 0: 0S0 comes before the last gradient of its stage"},
+        {"0F0,0F1,0B0,0S0,0B1", "rank 0: 0S0 comes before the last gradient of its stage"},
+        {"0F0,0I0,0T0,0W0\n1F0,1B0,1T0", "rank 0: 0T0 comes before the last gradient of its stage"},
+        {"0F0,0B0,0S0,0S0", "rank 0: 0S0 comes twice"},
+        {"0F0,0B0,0S1", "rank 0: 0S1 has another number than 0"},
+        {"0F0,0B0,0S0\n1F0,1B0", "1S0 is missing on rank 1"},
+        {"0F0,0B0,0T0,0T0\n1F0,1B0,1T0", "rank 0: 0T0 comes twice: a rank sums the gradients of a tie once"},
+        {"0F0,1F0,1B0,1T0,0B0,0T0", "rank 0: 0T0 comes twice"},
+        {"0F0,0B0,0T0\n1F0,1B0", "T0 is missing: only rank 0 sums the gradients of this tie (0T0)"},
+        {"0F0,0B0,0T1,0T0\n1F0,1B0,1T0", "T1 is missing: only rank 0"},
+        {"0F0,0U0,0B0", "rank 0: 0U0 comes before the last gradient of its stage"},
+        {"0F0,0B0,0U0,0U0", "rank 0: 0U0 comes twice"},
+        {"0F0,0B0,0U0,0T0\n1F0,1B0,1T0,1U0", "rank 0: 0T0 comes behind the update of its stage"},
+        {"0F0,0B0,0U0\n1F0,1B0", "1U0 is missing on rank 1"},
+        {"x2,0F0,0B0,0U0", "0S0 is missing on rank 0"},
+        {"x0,0F0,0B0", "line 1, cell 1: \"x0\" is no action"},
+        {"0F0,x2,0B0", "line 1, cell 2: \"x2\" is no action"},
+        {"x65537,0F0,0B0", "line 1, cell 1"},
+        {"0S0,0T0,0U0", "no action of a microbatch"},
+    };
+    (void)state;
+    assert_refused(wrong, COUNT_OF(wrong));
 }
 
 /* Two ranks that need each other's later actions; a rank that needs its own; and two with one slot, which both send first. */
@@ -315,6 +354,14 @@ static void circles_are_told(void **state)
                         "ranks wait for each other for ever: rank 0 waits with 0F3 for a free slot of stage 1 on rank 1, rank "
                         "1 waits with 1B1 for a free slot of stage 0 on rank 0");
     shoal_schedule_free(schedule);
+    /* Each rank begins first the sum that the other one begins last. */
+    assert_int_equal(read_text("0F0,3F0,3B0,0B0,3T1,0T0\n1F0,2F0,2B0,1B0,2T0,1T1", why), SHOAL_ERR_ARGUMENT);
+    assert_string_equal(why,
+                        "ranks wait for each other for ever: rank 0 waits with 3T1 for T1 of rank 1, rank 1 waits with 2T0 "
+                        "for T0 of rank 0");
+    /* An update waits for a sum to which the other rank comes only after this rank's next action. */
+    assert_int_equal(read_text("0F0,0B0,0T0,0U0,2F0,2B0,2U0\n1F0,1B0,1T0,1U0", why), SHOAL_ERR_ARGUMENT);
+    assert_non_null(strstr(why, "wait"));
 }
 
 /* ---- Stages that are recomputed ------------------------------------------------------------------------------------------ */
@@ -322,7 +369,7 @@ static void circles_are_told(void **state)
 static void recomputed_stages_repeat_their_forward_passes(void **state)
 {
     const unsigned char first[] = {1, 0}, none[] = {0, 0};
-    const struct shoal_stage_costs costs[] = {{10, 10, 0, 0}, {10, 10, 0, 0}};
+    const struct shoal_stage_costs costs[] = {{10, 10, 0, 0, 0, 0, 0}, {10, 10, 0, 0, 0, 0, 0}};
     struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
     struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
     struct shoal_schedule *one = NULL, *all = NULL, *back = NULL;
@@ -390,23 +437,191 @@ static void every_kind_can_be_recomputed(void **state)
     }
 }
 
+/* ---- Sums and replicas --------------------------------------------------------------------------------------------------- */
+
+static void assert_text(const struct shoal_schedule *schedule, const char *wanted)
+{
+    size_t bytes;
+    char *text = print(schedule, &bytes);
+    assert_string_equal(text, wanted);
+    free(text);
+}
+
+static struct shoal_schedule *read(const char *text)
+{
+    struct shoal_schedule *schedule = NULL;
+    char why[TEXT] = "";
+    if (shoal_schedule_read(text, strlen(text), &schedule, why, sizeof why) != SHOAL_OK)
+        fail_msg("\"%s\" gave: %s", text, why);
+    return schedule;
+}
+
+/* Stages 0 and 3 are on rank 0, 1 and 2 on rank 1. Rank 1 has the gradients of tie 1 first, and yet begins with tie 0. */
+static void sums_are_added(void **state)
+{
+    const struct shoal_tied_stage tied[] = {{1, 2}, {0, 3}, {1, 0}, {0, 1}};
+    const uint32_t replicas[] = {1, 3};
+    struct shoal_schedule *plain = read("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0"), *copy = NULL, *again = NULL, *back = NULL;
+    (void)state;
+    assert_int_equal(shoal_schedule_add_sums(plain, tied, COUNT_OF(tied), 0, 0, &copy), SHOAL_OK);
+    assert_text(copy, "0F0,3F0,3B0,3T0,0B0,0T1\n1F0,2F0,2B0,1B0,1T0,2T1\n");
+    assert_int_equal(shoal_schedule_replicate(copy, replicas, &again), SHOAL_OK);
+    shoal_schedule_free(copy);
+    assert_int_equal(shoal_schedule_add_sums(again, tied, COUNT_OF(tied), 0, 1, &copy), SHOAL_OK);
+    assert_text(copy, "0F0,3F0,3B0,3S0,3T0,0B0,0S0,0T1,3U0,0U0\nx3,1F0,2F0,2B0,2S0,1B0,1S0,1T0,2T1,2U0,1U0\n");
+    assert_int_equal(shoal_schedule_check(copy, 0, NULL, 0), SHOAL_OK);
+    size_t bytes;
+    char *text = print(copy, &bytes);
+    back = read(text);
+    assert_text(back, text);
+    free(text);
+    assert_int_equal(shoal_schedule_replicas(back, 1), 3);
+    assert_int_equal(shoal_schedule_microbatches(back), 1);
+    shoal_schedule_free(back);
+    assert_int_equal(shoal_schedule_plain(copy, &back), SHOAL_OK);
+    assert_text(back, "0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n");
+    shoal_schedule_free(back);
+    shoal_schedule_free(again);
+    assert_int_equal(shoal_schedule_add_sums(copy, NULL, 0, 0, 0, &again), SHOAL_OK); /* replicas keep their sums */
+    assert_text(again, "0F0,3F0,3B0,3S0,0B0,0S0\nx3,1F0,2F0,2B0,2S0,1B0,1S0\n");
+    shoal_schedule_free(again);
+    shoal_schedule_free(copy);
+    shoal_schedule_free(plain);
+}
+
+/* The last of a rank's tied stages begins the sum. */
+static void a_rank_sums_a_tie_once(void **state)
+{
+    const struct shoal_tied_stage tied[] = {{7, 0}, {7, 1}, {7, 3}};
+    struct shoal_schedule *plain = read("0F0,3F0,3I0,3W0,0B0\n1F0,2F0,2B0,1B0"), *copy = NULL;
+    (void)state;
+    assert_int_equal(shoal_schedule_add_sums(plain, tied, COUNT_OF(tied), 1, 1, &copy), SHOAL_OK);
+    assert_text(copy, "0F0,3F0,3I0,3W0,3S0,0B0,0S0,3T7,3U0,0U0\n1F0,2F0,2B0,2S0,1B0,1S0,1T7,2U0,1U0\n");
+    assert_int_equal(shoal_schedule_check(copy, 0, NULL, 0), SHOAL_OK);
+    shoal_schedule_free(copy);
+    shoal_schedule_free(plain);
+}
+
+static void bad_sums_are_refused(void **state)
+{
+    const struct shoal_tied_stage alone[] = {{0, 0}, {0, 3}}, twice[] = {{0, 0}, {0, 1}, {0, 1}}, missing[] = {{0, 0}, {0, 4}},
+                                  high[] = {{65536, 0}, {65536, 1}};
+    const uint32_t none[] = {1, 0}, many[] = {1, 65537};
+    struct shoal_schedule *plain = read("0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0"), *copy = NULL;
+    (void)state;
+    assert_int_equal(shoal_schedule_add_sums(plain, alone, 2, 0, 0, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_add_sums(plain, twice, 3, 0, 0, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_add_sums(plain, missing, 2, 0, 0, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_add_sums(plain, high, 2, 0, 0, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_add_sums(plain, NULL, 1, 0, 0, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_add_sums(plain, NULL, 0, 0, 0, NULL), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_replicate(plain, none, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_replicate(plain, many, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_replicate(NULL, NULL, &copy), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_schedule_plain(NULL, &copy), SHOAL_ERR_ARGUMENT);
+    assert_null(copy);
+    shoal_schedule_free(plain);
+}
+
+/* Rank 0 gets the gradient of stage 3 at 6, and that of stage 0 at 12; rank 1 that of stage 2 at 8, and that of stage 1 at 10.
+ * The sum of stage 3 ends at 6 + 5, that of the tie begins at 10, when rank 1 comes to it, waits for the former, and ends at
+ * 11 + 3; that of stage 0 ends at 14 + 5. */
+static void sums_take_their_time_beside_actions(void **state)
+{
+    struct shoal_schedule *schedule = read("0F0,3F0,3B0,3S0,3T0,0B0,0S0,3U0,0U0\n1F0,2F0,2B0,1B0,1T0,2S0,1S0,2U0,1U0");
+    const struct shoal_stage_costs each = {1, 1, 1, 0, 5, 3, 0.5}, costs[] = {each, each, each, each};
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    double first[9], second[9], *begins[] = {first, second};
+    (void)state;
+    assert_int_equal(shoal_schedule_time_stages(schedule, costs, 1, &times, begins), SHOAL_OK);
+    const double wanted_first[] = {0, 3, 4, 6, 11, 10, 14, 14, 19}, wanted_second[] = {1, 2, 6, 8, 11, 14, 19, 19, 24};
+    for (size_t i = 0; i < 9; i++) {
+        assert_true(fabs(first[i] - wanted_first[i]) < 1e-9);
+        assert_true(fabs(second[i] - wanted_second[i]) < 1e-9);
+    }
+    assert_true(fabs(times.step - 24.5) < 1e-9);
+    assert_true(fabs(times.bubble - (1 - 7 / 24.5)) < 1e-9); /* a sum leaves its rank free */
+    shoal_schedule_free(schedule);
+    schedule = read("0F0,3F0,3B0,3S0,3T0,0B0,0S0\n1F0,2F0,2B0,1B0,1T0,2S0,1S0"); /* the step ends with its last sum */
+    assert_int_equal(shoal_schedule_time_stages(schedule, costs, 1, &times, begins), SHOAL_OK);
+    assert_true(fabs(times.step - 24) < 1e-9);
+    shoal_schedule_free(schedule);
+}
+
+static void costs_are_divided_among_replicas(void **state)
+{
+    struct shoal_schedule *schedule = read("x2,0F0,0B0\nx3,1F0,1B0\n2F0,2B0");
+    const struct shoal_stage_costs costs = {6, 12, 18, 30, 7, 8, 9};
+    struct shoal_stage_costs each[3];
+    struct shoal_schedule_times times = SHOAL_SCHEDULE_TIMES_INIT;
+    (void)state;
+    assert_int_equal(shoal_schedule_stage_costs(schedule, &costs, each), SHOAL_OK);
+    const struct shoal_stage_costs wanted[] = {{3, 6, 9, 15, 7, 8, 9}, {2, 4, 6, 30, 7, 8, 9}, {6, 12, 18, 30, 0, 8, 9}};
+    for (size_t s = 0; s < 3; s++) {
+        assert_true(fabs(each[s].forward - wanted[s].forward) < 1e-9);
+        assert_true(fabs(each[s].input_gradient - wanted[s].input_gradient) < 1e-9);
+        assert_true(fabs(each[s].weight_gradient - wanted[s].weight_gradient) < 1e-9);
+        assert_true(fabs(each[s].transfer - wanted[s].transfer) < 1e-9);
+        assert_true(fabs(each[s].sum_replicas - wanted[s].sum_replicas) < 1e-9);
+        assert_true(fabs(each[s].sum_tied - 8) < 1e-9 && fabs(each[s].update - 9) < 1e-9);
+    }
+    assert_int_equal(shoal_schedule_time(schedule, &costs, 1, &times, NULL), SHOAL_OK);
+    assert_true(fabs(times.step - (3 + 15 + 2 + 30 + 36 + 30 + 10 + 15 + 15)) < 1e-9);
+    assert_int_equal(shoal_schedule_stage_costs(NULL, &costs, each), SHOAL_ERR_ARGUMENT);
+    shoal_schedule_free(schedule);
+}
+
+static void members_and_shares_are_found(void **state)
+{
+    struct shoal_schedule *schedule = read("x2,0F0,0B0\nx3,1F0,1B0\n2F0,2B0");
+    static const uint32_t ranks[] = {0, 0, 1, 1, 1, 2}, replicas[] = {0, 1, 0, 1, 2, 0};
+    uint32_t rank, replica;
+    (void)state;
+    assert_int_equal(shoal_schedule_size(schedule), 6);
+    for (uint32_t member = 0; member < 6; member++) {
+        assert_int_equal(shoal_schedule_place(schedule, member, &rank, &replica), SHOAL_OK);
+        assert_int_equal(rank, ranks[member]);
+        assert_int_equal(replica, replicas[member]);
+    }
+    assert_int_equal(shoal_schedule_place(schedule, 6, &rank, &replica), SHOAL_ERR_ARGUMENT);
+    for (uint32_t of = 1; of < 9; of++)
+        for (uint64_t samples = 0; samples < 20; samples++) {
+            uint64_t next = 0, first, count;
+            for (replica = 0; replica < of; replica++, next = first + count) {
+                shoal_replica_share(samples, of, replica, &first, &count);
+                assert_true(first == next && count >= samples / of && count <= samples / of + 1);
+            }
+            assert_int_equal(next, samples);
+        }
+    uint64_t first, count;
+    shoal_replica_share(UINT64_MAX, 65536, 65535, &first, &count);
+    assert_true(first + count == UINT64_MAX);
+    shoal_schedule_free(schedule);
+}
+
 static void options_are_checked(void **state)
 {
     static const struct {
         struct shoal_schedule_options options;
         const char *told;
     } wrong[] = {
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 4, 0, {1, 1, 1, 0}, 0, 1, 0}, "0 ranks"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4096, 65536, 0, {1, 1, 1, 0}, 0, 1, 0}, "too many"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 2, {1, 1, 1, 0}, 0, 1, 0}, "stages_per_rank is 2"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_INTERLEAVED, 4, 6, 2, {1, 1, 1, 0}, 0, 1, 0},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 0, 4, 0, {1, 1, 1, 0, 0, 0, 0}, 0, 1, 0}, "0 ranks"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4096, 65536, 0, {1, 1, 1, 0, 0, 0, 0}, 0, 1, 0},
+         "too many"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 2, {1, 1, 1, 0, 0, 0, 0}, 0, 1, 0},
+         "stages_per_rank is 2"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_INTERLEAVED, 4, 6, 2, {1, 1, 1, 0, 0, 0, 0}, 0, 1, 0},
          "6 is no multiple"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0}, 0, 1, 0}, "negative, not finite"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4, 8, 0, {1, 1, 1, 0}, 2, 1, 0}, "1f1b cannot do with 2"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_ZB_H1, 4, 8, 0, {1, 1, 1, 0}, 0.5, 1, 0}, "cannot do with 0.5"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 2, 0}, "kept_share"},
-        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1e308, 1, 1, 0}, 0, 1, 0}, "above 1e30"},
-        {{0, SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0}, 0, 1, 0}, "SHOAL_SCHEDULE_OPTIONS_INIT"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {-1, 1, 1, 0, 0, 0, 0}, 0, 1, 0},
+         "negative, not finite"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 4, 8, 0, {1, 1, 1, 0, 0, 0, 0}, 2, 1, 0},
+         "1f1b cannot do with 2"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_ZB_H1, 4, 8, 0, {1, 1, 1, 0, 0, 0, 0}, 0.5, 1, 0},
+         "cannot do with 0.5"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0, 0, 0, 0}, 0, 2, 0}, "kept_share"},
+        {{sizeof(struct shoal_schedule_options), SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1e308, 1, 1, 0, 0, 0, 0}, 0, 1, 0},
+         "above 1e30"},
+        {{0, SHOAL_SCHEDULE_1F1B, 2, 4, 0, {1, 1, 1, 0, 0, 0, 0}, 0, 1, 0}, "SHOAL_SCHEDULE_OPTIONS_INIT"},
     };
     (void)state;
     for (size_t i = 0; i < COUNT_OF(wrong); i++) {
@@ -428,8 +643,15 @@ int main(void)
         cmocka_unit_test(text_is_read_back),
         cmocka_unit_test(other_forms_are_read),
         cmocka_unit_test(faults_are_named),
+        cmocka_unit_test(faults_of_sums_are_named),
         cmocka_unit_test(circles_are_told),
         cmocka_unit_test(options_are_checked),
+        cmocka_unit_test(sums_are_added),
+        cmocka_unit_test(a_rank_sums_a_tie_once),
+        cmocka_unit_test(bad_sums_are_refused),
+        cmocka_unit_test(sums_take_their_time_beside_actions),
+        cmocka_unit_test(costs_are_divided_among_replicas),
+        cmocka_unit_test(members_and_shares_are_found),
         cmocka_unit_test(stages_are_on_their_ranks),
         cmocka_unit_test(recomputed_stages_repeat_their_forward_passes),
         cmocka_unit_test(every_kind_can_be_recomputed),

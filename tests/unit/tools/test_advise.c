@@ -322,7 +322,7 @@ static void in_flight_is_what_the_schedule_keeps(void **state)
         struct shoal_schedule *schedule = NULL;
         options.ranks = cases[i][0];
         options.microbatches = cases[i][1];
-        options.costs = (struct shoal_stage_costs){1, 1, 1, 0};
+        options.costs = (struct shoal_stage_costs){1, 1, 1, 0, 0, 0, 0};
         assert_int_equal(shoal_schedule_create(&options, &schedule, NULL, 0), SHOAL_OK);
         assert_int_equal(shoal_schedule_time(schedule, &options.costs, 1, &times, NULL), SHOAL_OK);
         shoal_schedule_free(schedule);
