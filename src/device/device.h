@@ -39,6 +39,10 @@ struct shoal_device_ops {
      * not done before. */
     bool (*is_finished)(const struct shoal_device_operand *);
 
+    /* Returns the address of the operand's first element in a ring of which struct shoal_device_card describes the place, so
+     * that peers that can map the ring find all elements. Returns NULL if it is in no such ring. NULL: none ever is. */
+    const char *(*lent_at)(const struct shoal_device_operand *);
+
     /* The operation is over: the engine no longer accesses or names the operand. Called once. If a range was not released, the
      * operation has failed: the device must then release everything that waits for the range. */
     void (*drop)(struct shoal_device_operand *);

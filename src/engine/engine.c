@@ -536,6 +536,23 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - completed <= kept;
 }
 
+/* Returns the location of an operand on a device that the rank can lend to the ranks of its host, or 0. Only reductions borrow. */
+static shoal_location locate_lent(struct shoal_engine *engine, const struct shoal_call *call, enum shoal_operand operand)
+{
+    const struct shoal_device_operand *device = shoal_call_device(call, operand);
+    const bool is_borrowed = shoal_collective_traits(call->collective)->shape.is_reduced && engine->locals > 1;
+    const char *first = is_borrowed && device->ops->lent_at ? device->ops->lent_at(device) : NULL;
+    return first ? engine->ops->locate(engine->transport, first, 1) : 0;
+}
+
+/* Returns the hints that say which announced operands are lent. */
+static uint8_t find_lent_hints(const struct shoal_call *call, const struct shoal_announcement *announcement)
+{
+    const bool is_input = announcement->input && shoal_call_device(call, SHOAL_OPERAND_INPUT);
+    const bool is_output = announcement->output && shoal_call_device(call, SHOAL_OPERAND_OUTPUT);
+    return (uint8_t)((is_input ? SHOAL_HINT_LENT_INPUT : 0) | (is_output ? SHOAL_HINT_LENT_OUTPUT : 0));
+}
+
 /* Announces the location of each operand that peers need and can reach. A peer touches only operands that its plan names, and
  * this rank's plan ends after that. An operand that no plan names is not announced, because its owner may free it earlier. */
 static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request,
@@ -549,14 +566,17 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
         call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
     if (call->layout && (call->layout->tensors || call->layout->sum))
         return;
-    if (traits->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
-        shoal_shape_contributes(&traits->shape, rank, call->root))
+    if (traits->is_input_reached && !is_overwritten && shoal_shape_contributes(&traits->shape, rank, call->root))
         announcement->input =
-            engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
-    if (traits->is_output_reached && !shoal_call_device(call, SHOAL_OPERAND_OUTPUT) &&
-        (!call->layout || call->layout->is_received_in_row) && shoal_shape_receives(&traits->shape, rank, call->root))
+            shoal_call_device(call, SHOAL_OPERAND_INPUT)
+                ? locate_lent(engine, call, SHOAL_OPERAND_INPUT)
+                : engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
+    if (traits->is_output_reached && (!call->layout || call->layout->is_received_in_row) &&
+        shoal_shape_receives(&traits->shape, rank, call->root))
         announcement->output =
-            engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
+            shoal_call_device(call, SHOAL_OPERAND_OUTPUT)
+                ? locate_lent(engine, call, SHOAL_OPERAND_OUTPUT)
+                : engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
@@ -638,7 +658,8 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     announcement->input = announcement->output = 0;
     if (!request->is_direct) {
         locate_operands(engine, request, announcement);
-        announcement->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
+        announcement->descriptor.hints =
+            SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request) | find_lent_hints(call, announcement);
     }
     engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = announcement->descriptor;
     engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;

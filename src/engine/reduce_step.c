@@ -2,6 +2,7 @@
 #include "engine/reduce_step.h"
 
 #include "base/assert.h"
+#include "device/device_ring.h"
 #include "engine/engine_state.h"
 
 /* ---- Blocks -------------------------------------------------------------------------------------------------------------- */
@@ -56,6 +57,19 @@ static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block bloc
     return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
 }
 
+/* Returns the place of a peer's element in its ring. */
+static char *find_lent(const struct shoal_engine *engine, const struct shoal_request *request, struct shoal_block block,
+                       const char *first, const struct shoal_extent *extent, size_t at, size_t *run)
+{
+    const bool is_any_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
+    const struct shoal_device_lent lent = {.card = request->cards[block.rank],
+                                           .is_inward = block.operand == SHOAL_OPERAND_INPUT,
+                                           .first = first,
+                                           .most_parts = is_any_partitioned ? engine->size : 1,
+                                           .element = request->element_bytes};
+    return shoal_device_lent_at(&lent, extent->part, extent->begin + at, run);
+}
+
 char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
                            struct shoal_block block, const struct shoal_extent *extent, size_t at, size_t *run)
 {
@@ -70,6 +84,9 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
     char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
+    if (SHOAL_UNLIKELY(request->cached->is_lent) &&
+        request->cached->shared[operand * (unsigned)engine->size + block.rank] == SHOAL_SHARING_LENT)
+        return find_lent(engine, request, block, base, extent, at, run);
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
     return base + (part_at + extent->begin + at) * element;
 }

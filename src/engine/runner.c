@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "device/device_ring.h"
 #include "engine/engine_state.h"
 #include "engine/reduce_step.h"
 
@@ -161,7 +162,7 @@ static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, un
 static unsigned find_own(const struct shoal_engine *engine, const struct shoal_plan *plan, const struct shoal_step *step)
 {
     const struct shoal_block *blocks = &plan->blocks[step->first_block];
-    unsigned own = 0;
+    unsigned own = step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank ? step->value : 0;
     for (unsigned i = 0; i < (unsigned)step->source_count + step->dest_count; i++)
         own |= blocks[i].rank == engine->rank ? 1u << blocks[i].operand : 0;
     return own;
@@ -174,28 +175,46 @@ static bool can_touch(struct shoal_engine *engine, struct shoal_chunk *chunk, co
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
+/* Returns the address of a peer's operand, or NULL. If the peer lends it, that is its first element, and this finds the card
+ * that describes its ring: at the beginning of the same segment. */
+static void *find_address(struct shoal_engine *engine, struct shoal_request *request, int peer, shoal_location location,
+                          size_t bytes, bool is_lent, enum shoal_status *status)
+{
+    const shoal_location card = shoal_location_of(shoal_location_segment(location), 0);
+    if (*status != SHOAL_OK || !location || !bytes)
+        return NULL;
+    if (!is_lent)
+        return engine->ops->reach(engine->transport, peer, location, bytes, status);
+    request->cards[peer] = engine->ops->reach(engine->transport, peer, card, sizeof(struct shoal_device_card), status);
+    return request->cards[peer] ? engine->ops->reach(engine->transport, peer, location, 1, status) : NULL;
+}
+
 /* Finds the addresses of those peers' operands that the plan names. */
 static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const uint8_t *named = request->cached->named;
+    const uint8_t *named = request->cached->named, *shared = request->cached->shared;
     const size_t element = request->element_bytes;
     const int rank = engine->rank, size = engine->size;
     enum shoal_status status = SHOAL_OK;
-    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)size;
+    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 3 * (size_t)size;
     request->outputs = request->inputs + size;
+    request->cards = request->outputs + size;
     for (int r = 0; r < size; r++) {
         request->inputs[r] = r == rank ? (void *)(uintptr_t)call->input : NULL;
         request->outputs[r] = r == rank ? call->output : NULL;
+        request->cards[r] = NULL;
         if (r == rank || (!named[r] && !named[size + r]))
             continue;
         const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, r, request->sequence);
-        const size_t input_bytes = shoal_call_input_bytes(call, rank, size, element, r);
-        if (named[r] && announcement->input && input_bytes && status == SHOAL_OK)
-            request->inputs[r] = engine->ops->reach(engine->transport, r, announcement->input, input_bytes, &status);
-        if (named[size + r] && announcement->output && status == SHOAL_OK)
-            request->outputs[r] = engine->ops->reach(engine->transport, r, announcement->output,
-                                                     shoal_call_output_bytes(call, rank, size, element, r), &status);
+        if (named[r])
+            request->inputs[r] = find_address(engine, request, r, announcement->input,
+                                              shoal_call_input_bytes(call, rank, size, element, r),
+                                              shared[r] == SHOAL_SHARING_LENT, &status);
+        if (named[size + r])
+            request->outputs[r] = find_address(engine, request, r, announcement->output,
+                                               shoal_call_output_bytes(call, rank, size, element, r),
+                                               shared[size + r] == SHOAL_SHARING_LENT, &status);
     }
     return status;
 }
@@ -350,8 +369,10 @@ static bool run_is_locally_complete(const struct shoal_engine *engine, unsigned 
     return SHOAL_LIKELY(!engine->ops->is_locally_complete) || engine->ops->is_locally_complete(engine->transport, slot);
 }
 
-static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
+static bool is_met(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
+    if (step->peer == engine->rank && step->value)
+        return can_touch(engine, chunk, step); /* what it is to lend */
     if (step->peer == engine->rank) /* it waits for this rank's own puts */
         return run_is_locally_complete(engine, slot);
     const uint64_t base = engine->runner.slot_base[slot * (unsigned)engine->size + step->peer];
@@ -440,15 +461,20 @@ static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoa
     return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_OPERAND_INPUT;
 }
 
-/* A rank that fails publishes its failure, and then releases its streams, which may write to memory that this rank's device is
- * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
- * well, because a rank that finds another one publishing waits only a moment. */
-static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
+/* A rank that fails publishes its failure, and then releases its streams, which may write to memory that this rank, or its
+ * device, is reading. So the data count only if no rank has failed by the time they were read. A failure that is being
+ * published counts as well, because a rank that finds another one publishing waits only a moment. */
+static bool do_data_count(struct shoal_engine *engine)
 {
     struct shoal_failure failure;
+    return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
+           !engine->ops->failed(engine->transport, &failure);
+}
+
+static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
+{
     if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work))
-        return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
-               !engine->ops->failed(engine->transport, &failure);
+        return do_data_count(engine);
     engine->awaits_device = true;
     return false;
 }
@@ -457,8 +483,9 @@ static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chun
 static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
                             const struct shoal_step *step)
 {
+    const bool is_lent = SHOAL_UNLIKELY(chunk->request->cached->is_lent);
     if (SHOAL_UNLIKELY(chunk->posted))
-        return has_work_ended(engine, chunk);
+        return has_work_ended(engine, chunk) && (!is_lent || do_data_count(engine));
     if (SHOAL_UNLIKELY(shoal_call_sum(&chunk->request->call) != NULL)) {
         const enum shoal_device_work work = find_work(&chunk->request->cached->plan, step);
         if (work != SHOAL_DEVICE_WORKS)
@@ -472,7 +499,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         return false;
     const struct shoal_extent_scratch scratch = {engine->sources, engine->dests, engine->scaled};
     shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &scratch);
-    return true;
+    return !is_lent || do_data_count(engine);
 }
 
 /* Returns true if the step is done, false if it has to wait or has failed (then the engine is broken). */
@@ -482,7 +509,7 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
     SHOAL_ASSERT(step->peer < engine->size);
     switch ((enum shoal_step_kind)step->kind) {
     case SHOAL_STEP_WAIT:
-        return is_met(engine, slot, step);
+        return is_met(engine, chunk, slot, step);
     case SHOAL_STEP_SIGNAL:
         engine->ops->signal(engine->transport, step->peer, slot);
         engine->must_flush = true;
@@ -785,7 +812,7 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
     if (!chunk || chunk->step == plan->step_count)
         return chunk || request->state == SHOAL_REQUEST_DONE;
     const struct shoal_step *step = &plan->steps[chunk->step];
-    return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
+    return step->kind == SHOAL_STEP_PUT || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank && !step->value);
 }
 
 bool shoal_runner_is_helped(const struct shoal_engine *engine, const struct shoal_request *request)
