@@ -74,18 +74,15 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 
 /* ---- The table ----------------------------------------------------------------------------------------------------------- */
 
-#define DIRECT                       \
-    {                                \
-        "direct", "direct", "direct" \
-    }
+#define DIRECT HOSTS("direct")
 /* For entries that do not depend on operands: over several hosts, and on devices. */
-#define HOSTS(name)      \
-    {                    \
-        name, name, name \
+#define HOSTS(name)            \
+    {                          \
+        name, name, name, name \
     }
-#define VARIANTS(name)                                \
-    {                                                 \
-        name "-staged", name "-mixed", name "-shared" \
+#define VARIANTS(name)                                              \
+    {                                                               \
+        name "-staged", name "-mixed", name "-shared", name "-lent" \
     }
 #define BY_OVERRIDE "several hosts, by a tuning override"
 #define RING_WHEN "3 to 16 hosts over TCP, from 256 KiB per host"
@@ -373,21 +370,34 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     return NULL;
 }
 
+enum shoal_sharing shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand, bool is_shared,
+                                        bool is_on_device)
+{
+    if (!(operand == SHOAL_OPERAND_INPUT ? traits->is_input_reached : traits->is_output_reached))
+        return SHOAL_SHARING_NONE;
+    return is_shared                                    ? SHOAL_SHARING_SHARED
+           : is_on_device && traits->shape.is_reduced ? SHOAL_SHARING_LENT
+                                                        : SHOAL_SHARING_NONE;
+}
+
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type collective, int root)
 {
     const struct shoal_collective_traits *entry = shoal_collective_traits(collective);
-    int shared = 0, all = 0;
+    int counts[SHOAL_SHARING_LENT + 1] = {0}, all = 0;
     for (int r = 0; r < view->size; r++) {
         if (entry->is_input_reached && shoal_shape_contributes(&entry->shape, r, root)) {
-            shared += shoal_view_shares_input(view, r);
+            counts[view->shared_input ? view->shared_input[r] : SHOAL_SHARING_NONE]++;
             all++;
         }
         if (entry->is_output_reached && shoal_shape_receives(&entry->shape, r, root)) {
-            shared += shoal_view_shares_output(view, r);
+            counts[view->shared_output ? view->shared_output[r] : SHOAL_SHARING_NONE]++;
             all++;
         }
     }
-    return shared == 0 ? SHOAL_REACH_STAGED : shared == all ? SHOAL_REACH_SHARED : SHOAL_REACH_MIXED;
+    return counts[SHOAL_SHARING_NONE] == all     ? SHOAL_REACH_STAGED
+           : counts[SHOAL_SHARING_SHARED] == all ? SHOAL_REACH_SHARED
+           : counts[SHOAL_SHARING_LENT] == all   ? SHOAL_REACH_LENT
+                                                 : SHOAL_REACH_MIXED;
 }
 
 /* ---- Chunks -------------------------------------------------------------------------------------------------------------- */

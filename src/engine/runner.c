@@ -181,10 +181,10 @@ static void *find_address(struct shoal_engine *engine, struct shoal_request *req
                           size_t bytes, bool is_lent, enum shoal_status *status)
 {
     const shoal_location card = shoal_location_of(shoal_location_segment(location), 0);
-    if (*status != SHOAL_OK || !location || !bytes)
+    if (*status != SHOAL_OK || !location)
         return NULL;
     if (!is_lent)
-        return engine->ops->reach(engine->transport, peer, location, bytes, status);
+        return bytes ? engine->ops->reach(engine->transport, peer, location, bytes, status) : NULL;
     request->cards[peer] = engine->ops->reach(engine->transport, peer, card, sizeof(struct shoal_device_card), status);
     return request->cards[peer] ? engine->ops->reach(engine->transport, peer, location, 1, status) : NULL;
 }
