@@ -654,9 +654,11 @@ static void explain_gpus(const struct inquiry *inquiry, FILE *out)
         fputs("\noperands on GPUs: the GPUs copy and reduce, and no byte passes through host memory; ranks signal and wait\n",
               out);
     else
-        fputs("\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time,\n"
-              "while ranks and network work on other units; the plan is that of ordinary memory\n",
-              out);
+        fprintf(out,
+                "\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time,\n"
+                "while ranks and network work on other units; %s\n",
+                inquiry->entry->shape.is_reduced ? "the ranks of a host reach each other's units"
+                                                 : "the plan is that of ordinary memory");
     if (!inquiry->selection.is_on_devices)
         explain_stays(inquiry, out);
     fputs("this host has:\n", out);
