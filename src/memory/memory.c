@@ -367,21 +367,21 @@ enum shoal_status shoal_memory_alloc_for_device(struct shoal_memory *memory, siz
     return make_own(memory, &(struct shoal_region){.bytes = bytes, .is_of_device = true}, 0, what, address_out);
 }
 
-void shoal_memory_free_of_device(struct shoal_memory *memory, void *address)
-{
-    shoal_memory_lock(memory);
-    struct shoal_region *region = shoal_memory_find(memory, address, 1);
-    SHOAL_ASSERT(region && region->is_of_device && region->begin == address);
-    shoal_segment_unpin(region->segment);
-    end_region(memory, region);
-    shoal_memory_unlock(memory);
-}
-
 /* Returns the region in use that begins there and has that owner, or NULL. */
 static struct shoal_region *find_begin(struct shoal_memory *memory, const void *address, enum shoal_region_owner owner)
 {
     struct shoal_region *region = shoal_region_table_at(&memory->table, address);
     return region && region->begin == address && region->owner == owner && !region->freed ? region : NULL;
+}
+
+void shoal_memory_free_of_device(struct shoal_memory *memory, void *address)
+{
+    shoal_memory_lock(memory);
+    struct shoal_region *region = find_begin(memory, address, SHOAL_REGION_OWN);
+    SHOAL_ASSERT(region && region->is_of_device);
+    shoal_segment_unpin(region->segment);
+    end_region(memory, region);
+    shoal_memory_unlock(memory);
 }
 
 static enum shoal_status end_found(struct shoal_memory *memory, void *address, enum shoal_region_owner owner)
