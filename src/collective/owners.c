@@ -46,15 +46,15 @@ static bool is_result_staged(const struct shoal_view *view, int owner, int root)
 }
 
 /* Returns the operands of a rank that the owner borrows, as bits. */
-static unsigned find_lent(const struct shoal_view *view, int owner, int rank, int root)
+static unsigned owners_find_lent(const struct shoal_view *view, int owner, int rank, int root)
 {
     return shoal_view_lends(view, rank) & (SHOAL_LEND_INPUT | (gets(view, owner, rank, root) ? SHOAL_LEND_OUTPUT : 0));
 }
 
 /* Returns true if the rank signals the owner that it has staged or lent what the owner's reduction needs. */
-static bool prepares(const struct shoal_view *view, int owner, int rank, int root)
+static bool owners_prepares(const struct shoal_view *view, int owner, int rank, int root)
 {
-    return !is_input_reached(view, rank) || find_lent(view, owner, rank, root);
+    return !is_input_reached(view, rank) || owners_find_lent(view, owner, rank, root);
 }
 
 /* A rank that also stages its input signals when that is done. */
@@ -63,11 +63,11 @@ static void lend(struct shoal_plan *plan, const struct shoal_view *view, int ran
     unsigned lent = 0;
 
     for (int i = 1; i < view->size; i++)
-        lent |= find_lent(view, (rank + i) % view->size, rank, root);
+        lent |= owners_find_lent(view, (rank + i) % view->size, rank, root);
     if (lent)
         shoal_plan_wait_to_lend(plan, lent);
     for (int i = 1; i < view->size && lent && !stages; i++) {
-        if (find_lent(view, (rank + i) % view->size, rank, root))
+        if (owners_find_lent(view, (rank + i) % view->size, rank, root))
             shoal_plan_signal(plan, (rank + i) % view->size);
     }
 }
@@ -90,7 +90,7 @@ static void await_inputs(struct shoal_plan *plan, const struct shoal_view *view,
 {
     for (int i = 1; i < view->size; i++) {
         const int peer = (rank + i) % view->size;
-        if (prepares(view, rank, peer, root))
+        if (owners_prepares(view, rank, peer, root))
             shoal_plan_wait(plan, peer);
         else if (needs_credits)
             shoal_plan_wait_credit(plan, peer);

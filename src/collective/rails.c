@@ -294,7 +294,7 @@ static bool rails_is_output_reached(const struct shoal_rails *rails, int rank)
 }
 
 /* Returns true if the rank signals its host's rail leaders that it has staged or lent what they need. */
-static bool prepares(const struct shoal_rails *rails, int rank)
+static bool rails_prepares(const struct shoal_rails *rails, int rank)
 {
     return !rails_is_input_reached(rails, rank) || rails_find_lent(rails, rank);
 }
@@ -335,7 +335,7 @@ void shoal_rails_gather_inputs(const struct shoal_rails *rails)
     else if (lent)
         signal_leaders(rails);
     for (int i = 1; i <= shoal_rails_neighbours(rails) && carries(rails, 0); i++) {
-        if (prepares(rails, shoal_rails_neighbour(rails, i)))
+        if (rails_prepares(rails, shoal_rails_neighbour(rails, i)))
             shoal_plan_wait(rails->plan, shoal_rails_neighbour(rails, i));
     }
 }

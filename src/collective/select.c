@@ -370,14 +370,14 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     return NULL;
 }
 
-enum shoal_sharing shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand, bool is_shared,
-                                        bool is_on_device)
+enum shoal_sharing shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand,
+                                        bool is_shared, bool is_on_device)
 {
     if (!(operand == SHOAL_OPERAND_INPUT ? traits->is_input_reached : traits->is_output_reached))
         return SHOAL_SHARING_NONE;
-    return is_shared                                    ? SHOAL_SHARING_SHARED
+    return is_shared                                  ? SHOAL_SHARING_SHARED
            : is_on_device && traits->shape.is_reduced ? SHOAL_SHARING_LENT
-                                                        : SHOAL_SHARING_NONE;
+                                                      : SHOAL_SHARING_NONE;
 }
 
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type collective, int root)

@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "comm/ring_memory.h"
+#include "comm/device_memory.h"
 
 struct shoal_comm;
 struct shoal_context;
@@ -28,8 +28,8 @@ struct shoal_devices_port {
     struct shoal_gpu_peers *peers; /* instead of `port`: what the communicator's GPUs need to sum among themselves */
     unsigned slots;                /* in each ring */
     bool is_counted;
-    bool is_borrowed;                /* a peer that was stopped may still write into its rings: no other communicator uses it */
-    struct shoal_ring_memory memory; /* holds its rings */
+    bool is_borrowed; /* a peer that was stopped may still write into its rings: no other communicator uses it */
+    struct shoal_devices_memory memory; /* holds its rings */
 };
 
 /* What a communicator knows about devices. */

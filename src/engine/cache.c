@@ -119,8 +119,8 @@ static uint8_t find_sharing(const struct shoal_engine *engine, const struct shoa
 {
     const bool is_input = operand == SHOAL_OPERAND_INPUT;
     const uint8_t hint = is_input ? SHOAL_HINT_LENT_INPUT : SHOAL_HINT_LENT_OUTPUT;
-    const bool is_lent = rank == engine->rank ? shoal_call_device(&request->call, operand) != NULL
-                                              : announcement->descriptor.hints & hint;
+    const bool is_lent =
+        rank == engine->rank ? shoal_call_device(&request->call, operand) != NULL : announcement->descriptor.hints & hint;
     if (!(is_input ? announcement->input : announcement->output))
         return SHOAL_SHARING_NONE;
     return is_lent ? SHOAL_SHARING_LENT : SHOAL_SHARING_SHARED;

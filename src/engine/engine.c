@@ -536,10 +536,14 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - completed <= kept;
 }
 
-/* Returns the location of an operand on a device that the rank can lend to the ranks of its host, or 0. Only reductions borrow. */
-static shoal_location locate_lent(struct shoal_engine *engine, const struct shoal_call *call, enum shoal_operand operand)
+/* Returns the location of an operand, or 0 if peers cannot reach it. One on a device is lent to the ranks of this host, if the
+ * call is a reduction: others do not borrow. */
+static shoal_location locate_operand(struct shoal_engine *engine, const struct shoal_call *call, enum shoal_operand operand,
+                                     const void *at, size_t bytes)
 {
     const struct shoal_device_operand *device = shoal_call_device(call, operand);
+    if (SHOAL_LIKELY(!device))
+        return engine->ops->locate(engine->transport, at, bytes);
     const bool is_borrowed = shoal_collective_traits(call->collective)->shape.is_reduced && engine->locals > 1;
     const char *first = is_borrowed && device->ops->lent_at ? device->ops->lent_at(device) : NULL;
     return first ? engine->ops->locate(engine->transport, first, 1) : 0;
@@ -567,16 +571,12 @@ static void locate_operands(struct shoal_engine *engine, const struct shoal_requ
     if (call->layout && (call->layout->tensors || call->layout->sum))
         return;
     if (traits->is_input_reached && !is_overwritten && shoal_shape_contributes(&traits->shape, rank, call->root))
-        announcement->input =
-            shoal_call_device(call, SHOAL_OPERAND_INPUT)
-                ? locate_lent(engine, call, SHOAL_OPERAND_INPUT)
-                : engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
+        announcement->input = locate_operand(engine, call, SHOAL_OPERAND_INPUT, call->input,
+                                             shoal_call_input_bytes(call, rank, size, element, rank));
     if (traits->is_output_reached && (!call->layout || call->layout->is_received_in_row) &&
         shoal_shape_receives(&traits->shape, rank, call->root))
-        announcement->output =
-            shoal_call_device(call, SHOAL_OPERAND_OUTPUT)
-                ? locate_lent(engine, call, SHOAL_OPERAND_OUTPUT)
-                : engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
+        announcement->output = locate_operand(engine, call, SHOAL_OPERAND_OUTPUT, call->output,
+                                              shoal_call_output_bytes(call, rank, size, element, rank));
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */

@@ -58,8 +58,8 @@ static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block bloc
 }
 
 /* Returns the place of a peer's element in its ring. */
-static char *find_lent(const struct shoal_engine *engine, const struct shoal_request *request, struct shoal_block block,
-                       const char *first, const struct shoal_extent *extent, size_t at, size_t *run)
+static char *find_in_ring(const struct shoal_engine *engine, const struct shoal_request *request, struct shoal_block block,
+                          const char *first, const struct shoal_extent *extent, size_t at, size_t *run)
 {
     const bool is_any_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
     const struct shoal_device_lent lent = {.card = request->cards[block.rank],
@@ -86,7 +86,7 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
     char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
     if (SHOAL_UNLIKELY(request->cached->is_lent) &&
         request->cached->shared[operand * (unsigned)engine->size + block.rank] == SHOAL_SHARING_LENT)
-        return find_lent(engine, request, block, base, extent, at, run);
+        return find_in_ring(engine, request, block, base, extent, at, run);
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
     return base + (part_at + extent->begin + at) * element;
 }

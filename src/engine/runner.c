@@ -175,46 +175,44 @@ static bool can_touch(struct shoal_engine *engine, struct shoal_chunk *chunk, co
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-/* Returns the address of a peer's operand, or NULL. If the peer lends it, that is its first element, and this finds the card
- * that describes its ring: at the beginning of the same segment. */
-static void *find_address(struct shoal_engine *engine, struct shoal_request *request, int peer, shoal_location location,
-                          size_t bytes, bool is_lent, enum shoal_status *status)
+/* Returns the address of a peer's operand, or NULL if the plan does not name it. If the peer lends it, that is its first
+ * element, and this also finds the card that describes its ring: at the beginning of the same segment. */
+static void *find_address(struct shoal_engine *engine, struct shoal_request *request, int peer, enum shoal_operand operand,
+                          enum shoal_status *status)
 {
-    const shoal_location card = shoal_location_of(shoal_location_segment(location), 0);
-    if (*status != SHOAL_OK || !location)
+    const bool is_input = operand == SHOAL_OPERAND_INPUT;
+    const size_t flag = (size_t)peer + (is_input ? 0 : (size_t)engine->size), element = request->element_bytes;
+    if (!request->cached->named[flag] || *status != SHOAL_OK)
         return NULL;
-    if (!is_lent)
-        return bytes ? engine->ops->reach(engine->transport, peer, location, bytes, status) : NULL;
-    request->cards[peer] = engine->ops->reach(engine->transport, peer, card, sizeof(struct shoal_device_card), status);
-    return request->cards[peer] ? engine->ops->reach(engine->transport, peer, location, 1, status) : NULL;
+    const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, peer, request->sequence);
+    const shoal_location location = is_input ? announcement->input : announcement->output;
+    const shoal_location card = shoal_location_of(shoal_location_segment(location), 0);
+    size_t bytes = is_input ? shoal_call_input_bytes(&request->call, engine->rank, engine->size, element, peer)
+                            : shoal_call_output_bytes(&request->call, engine->rank, engine->size, element, peer);
+    if (location && request->cached->shared[flag] == SHOAL_SHARING_LENT) {
+        request->cards[peer] = engine->ops->reach(engine->transport, peer, card, sizeof(struct shoal_device_card), status);
+        if (!request->cards[peer])
+            return NULL;
+        bytes = 1;
+    }
+    return location && (bytes || !is_input) ? engine->ops->reach(engine->transport, peer, location, bytes, status) : NULL;
 }
 
 /* Finds the addresses of those peers' operands that the plan names. */
 static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const uint8_t *named = request->cached->named, *shared = request->cached->shared;
-    const size_t element = request->element_bytes;
-    const int rank = engine->rank, size = engine->size;
+    const int size = engine->size;
     enum shoal_status status = SHOAL_OK;
     request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 3 * (size_t)size;
     request->outputs = request->inputs + size;
     request->cards = request->outputs + size;
     for (int r = 0; r < size; r++) {
-        request->inputs[r] = r == rank ? (void *)(uintptr_t)call->input : NULL;
-        request->outputs[r] = r == rank ? call->output : NULL;
+        const bool is_own = r == engine->rank;
         request->cards[r] = NULL;
-        if (r == rank || (!named[r] && !named[size + r]))
-            continue;
-        const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, r, request->sequence);
-        if (named[r])
-            request->inputs[r] = find_address(engine, request, r, announcement->input,
-                                              shoal_call_input_bytes(call, rank, size, element, r),
-                                              shared[r] == SHOAL_SHARING_LENT, &status);
-        if (named[size + r])
-            request->outputs[r] = find_address(engine, request, r, announcement->output,
-                                               shoal_call_output_bytes(call, rank, size, element, r),
-                                               shared[size + r] == SHOAL_SHARING_LENT, &status);
+        request->inputs[r] =
+            is_own ? (void *)(uintptr_t)call->input : find_address(engine, request, r, SHOAL_OPERAND_INPUT, &status);
+        request->outputs[r] = is_own ? call->output : find_address(engine, request, r, SHOAL_OPERAND_OUTPUT, &status);
     }
     return status;
 }
@@ -296,7 +294,7 @@ static void run_part_of_step(void *arg, uint32_t part)
     const struct shoal_extent_scratch scratch = {sources, dests, scaled};
     const size_t begin = part * work->part_elements;
     shoal_extent_reduce(work->engine, work->chunk, work->slot, work->step, begin,
-                      shoal_min_size(begin + work->part_elements, work->elements), &scratch);
+                        shoal_min_size(begin + work->part_elements, work->elements), &scratch);
 }
 
 /* Returns the number of elements of a reduce step. */
@@ -373,7 +371,7 @@ static bool is_met(struct shoal_engine *engine, struct shoal_chunk *chunk, unsig
 {
     if (step->peer == engine->rank && step->value)
         return can_touch(engine, chunk, step); /* what it is to lend */
-    if (step->peer == engine->rank) /* it waits for this rank's own puts */
+    if (step->peer == engine->rank)            /* it waits for this rank's own puts */
         return run_is_locally_complete(engine, slot);
     const uint64_t base = engine->runner.slot_base[slot * (unsigned)engine->size + step->peer];
     /* Signed: while a credit is still owed, the counter is below the base. */

@@ -64,6 +64,20 @@ static void sums_read_and_write_rings(struct world *world)
     close_bench(&bench);
 }
 
+/* Each rank sums half of the inputs of its host, and what comes from the other host, and writes it for both. */
+static void sums_of_hosts_borrow_inside(struct world *world)
+{
+    struct bench bench = open_bench(world, NULL, 1000003);
+    expect_sum(&bench);
+    for (int is_inward = 0; is_inward <= 1; is_inward++) {
+        const size_t found = atomic_load(&borrowed[is_inward]);
+        CHECK(world, found + 5000 >= bench.count / 2 && found <= bench.count / 2 + 5000, "%zu elements of %s", found,
+              is_inward ? "inputs" : "outputs");
+    }
+    OK(world, shoal_barrier(world->comm, NULL));
+    close_bench(&bench);
+}
+
 /* With this limit there is memory for communicators, but not for rings that peers map. */
 static void without_memory_for_peers_rings_are_private(struct world *world)
 {
@@ -127,20 +141,18 @@ static void wait_until_overwritten(bool is_inward)
 /* Posts more calls than its ring has room for, then fails: the inputs of later calls overwrite that of the first one. */
 static void fail_while_lending(struct bench *bench)
 {
-    enum { LATER = 20 };
-    struct shoal_request *first, *later[LATER];
-    OK(bench->world, shoal_reduce_post(bench->comm, bench->input, NULL, FEW, SHOAL_FLOAT32, SHOAL_SUM, 1, &bench->options, &first));
-    for (int i = 0; i < LATER; i++)
-        OK(bench->world, shoal_reduce_post(bench->comm, bench->output, NULL, FEW, SHOAL_FLOAT32, SHOAL_SUM, 1, &bench->options,
-                                           &later[i]));
+    enum { CALLS = 20 };
+    struct shoal_request *requests[CALLS];
+    for (int i = 0; i < CALLS; i++)
+        OK(bench->world, shoal_reduce_post(bench->comm, i ? bench->output : bench->input, NULL, FEW, SHOAL_FLOAT32, SHOAL_SUM,
+                                           1, &bench->options, &requests[i]));
     await_step(STEP_BORROWING);
     shoal_comm_abort(bench->comm);
-    CHECK(bench->world, shoal_request_wait(first, SHOAL_FOREVER) == SHOAL_ERR_ABORTED, "the sum has ended otherwise");
-    for (int i = 0; i < LATER; i++) {
-        CHECK(bench->world, shoal_request_wait(later[i], SHOAL_FOREVER) == SHOAL_ERR_ABORTED, "a later one has");
-        shoal_request_free(later[i]);
+    for (int i = 0; i < CALLS; i++) {
+        const enum shoal_status status = shoal_request_wait(requests[i], SHOAL_FOREVER);
+        CHECK(bench->world, status == SHOAL_ERR_ABORTED, "sum %d: %s", i, shoal_status_name(status));
+        shoal_request_free(requests[i]);
     }
-    shoal_request_free(first);
     mock_device_synchronize(bench->stream);
     atomic_store(steps, STEP_OVERWRITTEN);
 }
@@ -229,13 +241,18 @@ static void run(const char *name, int size, world_body_fn body, const char *cons
 
 int main(int argument_count, char **arguments)
 {
-    static const char *const limited[] = {"SHOAL_MEMORY_LIMIT=8M", NULL}, *const usual[] = {NULL};
+    static const char *const limited[] = {"SHOAL_MEMORY_LIMIT=8M", NULL}, *const helped[] = {"SHOAL_THREADS=3", NULL};
+    static const char *const usual[] = {NULL};
     world_choose(argument_count, arguments);
     for (int size = 2; size <= 8; size += 3)
         run("sums read and write the rings of all", size, sums_read_and_write_rings, usual);
+    run("sums read and write the rings of all, with helpers", 2, sums_read_and_write_rings, helped);
     run("without memory for peers rings are private", 2, without_memory_for_peers_rings_are_private, limited);
     for (int size = 3; size <= 5; size += 2)
         run("ranks that have other memory", size, ranks_with_other_memory, usual);
+    world_divide(2);
+    run("sums of hosts borrow inside them", 4, sums_of_hosts_borrow_inside, usual);
+    world_divide(0);
     run("what a failed rank has lent does not count", 2, what_a_failed_rank_lent_does_not_count, usual);
     run("a rank that is stopped while it writes does no harm", 2, a_rank_that_is_stopped_while_it_writes, usual);
     return world_finish();
