@@ -27,11 +27,11 @@ SHOAL_MUST_USE enum shoal_status shoal_devices_memory_map(struct shoal_context *
  * for them (SHOAL_MEMORY_LIMIT). */
 SHOAL_MUST_USE enum shoal_status shoal_devices_memory_share(struct shoal_context *context, size_t bytes,
                                                             struct shoal_devices_memory *memory_out);
-/* Returns where the rings begin. */
+/* Returns the address at which the rings of the port begin. */
 void *shoal_devices_memory_rings(const struct shoal_devices_memory *memory);
 /* Fills in the card. Call it when the port has its rings. */
 void shoal_devices_memory_describe(const struct shoal_devices_memory *memory, struct shoal_gpu_port *port);
-/* Call it when no device can write there any more. */
+/* Call it when no device can write to it. */
 void shoal_devices_memory_unmap(struct shoal_devices_memory *memory);
 
 #endif

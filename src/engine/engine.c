@@ -549,7 +549,7 @@ static shoal_location locate_operand(struct shoal_engine *engine, const struct s
     return first ? engine->ops->locate(engine->transport, first, 1) : 0;
 }
 
-/* Returns the hints that say which announced operands are lent. */
+/* Returns the hints for the announced operands that this rank lends. */
 static uint8_t find_lent_hints(const struct shoal_call *call, const struct shoal_announcement *announcement)
 {
     const bool is_input = announcement->input && shoal_call_device(call, SHOAL_OPERAND_INPUT);

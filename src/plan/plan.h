@@ -98,8 +98,8 @@ struct shoal_step {
     uint16_t peer;         /* put, signal, wait */
     uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
     uint16_t dest_count;
-    uint32_t value; /* wait: number of the signal in this chunk, or 0 for the credits of earlier chunks; of the own rank: the
-                       operands to lend (SHOAL_LEND_*), or 0 for its own puts */
+    uint32_t value; /* wait for a peer: number of the signal in this chunk, or 0 for the credits of earlier chunks; for this
+                       rank: the operands to lend (SHOAL_LEND_*), or 0 for its puts */
     uint32_t first_block;
 };
 

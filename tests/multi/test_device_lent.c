@@ -1,6 +1,6 @@
-/* Rings that the ranks of a host lend each other, over the stand-in driver: sums need no staging buffer, whatever kinds of
- * memory ranks have; and what happens if a rank fails while another one borrows from it. The linker puts a function here in
- * place of shoal_device_lent_at(), which finds the place of each borrowed run, so that a rank can be held up just there. */
+/* Rings that the ranks of a host lend each other, over the stand-in driver. Sums of operands on devices need no staging buffer.
+ * Ranks may differ in their kinds of memory. A rank may fail while another one borrows from it. The linker replaces
+ * shoal_device_lent_at(), which finds the place of each borrowed run, so that a test can count them and delay a rank there. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -46,8 +46,8 @@ static void expect_staging(struct bench *bench, bool is_wanted)
     CHECK(bench->world, is_wanted == (usage.staging_bytes > 0), "%zu bytes of staging buffers", usage.staging_bytes);
 }
 
-/* Each rank reduces its block from the rings of all, into the rings of all: it finds no more there, and no less. A block ends
- * at the border of a cache line. */
+/* Each rank reduces its block from the rings of all, into the rings of all. The numbers show that nothing else passes there, and
+ * that nothing passes elsewhere. A block ends at the border of a cache line. */
 static void sums_read_and_write_rings(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, 1000003);

@@ -381,7 +381,7 @@ def explain_tells_the_limit_of_the_direct_way():
         expect(f"owners-staged, because a rank sends {limit + 4} bytes, more than direct's {limit} {share}" in above, above)
     at, above = (explain("allreduce", "-n", "2", "--bytes", size) for size in (8192, 8196))
     expect(f"direct, because a rank sends 8192 bytes, no more than direct's 8192 {share}" in at, at)
-    expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, nothing shared, up to 64 KiB\n"
+    expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, nothing shared or lent, up to 64 KiB\n"
            in above, above)
     expect("no more than direct's 16384 (" in explain("allreduce", "--hosts", "2", "--bytes", "16K"))
     half = "(up to SHOAL_INLINE_BYTES per contributing rank; 2 ranks on one host: up to half of it)\n"
