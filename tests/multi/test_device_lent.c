@@ -46,8 +46,8 @@ static void expect_staging(struct bench *bench, bool is_wanted)
     CHECK(bench->world, is_wanted == (usage.staging_bytes > 0), "%zu bytes of staging buffers", usage.staging_bytes);
 }
 
-/* Each rank reduces its block from the rings of all, into the rings of all. The numbers show that nothing else passes there, and
- * that nothing passes elsewhere. A block ends at the border of a cache line. */
+/* Each rank reduces its block from the rings of all, into the rings of all. The counts show that this is all that passes there.
+ * A block ends at the border of a cache line. */
 static void sums_read_and_write_rings(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, 1000003);
