@@ -574,7 +574,7 @@ static void check_chunk(const struct group *group, int hosts)
 static void plan_chunks_on_one_host_are_bounded(void **state)
 {
     static const int ranks[] = {1, 2, 3, 8, 64, 100};
-    static const enum sharing sharings[] = {SHARE_NONE, SHARE_ALL, SHARE_RANDOM};
+    static const enum sharing sharings[] = {SHARE_NONE, SHARE_ALL, SHARE_LENT, SHARE_RANDOM};
     static struct group group;
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(ranks) * SHOAL_COUNT_OF(on_one_host) * SHOAL_COUNT_OF(sharings); i++) {
