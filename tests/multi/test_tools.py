@@ -279,9 +279,16 @@ def explain_shows_zero_copy_for_shared_memory():
 
 
 def explain_names_the_gpus_of_operands():
-    words = ("allreduce", "--ranks", "2", "--bytes", "3MiB")
+    words = ("allgather", "--ranks", "2", "--bytes", "3MiB")
     plain, out = explain(*words), explain(*words, "--memory", "gpu")
     expect(out.startswith(plain) and "operands on GPUs: their copy engines" in out and "\nGPUs  " in out, out)
+    words = ("allreduce", "--ranks", "2", "--bytes", "3MiB")
+    out = explain(*words, "--memory", "gpu")
+    expect("owners-lent" in out and "operands on GPUs: their copy engines" in out, out)
+    expect(any("wait    to lend in, out" in step for step in steps(out)) and not any("stg[" in step for step in steps(out)), out)
+    lent = json.loads(explain(*words, "--format", "json", "--memory", "gpu"))
+    expect(lent["operands"] == "lent" and
+           {"step": "wait", "for": "lending", "input": True, "output": True} in lent["plans"][0]["steps"], lent)
     told = [json.loads(explain(*words, "--format", "json", "--memory", memory))["on_gpus"] for memory in ("gpu", "shared")]
     expect(told == [True, False], told)
 
