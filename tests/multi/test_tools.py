@@ -388,7 +388,7 @@ def explain_tells_the_limit_of_the_direct_way():
         expect(f"owners-staged, because a rank sends {limit + 4} bytes, more than direct's {limit} {share}" in above, above)
     at, above = (explain("allreduce", "-n", "2", "--bytes", size) for size in (8192, 8196))
     expect(f"direct, because a rank sends 8192 bytes, no more than direct's 8192 {share}" in at, at)
-    expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, nothing shared or lent, up to 64 KiB\n"
+    expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, all staged, up to 64 KiB\n"
            in above, above)
     expect("no more than direct's 16384 (" in explain("allreduce", "--hosts", "2", "--bytes", "16K"))
     half = "(up to SHOAL_INLINE_BYTES per contributing rank; 2 ranks on one host: up to half of it)\n"
@@ -493,7 +493,7 @@ def explain_follows_the_rules():
     expect("algorithm at-root-staged, because a rank sends " in explain("reduce", "--bytes", "131076", env=env))
     expect("algorithm copies-staged, because of the tuning override SHOAL_ALGORITHMS:3\n" in explain("gather", "--bytes", "64", env=env))
     expect("algorithm direct, because of the tuning override SHOAL_ALGORITHMS:1\n" in explain("allreduce", "--bytes", "16K", env=env))
-    expect("algorithm one-shot-staged, because a rank sends 16388 bytes, more than direct's 0; 2 ranks, nothing shared" in
+    expect("algorithm one-shot-staged, because a rank sends 16388 bytes, more than direct's 0; 2 ranks, all staged" in
            explain("allreduce", "--bytes", "16388", env=env))
     expect("because of the tuning override" not in explain("gather", "--bytes", "0", env=env))
 
@@ -525,7 +525,7 @@ def explain_names_rules_that_cannot_serve():
     expect("because of the tuning override SHOAL_ALGORITHMS:5\n" in out, out)
     out = explain("allreduce", "--bytes", "64K", env=env)
     expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, True], out)
-    expect("because a rank sends 65536 bytes, more than direct's 8192; 2 ranks, nothing shared" in out, out)
+    expect("because a rank sends 65536 bytes, more than direct's 8192; 2 ranks, all staged" in out, out)
     expect("cannot serve" not in explain("allreduce", "--bytes", "16K", env=env))
     expect("cannot serve" not in explain("reduce", "--bytes", "1M", env=env))
 
