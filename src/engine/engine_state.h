@@ -94,7 +94,7 @@ struct shoal_request {
             struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
             void **inputs;                    /* [size] addresses in this process; NULL if not shared */
             void **outputs;
-            void **cards;          /* [size] of ranks that lend an operand: struct shoal_device_card, as mapped here */
+            void **cards;          /* [2 * size] of lent inputs, of lent outputs: struct shoal_device_card, as mapped here */
             size_t chunk_elements; /* per whole operand, or per part */
             size_t part_stride;    /* elements from part to part of a partitioned staging buffer */
             size_t chunk_count;
@@ -168,7 +168,7 @@ struct shoal_engine {
     const struct shoal_clock_anchor *anchor;
 
     struct shoal_intake intake;
-    void **addresses; /* [SHOAL_ACTIVE_MAX][3 * size] */
+    void **addresses; /* [SHOAL_ACTIVE_MAX][4 * size] */
     struct shoal_peer_set *peer_sets;
     char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] scratch: the data that a round sends */
     const void **sources; /* [size] scratch */

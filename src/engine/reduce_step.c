@@ -36,8 +36,8 @@ struct shoal_extent shoal_extent_find(const struct shoal_engine *engine, const s
         block.part * engine->part_bytes + ((parts > 1 ? (size_t)extent.part * request->part_stride : 0) + begin) * element;
     if (block.run)
         extent.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
-                                         (unsigned)of, &(size_t){0}) -
-                        begin;
+                                           (unsigned)of, &(size_t){0}) -
+                          begin;
     if (block.bin)
         run_find_bin(chunk, block, (unsigned)of, &extent);
     return extent;
@@ -57,17 +57,17 @@ static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block bloc
     return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
 }
 
-/* Returns the place of a peer's element in its ring. */
-static char *find_in_ring(const struct shoal_engine *engine, const struct shoal_request *request, struct shoal_block block,
-                          const char *first, const struct shoal_extent *extent, size_t at, size_t *run)
+/* Returns the place of element `at` of a part in a peer's ring, in which its operand begins at `first`. */
+static char *find_in_ring(const struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
+                          const struct shoal_device_card *card, const char *first, int part, size_t at, size_t *run)
 {
     const bool is_any_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
-    const struct shoal_device_lent lent = {.card = request->cards[block.rank],
-                                           .is_inward = block.operand == SHOAL_OPERAND_INPUT,
+    const struct shoal_device_lent lent = {.card = card,
+                                           .is_inward = operand == SHOAL_OPERAND_INPUT,
                                            .first = first,
                                            .most_parts = is_any_partitioned ? engine->size : 1,
                                            .element = request->element_bytes};
-    return shoal_device_lent_at(&lent, extent->part, extent->begin + at, run);
+    return shoal_device_lent_at(&lent, part, at, run);
 }
 
 char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
@@ -84,9 +84,9 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
     char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
-    if (SHOAL_UNLIKELY(request->cached->is_lent) &&
-        request->cached->shared[operand * (unsigned)engine->size + block.rank] == SHOAL_SHARING_LENT)
-        return find_in_ring(engine, request, block, base, extent, at, run);
+    const void *card = request->cards[operand * (unsigned)engine->size + block.rank];
+    if (SHOAL_UNLIKELY(card != NULL))
+        return find_in_ring(engine, request, operand, card, base, extent->part, extent->begin + at, run);
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
     return base + (part_at + extent->begin + at) * element;
 }

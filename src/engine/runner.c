@@ -190,8 +190,8 @@ static void *find_address(struct shoal_engine *engine, struct shoal_request *req
     size_t bytes = is_input ? shoal_call_input_bytes(&request->call, engine->rank, engine->size, element, peer)
                             : shoal_call_output_bytes(&request->call, engine->rank, engine->size, element, peer);
     if (location && request->cached->shared[flag] == SHOAL_SHARING_LENT) {
-        request->cards[peer] = engine->ops->reach(engine->transport, peer, card, sizeof(struct shoal_device_card), status);
-        if (!request->cards[peer])
+        request->cards[flag] = engine->ops->reach(engine->transport, peer, card, sizeof(struct shoal_device_card), status);
+        if (!request->cards[flag])
             return NULL;
         bytes = 1;
     }
@@ -204,12 +204,12 @@ static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoa
     const struct shoal_call *call = &request->call;
     const int size = engine->size;
     enum shoal_status status = SHOAL_OK;
-    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 3 * (size_t)size;
+    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 4 * (size_t)size;
     request->outputs = request->inputs + size;
     request->cards = request->outputs + size;
     for (int r = 0; r < size; r++) {
         const bool is_own = r == engine->rank;
-        request->cards[r] = NULL;
+        request->cards[r] = request->cards[size + r] = NULL;
         request->inputs[r] =
             is_own ? (void *)(uintptr_t)call->input : find_address(engine, request, r, SHOAL_OPERAND_INPUT, &status);
         request->outputs[r] = is_own ? call->output : find_address(engine, request, r, SHOAL_OPERAND_OUTPUT, &status);
