@@ -370,8 +370,8 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     return NULL;
 }
 
-enum shoal_sharing shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand,
-                                        bool is_shared, bool is_on_device)
+uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand, bool is_shared,
+                             bool is_on_device)
 {
     if (!(operand == SHOAL_OPERAND_INPUT ? traits->is_input_reached : traits->is_output_reached))
         return SHOAL_SHARING_NONE;

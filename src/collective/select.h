@@ -79,9 +79,9 @@ const struct shoal_tuning_override *shoal_select_override(const struct shoal_sel
 const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
                                                 int root, const struct shoal_tuning_override **override_out);
 
-/* Returns how an operand is shared that is in memory from shoal_mem_alloc, or else on a device or not. */
-enum shoal_sharing shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand,
-                                        bool is_shared, bool is_on_device);
+/* Returns how an operand is shared (enum shoal_sharing) that is in memory from shoal_mem_alloc, or else on a device or not. */
+uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand, bool is_shared,
+                             bool is_on_device);
 
 /* Returns how the operands that the collective lets peers reach are shared. */
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type collective, int root);
