@@ -11,8 +11,9 @@ docs/figures/memory.jsonl is one model and way.
 
 Measured: after the first step, the ranks train on for some seconds while their memory is sampled (Pss: pages that both map count
 half). The largest sum, less the sum before the model was made, divided by the ranks. malloc returns what is freed, because it maps
-each larger block. Shoal's buffer cache (SHOAL_MEMORY_KEPT) is off. Predicted: weights, gradients, states, masters, activations and buffers, without the constant part. Activations
-of BERT-base and the GPT example are measured by shoal.torch.profile, those of the others follow from the formulas."""
+each larger block. Shoal's buffer cache (SHOAL_MEMORY_KEPT) is off. Predicted: weights, gradients, states, masters, activations and
+buffers, without the constant part. Activations of BERT-base and the GPT example are measured by shoal.torch.profile, those of the
+others follow from the formulas."""
 import argparse
 import ctypes
 import json
@@ -33,7 +34,7 @@ BUILT_IN = ("gpt2", "resnet50")
 OPTIMIZERS = {"resnet50": "momentum"}  # the others: adamw
 # the ladder's names of the ways
 WAYS = {"data-parallel": "data parallel", "recomputation": "recomputation", "16-bit": "16 bit", "sharded-optimizer": "sharded optimizer",
-        "sharded-parameters": "sharded parameters", "pipeline": "pipeline"}
+        "sharded-parameters": "sharded parameters", "tensor-parallel": "tensor parallel", "pipeline": "pipeline"}
 # Small blocks come from the heap; larger ones are mapped, and returned when they are freed. Shoal's buffer cache, which keeps up to
 # 256 MiB of freed buffers, is off.
 ENVIRONMENT = {"SHOAL_MEMORY_KEPT": "0", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"}
@@ -118,12 +119,16 @@ def step_of(case, way, microbatches):
         case.halve()
     if way == "pipeline":
         return pipeline_step(case, microbatches)
+    if way == "tensor-parallel":
+        model = shoal.torch.tensor_parallel(model)
     optimizer = case.optimizer(model.parameters())
     if way == "sharded-parameters":
         units = {type(module) for module in model.modules() if type(module).__name__ in case.units}
         network = shoal.torch.ShardedDataParallel(model, optimizer, units=units)
     elif way in ("sharded-optimizer", "16-bit"):
         network = shoal.torch.DistributedDataParallel(model, optimizer=optimizer, degree=1 if way == "16-bit" else None)
+    elif way == "tensor-parallel":
+        network = model
     else:
         network = shoal.torch.DistributedDataParallel(model)
 
@@ -225,7 +230,10 @@ def profile_of(name, samples, folder):
         return name
     import shoal.torch
     case, file = Case(name, samples), folder / f"{name}.json"
-    shoal.torch.profile(case.model, case.example, case.loss, steps=1).save(file)
+    profile = shoal.torch.profile(case.model, case.example, case.loss, steps=1)
+    case.halve()
+    profile.activation_16_bytes = shoal.torch.profile(case.model, case.example, case.loss, steps=1).activation_16_bytes
+    profile.save(file)
     return str(file)
 
 
@@ -248,10 +256,10 @@ def table(rows):
 def again(path):
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     with tempfile.TemporaryDirectory(prefix="shoal-memory-") as place:
-        rungs = {(name, samples): predicted(name, samples, profile_of(name, samples, pathlib.Path(place)))
-                 for name, samples in {(row["model"], row["samples"]) for row in rows}}
+        rungs = {name: predicted(name, MODELS[name], profile_of(name, MODELS[name], pathlib.Path(place)))
+                 for name in {row["model"] for row in rows}}
     for row in rows:
-        rung = rungs[row["model"], row["samples"]][row["way"]]
+        rung = rungs[row["model"]][row["way"]]
         row["predicted_bytes"] = bytes_of(rung)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return table(rows)
@@ -285,11 +293,13 @@ def main():
             rungs = predicted(name, MODELS[name], profile_of(name, MODELS[name], pathlib.Path(place)))
             for way in options.ways:
                 rung = rungs[WAYS[way]]
-                row = {"model": name, "samples": MODELS[name], "way": WAYS[way], "measured_bytes": None, "why": rung["answer"],
+                # the ranks of a tensor group train on the same samples
+                samples = int(rung.get("microbatch", MODELS[name])) if way == "tensor-parallel" else MODELS[name]
+                row = {"model": name, "samples": samples, "way": WAYS[way], "measured_bytes": None, "why": rung["answer"],
                        "predicted_bytes": bytes_of(rung)}
                 print(f"# {name}, {way}", file=sys.stderr, flush=True)
                 try:
-                    row["measured_bytes"] = measured(name, way, MODELS[name], rung.get("microbatches") or 1, options.limit)
+                    row["measured_bytes"] = measured(name, way, samples, rung.get("microbatches") or 1, options.limit)
                 except RuntimeError as error:
                     row["why"] = str(error)
                     print(f"# {error}", file=sys.stderr, flush=True)

@@ -2,7 +2,8 @@
 """Checks that need no build. Prints file, line, rule and a remedy for each finding. Exit code 1 if there are any.
 
   dependencies  a module includes only modules below it (see the picture in docs/architecture.md)
-  circles   no files of one folder call each other in a circle, except those that dev/circles.py lists
+  circles   no files of one folder call each other in a circle, except those that dev/circles.py lists; pictures of floors in
+            docs/architecture.md agree with the code
   contracts other modules include a module's contract headers only, and these include no header of the module's own files
   parts     fields of a part of the engine or of the gradient engine are named in that part's files only
   names     no two C files have one name (third_party keeps its own); what modules call shoal_WORD_... (functions, types, enumerators, macros)
@@ -118,14 +119,15 @@ CONTRACTS = {
 # Parts of the engine within struct shoal_engine: their fields, and the files that may name them. Code on the path of a
 # small operation reads them inline, in engine_state.h.
 PARTS = {
-    "intake": {"engine/engine.c", "engine/engine_state.h"},
+    "intake": {"engine/engine.c", "engine/intake.c", "engine/engine_state.h"},
     "runner": {"engine/runner.c", "engine/engine_state.h"},
 }
 # Parts whose struct only these files see. All other files of src have a pointer to it and the functions of its header.
 OPAQUE = {
     "shoal_progress": ["engine/progress_state.h", "engine/progress.c"],
     "shoal_p2p": ["engine/p2p.c"],
-    "shoal_blame": ["engine/failure.c"],
+    "shoal_breakage": ["engine/failure.c"],
+    "shoal_stall": ["engine/stall.c"],
     "shoal_dispute": ["engine/mismatch.c"],
     "fusion_comms": ["fusion/reducer/comms.c"],
     "fusion_marks": ["fusion/reducer/marks.c"],
@@ -354,6 +356,9 @@ def check_public():
 def check_circles():
     for path, mend in circles.differences(TOP):
         say(path, 1, "circles", mend)
+    page = TOP / "docs/architecture.md"
+    for fault in circles.picture_faults(page.read_text(), TOP) if page.exists() else ():
+        say(page, 1, "circles", f"{fault}: mend the picture or the code")
 
 
 def check_commands():

@@ -2,10 +2,11 @@
 the process trains:
 
     watch_torch()         time in next() of torch's DataLoader
-    watch_tensorflow()    time in next() of a tf.data iterator, outside tf.function
+    watch_tensorflow()    time in next() of a tf.data iterator, outside tf.function; and in those of Keras's fit(), evaluate()
+                          and predict()
 
 Without the variable nothing is changed. The file has three doubles: seconds waited, batches, and the monotonic time at which a
-wait that is under way began (0: none). Only waits of the main thread count: other threads load ahead."""
+wait that is under way began (0: none). Only waits of the training itself count: other threads load ahead."""
 from __future__ import annotations
 
 import functools
@@ -30,7 +31,7 @@ class Meter:
     """The counters of this process. Processes that it forks do not count."""
 
     def __init__(self, path: str):
-        self.pid, self.seconds, self.batches = os.getpid(), 0.0, 0
+        self.pid, self.seconds, self.batches, self.begun = os.getpid(), 0.0, 0, 0.0
         with open(path, "w+b") as file:
             file.write(bytes(_FORM.size))
             file.flush()
@@ -39,17 +40,25 @@ class Meter:
     def is_counting(self) -> bool:
         return os.getpid() == self.pid and threading.current_thread() is threading.main_thread()
 
+    def begin(self) -> None:
+        self.begun = time.monotonic()
+        _FORM.pack_into(self.memory, 0, self.seconds, self.batches, self.begun)
+
+    def end(self, batches: int) -> None:
+        self.seconds += time.monotonic() - self.begun
+        self.batches += batches
+        _FORM.pack_into(self.memory, 0, self.seconds, self.batches, 0.0)
+
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls the function, and adds the time that it takes. An end of the data (StopIteration) is not a batch."""
-        begun = time.monotonic()
-        _FORM.pack_into(self.memory, 0, self.seconds, self.batches, begun)
+        batches = 0
+        self.begin()
         try:
             batch = function(*arguments)
-            self.batches += 1
+            batches = 1
             return batch
         finally:
-            self.seconds += time.monotonic() - begun
-            _FORM.pack_into(self.memory, 0, self.seconds, self.batches, 0.0)
+            self.end(batches)
 
 
 def waited(path: str, now: float) -> Optional[Waited]:
@@ -98,7 +107,7 @@ def watch_torch() -> None:
 
 
 def watch_tensorflow() -> None:
-    """Inside tf.function the iterator is part of the graph, and Python sees no wait."""
+    """In a tf.function of the program's own the iterator is part of the graph, and Python sees no wait."""
     if not os.environ.get(VARIABLE):
         return
     import tensorflow as tf
@@ -108,3 +117,49 @@ def watch_tensorflow() -> None:
         return
     if hasattr(OwnedIterator, "_next_internal"):
         _watch(OwnedIterator, "_next_internal", tf.executing_eagerly)
+    _watch_keras(tf)
+
+
+def _watch_keras(tf: Any) -> None:
+    """fit() takes its batches in a graph. So each of its data sets gets two more stages, which run when the graph asks for a batch
+    and when it gets one. TensorFlow adds a prefetch at the end of a pipeline, which would ask ahead of the training: here it is
+    added before these stages instead."""
+    try:
+        from keras import backend
+        from keras.src.backend.tensorflow.trainer import TFEpochIterator
+        plain = TFEpochIterator._get_iterator
+    except (ImportError, AttributeError):
+        return
+    if backend.backend() != "tensorflow" or getattr(plain, "is_watched", False):
+        return
+
+    @functools.wraps(plain)
+    def counted(self: Any) -> Any:
+        dataset, meter = plain(self), _meter_open()
+        if meter is None or os.getpid() != meter.pid or not isinstance(dataset, tf.data.Dataset):
+            return dataset
+        return _counted(tf, dataset, meter)
+
+    counted.is_watched = True  # type: ignore[attr-defined]
+    TFEpochIterator._get_iterator = counted
+
+
+def _counted(tf: Any, dataset: Any, meter: Meter) -> Any:
+    def begin() -> bool:
+        meter.begin()
+        return True
+
+    def end() -> bool:
+        meter.end(1)
+        return True
+
+    def pass_on(_: Any, batch: Any) -> Any:
+        with tf.control_dependencies([tf.numpy_function(end, [], tf.bool)]):
+            return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
+
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    if "Prefetch" not in type(dataset).__name__:
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    begins = tf.data.Dataset.counter().map(lambda _: tf.numpy_function(begin, [], tf.bool))
+    return tf.data.Dataset.zip((begins, dataset)).map(pass_on).with_options(options)

@@ -22,7 +22,9 @@ class Gradient:
 @dataclasses.dataclass
 class Profile:
     """What was measured on one worker. `activation_bytes` are those of one sample, as if all floating-point values had 32 bits.
-    `gradients` are in the order in which they become ready."""
+    `activation_16_bytes` are those of a model with 16 bits as it keeps them; 0 if it has others. `recomputed_bytes` are
+    `activation_bytes` if each repeated layer is recomputed; 0 if that is not known. `gradients` are in the order in which they
+    become ready."""
     name: str
     batch: int
     forward_ms: float
@@ -30,11 +32,14 @@ class Profile:
     activation_bytes: float
     batch_norms: int
     gradients: list
+    activation_16_bytes: float = 0
+    recomputed_bytes: float = 0
 
     def save(self, file) -> None:
         """Writes a file for `--profile` of `shoal advise`, `shoal sim step` and `shoal bench step`."""
         facts = {"profile": self.name, "batch": self.batch, "forward_ms": self.forward_ms, "backward_ms": self.backward_ms,
                  "activation_bytes": self.activation_bytes, "batch_norms": self.batch_norms}
+        facts |= {key: getattr(self, key) for key in ("activation_16_bytes", "recomputed_bytes") if getattr(self, key)}
         lines = [json.dumps(each) for each in (facts, *map(dataclasses.asdict, self.gradients))]
         pathlib.Path(file).write_text("[" + ",\n ".join(lines) + "]\n")
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "engine/engine_state.h"
+#include "engine/call_sizes.h"
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 

@@ -55,10 +55,10 @@ static bool find_hop_on(struct shoal_engine *engine, const struct hop *last, str
 /* Finds the rank that the end of the path waits for, on the same communicator or on another one that both ranks have. */
 static bool find_hop(const struct hop *last, struct hop *next_out)
 {
-    const struct shoal_progress *progress = last->engine->progress;
+    struct shoal_engine *const *engines = last->engine->context_engines;
     if (find_hop_on(last->engine, last, next_out))
         return true;
-    for (struct shoal_engine *engine = progress ? shoal_progress_engines(progress) : NULL; engine; engine = engine->next) {
+    for (struct shoal_engine *engine = engines ? *engines : NULL; engine; engine = engine->next) {
         if (engine != last->engine && find_hop_on(engine, last, next_out))
             return true;
     }

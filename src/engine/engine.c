@@ -6,70 +6,9 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "engine/progress.h"
+#include "engine/call_sizes.h"
 
 /* ---- Requests ------------------------------------------------------------------------------------------------------------ */
-
-static void engine_note_sent(struct shoal_engine *engine)
-{
-    struct shoal_traffic traffic = {.sent_bytes = 0};
-    engine->ops->traffic(engine->transport, &traffic);
-    shoal_recorder_note_sent(&engine->recorder, traffic.sent_bytes);
-}
-
-/* Publishes sums for other processes: how long the program waited, and what was sent. A request that lost its record uses the
- * spare one, which may still hold the end of an earlier request: `ticks` is then negative, and is not counted. */
-static inline void note_sums(struct shoal_engine *engine, const struct shoal_request *request, uint64_t done_ticks)
-{
-    struct shoal_waited *waited = engine->waited;
-    if (SHOAL_UNLIKELY(!waited))
-        return;
-    const int64_t ticks = (int64_t)(done_ticks - request->posted_ticks);
-    waited->in_calls += request->is_blocking && ticks > 0 ? (uint64_t)ticks : 0;
-    shoal_recorder_note_waited(&engine->recorder,
-                               waited->in_calls + atomic_load_explicit(&waited->without_lock, memory_order_relaxed));
-    if (SHOAL_UNLIKELY(engine->ops->traffic != NULL)) /* not within one host */
-        engine_note_sent(engine);
-}
-
-static inline void note_end(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_record *record)
-{
-    engine->last = record;
-    shoal_recorder_count(&engine->recorder, request->bytes, record->last_rank == engine->rank, record->late);
-    note_sums(engine, request, record->done);
-    if (SHOAL_UNLIKELY(engine->is_wait_said))
-        shoal_engine_go_on(engine);
-}
-
-void shoal_request_complete(struct shoal_request *request, enum shoal_status status)
-{
-    const bool is_detached = request->is_detached;
-    const shoal_done_fn fn = request->done_fn;
-    void *arg = request->done_arg;
-    struct shoal_record *record = request->record;
-    if (record) {
-        if (!record->done)
-            record->done = shoal_clock_ticks();
-        record->status = (uint8_t)status;
-        record->step = -1;
-        if (request->engine)
-            note_end(request->engine, request, record);
-        record->owner = NULL;
-        request->record = NULL;
-    }
-    if (SHOAL_UNLIKELY(request->call.layout != NULL)) {
-        shoal_layout_free(request->call.layout);
-        request->call.layout = NULL;
-    }
-    request->state = SHOAL_REQUEST_DONE;
-    request->engine = NULL;
-    /* release: a thread that reads the status sees the outputs. After this store a request on a stack may be gone. */
-    atomic_store_explicit(&request->status, (int)status, memory_order_release);
-    if (fn)
-        fn(arg, status);
-    if (is_detached)
-        free(request);
-}
 
 static void start_record(struct shoal_engine *engine, struct shoal_request *request)
 {
@@ -236,55 +175,6 @@ static bool progress_alone(struct shoal_engine *engine)
 
 /* ---- Sizes and ranks of a call ------------------------------------------------------------------------------------------- */
 
-static bool has_peer_counts(const struct shoal_call *call)
-{
-    return call->layout && call->layout->peer_counts;
-}
-
-/* Returns the elements that a rank contributes: all of a whole operand, or all parts together. */
-static size_t count_contributions(const struct shoal_engine *engine, const struct shoal_request *request, int from)
-{
-    const struct shoal_layout *layout = request->call.layout;
-    if (!request->shape->is_input_partitioned)
-        return shoal_call_length(&request->call, engine->rank, from, 0);
-    if (!layout || shoal_layout_is_even(layout))
-        return request->call.count * (size_t)engine->size;
-    return layout->sent_at[engine->size - 1] + layout->sent[engine->size - 1]; /* the parts follow each other without gaps */
-}
-
-/* Inlined, like the next function but one, because every call runs it. */
-inline size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer)
-{
-    if (!shoal_shape_contributes(request->shape, peer, request->call.root))
-        return 0;
-    return count_contributions(engine, request, peer) * request->element_bytes;
-}
-
-/* Returns the most bytes that a rank publishes if the call is direct. All ranks know this number before they exchange
- * anything. */
-static size_t most_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    if (has_peer_counts(&request->call))
-        return SIZE_MAX; /* no rank knows it */
-    if (!request->shape->is_input_partitioned)
-        return request->call.count * request->element_bytes;
-    return count_contributions(engine, request, engine->rank) * request->element_bytes;
-}
-
-inline struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return (struct shoal_selection){.collective = request->call.collective,
-                                    .size = engine->size,
-                                    .hosts = engine->hosts,
-                                    .bytes = request->bytes,
-                                    .payload_bytes = most_payload_bytes(engine, request),
-                                    .inline_bytes = engine->settings->inline_bytes,
-                                    .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
-                                    .sends_cheaply = engine->transport->sends_cheaply,
-                                    .is_on_devices = shoal_call_sum(&request->call) != NULL,
-                                    .tuning = engine->tuning};
-}
-
 /* An operation without a plan needs only the data of the ranks that contribute to this rank's output. A barrier, and any
  * operation with a plan, needs all ranks. So a rank that only contributes continues at once, and checks later whether all ranks
  * made the same call (agree_up_to). */
@@ -355,9 +245,9 @@ static void post_collective(struct shoal_engine *engine, struct shoal_request *r
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     request->is_direct = shoal_select_is_direct(&selection, &request->in_rounds);
     request->needed = find_needed(engine, request);
-    request->payload_bytes = has_peer_counts(call) ? (size_t)engine->locals * sizeof *call->layout->peer_counts
-                             : request->is_direct  ? shoal_engine_payload_bytes(engine, request, engine->rank)
-                                                   : 0;
+    request->payload_bytes = shoal_call_has_peer_counts(call) ? (size_t)engine->locals * sizeof *call->layout->peer_counts
+                             : request->is_direct             ? shoal_engine_payload_bytes(engine, request, engine->rank)
+                                                              : 0;
     push_queue(engine, request);
 }
 
@@ -384,79 +274,6 @@ bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal
     const struct shoal_selection selection = shoal_engine_selection(engine, &request);
     return !shoal_select_is_direct(&selection, &in_rounds) &&
            shoal_engine_plan_lets_input_stay(engine, &request, &selection, copies_out);
-}
-
-/* ---- Running batches ----------------------------------------------------------------------------------------------------- */
-
-/* The caller holds the lock. */
-static enum shoal_status post_batch(struct shoal_engine *engine, const struct shoal_batch *batch, struct shoal_request *request)
-{
-    if (batch->is_group)
-        SHOAL_TRY(shoal_engine_post_group(engine, batch->calls, batch->count, request));
-    else
-        shoal_engine_post(engine, batch->calls, request);
-    if (batch->calls->timeout_ms)
-        shoal_progress_check_by(engine->progress, request->deadline_ns);
-    return SHOAL_OK;
-}
-
-/* Frees the layouts of a batch that was not posted. */
-static enum shoal_status drop_batch(const struct shoal_batch *batch, enum shoal_status status)
-{
-    for (size_t i = 0; i < batch->count; i++)
-        shoal_layout_free(batch->calls[i].layout);
-    return status;
-}
-
-enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch)
-{
-    struct shoal_progress *progress = engine->progress;
-    struct shoal_request request;
-    request.is_detached = false;
-    request.is_blocking = !batch->is_group; /* messages of a group overlap, so the group is measured as a whole */
-    request.done_fn = NULL;
-    request.done_arg = NULL;
-    request.whole = NULL;
-    shoal_progress_lock(progress);
-    const enum shoal_status status = post_batch(engine, batch, &request);
-    if (SHOAL_LIKELY(status == SHOAL_OK))
-        shoal_progress_spin(progress, engine, &request);
-    shoal_progress_wake(progress);
-    shoal_progress_unlock(progress);
-    if (status != SHOAL_OK)
-        return drop_batch(batch, status);
-    const enum shoal_status done = shoal_progress_wait(progress, &request, UINT64_MAX);
-    if (batch->is_group)
-        shoal_waited_add(shoal_progress_waited(progress), request.posted_ticks); /* the engine may be gone */
-    return done;
-}
-
-enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
-                                     struct shoal_request **request_out)
-{
-    struct shoal_progress *progress = engine->progress;
-    const enum shoal_status started = shoal_progress_start_thread(progress);
-    if (started != SHOAL_OK)
-        return started;
-    struct shoal_request *request = calloc(1, sizeof *request);
-    if (!request)
-        return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a request");
-    shoal_progress_lock(progress);
-    const enum shoal_status status = post_batch(engine, batch, request);
-    if (status == SHOAL_OK && batch->wait_ms)
-        shoal_progress_spin(progress, engine, request);
-    else if (status == SHOAL_OK)
-        shoal_progress_begin(progress, engine);
-    shoal_progress_wake(progress);
-    shoal_progress_unlock(progress);
-    if (status != SHOAL_OK) {
-        free(request);
-        return status;
-    }
-    *request_out = request;
-    if (!batch->wait_ms || shoal_request_wait(request, batch->wait_ms) == SHOAL_PENDING)
-        shoal_progress_wake_thread(progress);
-    return SHOAL_OK;
 }
 
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
@@ -598,7 +415,7 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
     const struct shoal_call *call = &request->call;
     if (!request->payload_bytes)
         return NULL;
-    if (has_peer_counts(call))
+    if (shoal_call_has_peer_counts(call))
         return pick_local_peer_counts(engine, call->layout);
     return call->layout && call->layout->input_scratch ? shoal_engine_pack(engine, request) : call->input;
 }
@@ -618,7 +435,7 @@ static uint32_t detail_of(const struct shoal_call *call)
  * together with the data gathered so far. With per-peer counts, each rank receives a different announcement. */
 static const uint8_t *find_receivers(const struct shoal_request *request)
 {
-    if (request->in_rounds || has_peer_counts(&request->call))
+    if (request->in_rounds || shoal_call_has_peer_counts(&request->call))
         return shoal_no_ranks;
     return request->peer_set ? request->peer_set->is_member : NULL;
 }
@@ -633,6 +450,14 @@ static void send_notices(struct shoal_engine *engine, const struct shoal_request
             engine->ops->announce_to(engine->transport, peer, &request->announcement, &peer_counts[peer],
                                      sizeof peer_counts[peer]);
     }
+}
+
+/* A step that failed breaks the engine. */
+static void heed_failed_step(struct shoal_engine *engine)
+{
+    const struct shoal_failed_step *step = shoal_runner_failed_step(engine);
+    if (SHOAL_UNLIKELY(step != NULL))
+        shoal_engine_fail_by_last_error(engine, step->request, step->status, step->peer);
 }
 
 static void engine_announce(struct shoal_engine *engine, struct shoal_request *request)
@@ -665,25 +490,23 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;
     engine->ops->announce(engine->transport, announcement, find_payload(engine, request), request->payload_bytes,
                           find_receivers(request));
-    if (SHOAL_UNLIKELY(engine->hosts > 1) && has_peer_counts(call))
+    if (SHOAL_UNLIKELY(engine->hosts > 1) && shoal_call_has_peer_counts(call))
         send_notices(engine, request);
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
     if (request->is_direct && SHOAL_UNLIKELY(call->layout != NULL))
         shoal_runner_release(request, SHOAL_OPERAND_INPUT, 0, call->count);
-    if (!request->is_direct && engine->hosts == 1)
-        shoal_engine_start_early(engine, request);
+    if (request->is_direct || engine->hosts > 1)
+        return;
+    shoal_engine_start_early(engine, request);
+    heed_failed_step(engine);
 }
 
 void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
 {
     const bool is_group = request->call.collective == SHOAL_COLLECTIVE_GROUP;
-    struct shoal_failure failure;
-    if (shoal_request_status(request) != SHOAL_PENDING)
-        return;
-    shoal_engine_begin_failure(engine, is_group ? NULL : request, status, engine->rank, &failure);
-    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
-    shoal_engine_fail(engine, &failure);
+    if (shoal_request_status(request) == SHOAL_PENDING)
+        shoal_engine_fail_by_last_error(engine, is_group ? NULL : request, status, engine->rank);
 }
 
 /* Finds the peers of a request that does not involve all ranks. */
@@ -883,8 +706,10 @@ static bool progress_once(struct shoal_engine *engine)
         did |= announce_queued(engine);
     if (engine->intake.active_head) {
         did |= SHOAL_UNLIKELY(engine->size == 1) ? progress_alone(engine) : start_announced(engine);
-        if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next))
+        if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next)) {
             did |= shoal_engine_run_chunks(engine);
+            heed_failed_step(engine);
+        }
         if (!engine->is_broken)
             did |= retire_done(engine);
     }
@@ -894,87 +719,6 @@ static bool progress_once(struct shoal_engine *engine)
     if (engine->intake.queue_head) /* posted by a callback, or held back until operations ended */
         did |= announce_queued(engine);
     return did;
-}
-
-/* ---- For the engine's other files ---------------------------------------------------------------------------------------- */
-
-void shoal_intake_init(struct shoal_engine *engine, uint64_t start)
-{
-    struct shoal_intake *intake = &engine->intake;
-    intake->next_sequence = start + 1;
-    intake->done_sequence = intake->agreed_sequence = intake->acknowledged_sequence = intake->completed_by_all = start;
-}
-
-struct shoal_request *shoal_intake_first(const struct shoal_engine *engine)
-{
-    return engine->intake.active_head ? engine->intake.active_head : engine->intake.queue_head;
-}
-
-struct shoal_request *shoal_intake_next(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return request->next || request->state == SHOAL_REQUEST_QUEUED ? request->next : engine->intake.queue_head;
-}
-
-struct shoal_request *shoal_intake_first_announced(const struct shoal_engine *engine)
-{
-    return engine->intake.active_head;
-}
-
-bool shoal_intake_is_alone(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return engine->intake.active_head == request && !request->next;
-}
-
-struct shoal_request *shoal_intake_next_to_start(struct shoal_engine *engine)
-{
-    struct shoal_request *request = engine->intake.start_next;
-    while (request && (request->state == SHOAL_REQUEST_DONE ||
-                       (request->state == SHOAL_REQUEST_RUNNING && request->chunks_started == request->chunk_count)))
-        request = request->next;
-    engine->intake.start_next = request;
-    return request && request->state == SHOAL_REQUEST_RUNNING ? request : NULL;
-}
-
-struct shoal_request *shoal_intake_drop(struct shoal_engine *engine)
-{
-    struct shoal_intake *intake = &engine->intake;
-    struct shoal_request *const first = shoal_intake_first(engine);
-    if (intake->active_head)
-        intake->active_tail->next = intake->queue_head;
-    intake->active_head = intake->queue_head = intake->start_next = NULL;
-    intake->active_count = 0;
-    return first;
-}
-
-uint64_t shoal_intake_done(const struct shoal_engine *engine)
-{
-    return engine->intake.done_sequence;
-}
-
-uint64_t shoal_intake_acknowledged(const struct shoal_engine *engine)
-{
-    return engine->intake.acknowledged_sequence;
-}
-
-uint64_t shoal_intake_first_queued(const struct shoal_engine *engine)
-{
-    return engine->intake.queue_head ? engine->intake.queue_head->sequence : engine->intake.next_sequence;
-}
-
-const struct shoal_descriptor *shoal_intake_called(const struct shoal_engine *engine, uint64_t sequence)
-{
-    return &engine->intake.called[sequence % SHOAL_ANNOUNCEMENTS];
-}
-
-const struct shoal_peer_set *shoal_intake_met(const struct shoal_engine *engine, uint64_t sequence)
-{
-    return engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
-}
-
-void shoal_intake_leave(struct shoal_engine *engine)
-{
-    if (engine->intake.acknowledged_sequence < engine->intake.done_sequence)
-        engine->ops->complete(engine->transport, engine->intake.done_sequence);
 }
 
 /* ---- Progress ------------------------------------------------------------------------------------------------------------ */

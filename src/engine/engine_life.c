@@ -51,14 +51,17 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
     engine->dests = calloc(size + 1, sizeof(void *));
     engine->scaled = calloc(size, sizeof(const void *));
     engine->shared = calloc(2 * size, sizeof *engine->shared);
-    engine->blame = shoal_blame_create(engine->size);
+    engine->nearest = calloc(size, sizeof *engine->nearest);
+    engine->breakage = shoal_breakage_create();
+    engine->stall = shoal_stall_create();
     engine->dispute = shoal_dispute_create();
     engine->most_locals = find_most_locals(engine);
     const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
-    const bool has_scratch = engine->sources && engine->dests && engine->scaled && engine->shared && engine->most_locals;
-    const bool has_parts = engine->blame && engine->dispute && shoal_runner_init(engine, start);
+    const bool has_scratch =
+        engine->sources && engine->dests && engine->scaled && engine->nearest && engine->shared && engine->most_locals;
+    const bool has_parts = engine->breakage && engine->stall && engine->dispute && shoal_runner_init(engine, start);
     if (!engine->addresses || !has_scratch || !has_parts || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
                               engine->size);
@@ -99,8 +102,10 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->progress = options->progress;
     engine->waited = options->progress ? shoal_progress_waited(options->progress) : NULL;
     engine->anchor = options->progress ? shoal_progress_anchor(options->progress) : NULL;
+    engine->context_engines = options->progress ? shoal_progress_engines(options->progress) : NULL;
     engine->now_ns = options->now_ns;
     engine->now_arg = options->now_arg;
+    engine->on_break = shoal_engine_end_all;
     engine->timeout_ms = options->timeout_ms;
     engine->rank = options->transport->rank;
     engine->size = options->transport->size;
@@ -165,8 +170,10 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     free(engine->sources);
     free(engine->dests);
     free(engine->scaled);
+    free(engine->nearest);
     free(engine->shared);
-    shoal_blame_destroy(engine->blame);
+    shoal_breakage_destroy(engine->breakage);
+    shoal_stall_destroy(engine->stall);
     shoal_dispute_destroy(engine->dispute);
     free(engine->stores);
     free(engine->widths);
@@ -174,23 +181,6 @@ void shoal_engine_destroy(struct shoal_engine *engine)
 }
 
 /* ---- Questions ----------------------------------------------------------------------------------------------------------- */
-
-bool shoal_engine_is_in_callback(const struct shoal_engine *engine)
-{
-    return engine->is_in_progress;
-}
-
-/* The size of a chunk, or of the largest payload of an announcement. */
-size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts)
-{
-    const size_t chunk = shoal_select_most_chunk_bytes(engine->settings->chunk_bytes, engine->size, engine->hosts, is_in_parts);
-    return shoal_max_size(chunk, SHOAL_PAYLOAD_MAX);
-}
-
-int shoal_engine_most_locals(const struct shoal_engine *engine)
-{
-    return engine->most_locals;
-}
 
 const struct shoal_failure *shoal_engine_look_for_failure(struct shoal_engine *engine)
 {
@@ -204,43 +194,12 @@ void shoal_engine_abort(struct shoal_engine *engine, const struct shoal_failure 
     engine->ops->abort(engine->transport, cause);
 }
 
-struct shoal_recorder *shoal_engine_recorder(struct shoal_engine *engine)
-{
-    return &engine->recorder;
-}
-
-const struct shoal_record *shoal_engine_last(const struct shoal_engine *engine)
-{
-    return engine->last && engine->last->done ? engine->last : NULL;
-}
-
-void shoal_engine_peer_name(const struct shoal_engine *engine, int rank, struct shoal_transport_peer *name)
-{
-    engine->ops->peer_name(engine->transport, rank, name);
-}
-
 void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_usage *usage)
 {
     engine->ops->memory(engine->transport, usage);
     usage->local_bytes = sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record) +
-                         shoal_blame_bytes(engine->size) + engine->plans_bytes + engine->peer_sets_bytes;
+                         shoal_breakage_bytes() + shoal_stall_bytes() + (size_t)engine->size * sizeof *engine->nearest +
+                         engine->plans_bytes + engine->peer_sets_bytes;
     usage->local_bytes +=
         (size_t)((engine->stores != NULL) + (engine->widths != NULL)) * SHOAL_TRIAL_COUNT * sizeof *engine->stores;
-}
-
-void shoal_engine_traffic(const struct shoal_engine *engine, struct shoal_traffic *traffic)
-{
-    if (engine->ops->traffic)
-        engine->ops->traffic(engine->transport, traffic);
-}
-
-bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location location)
-{
-    const uint64_t segment = shoal_location_segment(location);
-    for (const struct shoal_request *request = shoal_intake_first_announced(engine); request; request = request->next) {
-        if (shoal_location_segment(request->announcement.input) == segment ||
-            shoal_location_segment(request->announcement.output) == segment)
-            return true;
-    }
-    return false;
 }

@@ -11,6 +11,8 @@
 
 #include "base/assert.h"
 #include "collective/rounds.h"
+#include "engine/blame.h"
+#include "engine/call_text.h"
 #include "engine/engine.h"
 #include "engine/engine_settings.h"
 #include "engine/failure.h"
@@ -18,6 +20,7 @@
 #include "engine/mismatch.h"
 #include "engine/p2p.h"
 #include "engine/runner.h"
+#include "engine/stall.h"
 #include "engine/stores.h"
 #include "plan/plan.h"
 
@@ -147,11 +150,12 @@ struct shoal_engine {
     const struct shoal_tuning *tuning;
     struct shoal_log *log;
     struct shoal_progress *progress;
-    struct shoal_waited *waited;    /* the progress engine's; NULL in a simulation, which never waits */
-    struct shoal_engine *next;      /* next in the progress engine's list */
-    struct shoal_engine *busy_next; /* next in its list of engines with something under way */
-    bool is_listed;                 /* it is in the busy list */
-    bool is_closing;                /* it is in neither list */
+    struct shoal_waited *waited;                 /* the progress engine's; NULL in a simulation, which never waits */
+    struct shoal_engine *next;                   /* next in the list of the context's engines */
+    struct shoal_engine *const *context_engines; /* the head of that list; NULL in a simulation */
+    struct shoal_engine *busy_next;              /* next in its list of engines with something under way */
+    bool is_listed;                              /* it is in the busy list */
+    bool is_closing;                             /* it is in neither list */
     uint64_t (*now_ns)(void *now_arg);
     void *now_arg;
     uint32_t timeout_ms;
@@ -174,6 +178,7 @@ struct shoal_engine {
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
     const void **scaled;  /* [size] scratch: the sources, after some had to be scaled */
+    uint16_t *nearest;    /* [size] scratch of blame.c */
     uint8_t *shared;      /* [2 * size] scratch: like that of a cached plan */
 
     struct shoal_runner runner;
@@ -196,10 +201,12 @@ struct shoal_engine {
     bool awaits_device;              /* in its last turn some operand was not ready on this rank's device */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* set around progress; callbacks run inside it and may post */
-    bool is_wait_said;               /* this rank has published which rank it waits for; failure.c */
+    bool is_wait_said;               /* this rank has published which rank it waits for; stall.c */
     bool is_broken;                  /* the cause is in failure.c */
     bool is_fresh;                   /* it had nothing under way since the last shoal_engine_check() */
-    struct shoal_blame *blame;
+    struct shoal_breakage *breakage;
+    void (*on_break)(struct shoal_engine *engine); /* called once, when is_broken has been set */
+    struct shoal_stall *stall;
     struct shoal_dispute *dispute;
     bool is_finalized;
     shoal_step_fn on_step;
@@ -250,6 +257,12 @@ static inline bool shoal_runner_is_busy(const struct shoal_engine *engine)
     return engine->runner.active > 0;
 }
 
+/* Returns the step that failed, or NULL if none has. */
+static inline const struct shoal_failed_step *shoal_runner_failed_step(const struct shoal_engine *engine)
+{
+    return SHOAL_LIKELY(!engine->runner.failed.request) ? NULL : &engine->runner.failed;
+}
+
 /* Returns true if the range of this rank's operand may be accessed, false if it is on a device and not ready yet. */
 static inline bool shoal_runner_is_ready(struct shoal_engine *engine, const struct shoal_request *request,
                                          enum shoal_operand operand, size_t begin, size_t end)
@@ -295,15 +308,21 @@ static inline enum shoal_phase shoal_request_phase(const struct shoal_request *r
 /* Any thread. */
 static inline enum shoal_status shoal_request_status(struct shoal_request *request)
 {
-    /* acquire: pairs with the release of complete(), so that the caller sees the outputs. */
+    /* acquire: pairs with the release of shoal_request_complete(), so that the caller sees the outputs. */
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
+}
+
+/* Returns true for a send or a receive: the call's root is its peer. */
+static inline bool shoal_call_has_peer(enum shoal_collective_type collective)
+{
+    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
 }
 
 /* Returns true for requests of p2p.h. */
 static inline bool shoal_request_is_message(const struct shoal_request *request)
 {
     const enum shoal_collective_type collective = request->call.collective;
-    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV || collective == SHOAL_COLLECTIVE_DRAIN;
+    return shoal_call_has_peer(collective) || collective == SHOAL_COLLECTIVE_DRAIN;
 }
 
 /* Returns true if a thread waits for the request. */
@@ -316,6 +335,11 @@ static inline bool shoal_request_is_awaited(struct shoal_request *request)
 static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
 {
     return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_anchor_time_ns(engine->anchor, ticks);
+}
+
+static inline double shoal_engine_ns_per_tick(const struct shoal_engine *engine)
+{
+    return engine->anchor ? engine->anchor->ns_per_tick : 1;
 }
 
 /* The current time on the clock of deadlines. */
@@ -331,8 +355,10 @@ static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 extern const char shoal_engine_unknown[], shoal_engine_alone[], shoal_engine_direct[];
 extern const char shoal_engine_eager[], shoal_engine_asked[];
 
-/* Sets the result, calls the callback, frees a detached request. */
+/* completion.c: sets the result, calls the callback, frees a detached request. */
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
+/* Withdraws the wait that this rank has published (stall.h): it continues. */
+void shoal_engine_go_on(struct shoal_engine *engine);
 
 /* cache.c keeps plans and peer sets from one operation to the next. Sets the plan that the request will have if the ranks share
  * the same operands as the last time. Returns false if there is no such plan with early steps. */
@@ -375,8 +401,9 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine
 /* The request is done when `round` exceeds the number of rounds. */
 bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_request *request);
 
-/* progress.c: returns the context's engines, linked by `next`. Under the lock. */
-struct shoal_engine *shoal_progress_engines(const struct shoal_progress *progress);
+/* progress.c: returns the address of the head of the list of the context's engines, linked by `next`. Follow it under the
+ * lock. */
+struct shoal_engine *const *shoal_progress_engines(const struct shoal_progress *progress);
 struct shoal_waited *shoal_progress_waited(struct shoal_progress *progress);
 /* Returns false in a forked child, which may not make progress. Any thread. */
 bool shoal_progress_is_parent(const struct shoal_progress *progress);
@@ -406,11 +433,6 @@ static inline int shoal_peer_set_source(const struct shoal_peer_set *peer_set, i
 {
     return SHOAL_LIKELY(!peer_set) ? index : peer_set->sources.at[index];
 }
-
-struct shoal_selection shoal_engine_selection(const struct shoal_engine *engine, const struct shoal_request *request);
-
-/* Returns the payload bytes that a peer's announcement of a direct operation carries. */
-size_t shoal_engine_payload_bytes(const struct shoal_engine *engine, const struct shoal_request *request, int peer);
 
 /* The operator for kernels: the whole operation in one pass, or one pass of it when there are several hosts. */
 static inline struct shoal_reduction shoal_engine_operation(const struct shoal_engine *engine, const struct shoal_call *call)

@@ -1,11 +1,6 @@
-/* Everything that goes wrong in a communicator, and which rank is to blame: deadlines, peers that ended, failures that other
- * ranks have published. The first cause is published once and becomes the status of every operation, so that an engine fails as
- * a whole.
- *
- *   look (failure.c, deadlock.c)   which ranks does a request wait for, and for which rank do these wait in the end?
- *   say                            a blocked rank publishes which rank it waits for, so that no rank blames it
- *   warn                           slow operations are logged with the rank that is waited for
- *   break                          the cause is published; all requests end with it
+/* The first cause. A failure is published once and becomes the status of every operation, so that an engine fails as a whole:
+ * it breaks. failure.c records the cause; the event engine->on_break then ends what is under way (breaking.c). So the caller of
+ * shoal_engine_fail() must not touch a request afterwards.
  *
  * Everything is under the progress engine's lock. Nothing here waits, except that publishing a cause may take some tenths of a
  * second if the hosts have to agree on it. */
@@ -17,67 +12,30 @@
 struct shoal_engine;
 struct shoal_request;
 
-/* What an engine remembers about waits and failures: the cause, the rank it last warned of, the wait it published, and when
- * anything last moved. */
-struct shoal_blame;
+/* Why an engine broke, and what peers could reach then. */
+struct shoal_breakage;
 
-/* For `size` ranks. Returns NULL if out of memory. */
-struct shoal_blame *shoal_blame_create(int size);
-void shoal_blame_destroy(struct shoal_blame *blame);
-/* The bytes that shoal_blame_create() allocates. */
-size_t shoal_blame_bytes(int size);
+/* Returns NULL if out of memory. */
+struct shoal_breakage *shoal_breakage_create(void);
+void shoal_breakage_destroy(struct shoal_breakage *breakage);
+/* The bytes that shoal_breakage_create() allocates. */
+size_t shoal_breakage_bytes(void);
 
-/* ---- Checking ------------------------------------------------------------------------------------------------------------ */
-
-/* Checks deadlines, failures on other ranks, and whether peers are alive. Makes system calls. Call it every few milliseconds
- * while operations are under way. Deadlines are compared with now_ns, the time up to which absences were excused: a rank that
- * is stopped after the excuse must not find its deadline passed before the next excuse. Returns the nanoseconds until the next
- * call is due. */
-uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns);
-
-/* Call this after this rank did not run for away_ns, or after its clock jumped (UINT64_MAX). Operations under way receive that
- * much more time, but at most their timeout from now. Each request is excused at least eight times, and until its excuses add
- * up to its timeout. 0 only shortens deadlines. */
-void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns);
-
-/* Withdraws the published wait of this rank. */
-void shoal_engine_go_on(struct shoal_engine *engine);
-
-/* ---- Breaking ------------------------------------------------------------------------------------------------------------ */
-
+/* Fills in status, rank (-1: no rank is to blame), operation and location of a failure; the caller writes the text. NULL as the
+ * request is allowed. */
+void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
+                                int rank, struct shoal_failure *failure);
+/* Returns for how long a request has been under way, in milliseconds. */
+uint64_t shoal_engine_waited_ms(const struct shoal_engine *engine, const struct shoal_request *request);
 /* Publishes this failure as the cause, unless there is one already, and completes all requests with the first cause. */
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure);
+/* Fails with this thread's last error as the text. NULL as the request is allowed. */
+void shoal_engine_fail_by_last_error(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
+                                     int rank);
 /* Adopts a failure that another rank, shoal_comm_fail() or shoal_comm_abort() has published. Returns true if there was one. */
 bool shoal_engine_heed_failure(struct shoal_engine *engine);
 
-/* Fills in status, rank (-1: no rank is to blame), operation and location of a failure; the caller writes the text. */
-void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
-                                int rank, struct shoal_failure *failure);
-/* Appends to a text, truncated at the end of the buffer. */
-SHOAL_PRINTF(3, 4) void shoal_engine_append(char *text, size_t bytes, const char *format, ...);
-/* "all-reduce of 1024 float32, sum" */
-void shoal_engine_print_call(const struct shoal_descriptor *descriptor, char *text, size_t bytes);
-
-/* ---- Ranks that a request waits for -------------------------------------------------------------------------------------- */
-
-/* Returns the request that a thread of this rank waits for: the oldest collective if a collective is awaited (they run in
- * order), else a message, else NULL. */
-struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine);
-/* The ranks that a request waits for. It is filled in once, and then queried for each rank. */
-struct shoal_engine_wait {
-    struct shoal_request *request;
-    int peer;            /* the one rank whose message or step it waits for; -1: not a single rank */
-    uint64_t first_open; /* the first operation that some rank of this host has not completed */
-    bool is_any_behind;  /* some rank of this host has not called it */
-    bool is_for_device;  /* an operand of this rank is not ready on its device: the rank waits for itself */
-};
-struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
-/* Returns true if the request waits directly for that rank. */
-bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank);
-/* Returns true if a signal has stopped the peer. */
-bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer);
-/* deadlock.c: writes "deadlock: rank 0 ... waits for rank 1 ..., rank 1 ... waits for rank 0 ...". Returns false if no cycle is
- * known. */
-bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t bytes);
+/* breaking.c: completes all requests of an engine that has just broken, and writes its flight recorder. */
+void shoal_engine_end_all(struct shoal_engine *engine);
 
 #endif

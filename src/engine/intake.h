@@ -1,6 +1,6 @@
 /* Accepts the collective calls of a communicator, in order: queued -> announced -> running -> done. It numbers each call,
- * announces it, compares it with the calls of the other ranks, and completes it. engine.c is the intake; other files query it
- * through these functions. Everything is under the progress engine's lock; nothing here waits. */
+ * announces it, compares it with the calls of the other ranks, and completes it. engine.c does this; other files query its
+ * state through these functions (intake.c). Everything is under the progress engine's lock; nothing here waits. */
 #ifndef SHOAL_ENGINE_INTAKE_H
 #define SHOAL_ENGINE_INTAKE_H
 
@@ -10,8 +10,8 @@ struct shoal_engine;
 struct shoal_peer_set;
 struct shoal_request;
 
-/* Only engine.c reads and writes it (dev/check.py checks this). It is part of the engine because every small operation uses
- * it. */
+/* Only engine.c and intake.c read and write it (dev/check.py checks this). It is part of the engine because every small
+ * operation uses it. */
 struct shoal_intake {
     uint64_t next_sequence;
     uint64_t done_sequence;                          /* all operations up to it are done */

@@ -606,14 +606,6 @@ static enum shoal_status advance(struct shoal_engine *engine, struct shoal_reque
     return fn ? fn(engine, request) : SHOAL_PENDING;
 }
 
-static void fail_push(struct shoal_engine *engine, struct shoal_request *request, enum shoal_status status)
-{
-    struct shoal_failure failure;
-    shoal_engine_begin_failure(engine, request, status, engine->rank, &failure);
-    shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
-    shoal_engine_fail(engine, &failure);
-}
-
 /* Returns true if an earlier small send with the same peer and tag is not ready. */
 static bool follows_unready(const struct shoal_p2p *p2p, const struct shoal_request *request)
 {
@@ -655,7 +647,7 @@ bool shoal_p2p_progress(struct shoal_engine *engine)
             return true; /* a callback may have broken the engine: the list is gone */
         did |= status == SHOAL_OK || (status == SHOAL_PENDING && request->message.offset != offset);
         if (status != SHOAL_OK && status != SHOAL_PENDING) {
-            fail_push(engine, request, status);
+            shoal_engine_fail_by_last_error(engine, request, status, engine->rank);
             return true;
         }
     }

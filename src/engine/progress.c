@@ -206,9 +206,9 @@ const struct shoal_clock_anchor *shoal_progress_anchor(const struct shoal_progre
     return &progress->anchor;
 }
 
-struct shoal_engine *shoal_progress_engines(const struct shoal_progress *progress)
+struct shoal_engine *const *shoal_progress_engines(const struct shoal_progress *progress)
 {
-    return progress->engines;
+    return &progress->engines;
 }
 
 struct shoal_waited *shoal_progress_waited(struct shoal_progress *progress)

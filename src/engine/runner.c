@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "device/device_ring.h"
+#include "engine/call_sizes.h"
 #include "engine/engine_state.h"
 #include "engine/reduce_step.h"
 
@@ -161,9 +162,10 @@ static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, un
 /* Returns this rank's operands that a step names, including staging buffers, as bits. */
 static unsigned find_own(const struct shoal_engine *engine, const struct shoal_plan *plan, const struct shoal_step *step)
 {
-    const struct shoal_block *blocks = &plan->blocks[step->first_block];
+    const unsigned count = (unsigned)step->source_count + step->dest_count;
+    const struct shoal_block *blocks = count ? &plan->blocks[step->first_block] : NULL;
     unsigned own = step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank ? step->value : 0;
-    for (unsigned i = 0; i < (unsigned)step->source_count + step->dest_count; i++)
+    for (unsigned i = 0; i < count; i++)
         own |= blocks[i].rank == engine->rank ? 1u << blocks[i].operand : 0;
     return own;
 }
@@ -500,7 +502,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
     return !is_lent || do_data_count(engine);
 }
 
-/* Returns true if the step is done, false if it has to wait or has failed (then the engine is broken). */
+/* Returns true if the step is done, false if it has to wait or has failed. */
 static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
     enum shoal_status status = SHOAL_OK;
@@ -521,12 +523,8 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
         engine->must_flush = true;
         break;
     }
-    if (status != SHOAL_OK && status != SHOAL_PENDING) {
-        struct shoal_failure failure;
-        shoal_engine_begin_failure(engine, chunk->request, status, step->peer, &failure);
-        shoal_log_last_error(engine->log, failure.text, sizeof failure.text);
-        shoal_engine_fail(engine, &failure);
-    }
+    if (status != SHOAL_OK && status != SHOAL_PENDING)
+        engine->runner.failed = (struct shoal_failed_step){chunk->request, status, step->peer};
     return status == SHOAL_OK;
 }
 
@@ -562,7 +560,7 @@ static bool run_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
         chunk->step++;
     }
     const bool did = chunk->step != before;
-    if (engine->is_broken || chunk->step < plan->step_count || !run_is_locally_complete(engine, slot))
+    if (shoal_runner_failed_step(engine) || chunk->step < plan->step_count || !run_is_locally_complete(engine, slot))
         return did;
     if (SHOAL_UNLIKELY(chunk->unready) && !are_ready(engine, chunk, ~0u)) /* no step named the operand */
         return did;
@@ -670,7 +668,7 @@ bool shoal_engine_run_chunks(struct shoal_engine *engine)
     if (!enter_operands(engine))
         return did; /* shoal_engine_check() handles it */
     /* Oldest first, because other ranks wait for it. */
-    for (uint64_t i = engine->depth; i > 0 && !engine->is_broken; i--) {
+    for (uint64_t i = engine->depth; i > 0 && !shoal_runner_failed_step(engine); i--) {
         const unsigned slot = (unsigned)((engine->runner.next + engine->depth - i) % engine->depth);
         if (engine->runner.chunks[slot].request)
             did |= run_chunk(engine, &engine->runner.chunks[slot], slot);
@@ -784,10 +782,7 @@ int shoal_runner_find_unready(const struct shoal_engine *engine, const struct sh
     };
     if (SHOAL_LIKELY(!shoal_call_is_on_device(&request->call)))
         return -1;
-    if (!shoal_request_is_message(request))
-        return in_phase[shoal_request_phase(request)](engine, request);
-    const bool is_send = request->call.collective == SHOAL_COLLECTIVE_SEND;
-    return !shoal_p2p_is_unready(engine, request) ? -1 : is_send ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
+    return in_phase[shoal_request_phase(request)](engine, request);
 }
 
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,

@@ -34,6 +34,13 @@ struct shoal_chunk {
     uint8_t unready; /* bit 1 << enum shoal_operand: this rank's operands on a device that were not ready yet */
 };
 
+/* A step that failed. The runner stops there, and leaves to its caller what becomes of the engine. */
+struct shoal_failed_step {
+    struct shoal_request *request; /* NULL: none failed */
+    enum shoal_status status;
+    int peer;
+};
+
 /* The chunks under way. Only runner.c reads and writes it (dev/check.py checks this). */
 struct shoal_runner {
     struct shoal_chunk chunks[SHOAL_DEPTH_MAX];
@@ -42,6 +49,7 @@ struct shoal_runner {
     unsigned active;
     unsigned posted;     /* chunks whose step helpers do */
     uint64_t *slot_base; /* [depth][size]: counters at the start of the slot's chunk */
+    struct shoal_failed_step failed;
 };
 
 /* All counters are at `start`. Returns false if out of memory. */
@@ -58,9 +66,10 @@ SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine 
  * done). */
 SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
 /* For a request that is announced while nothing else is under way: runs what concerns this rank alone while the others'
- * announcements travel. */
+ * announcements travel. Look for a failed step afterwards. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
-/* Does what can be done now. Returns true if anything was done. Requests whose last chunk has ended are done. */
+/* Does what can be done now. Returns true if anything was done. Requests whose last chunk has ended are done. Look for a failed
+ * step afterwards. */
 bool shoal_engine_run_chunks(struct shoal_engine *engine);
 /* For an engine that breaks: afterwards no chunk is under way. */
 void shoal_engine_drop_chunks(struct shoal_engine *engine);
@@ -79,7 +88,7 @@ bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal
 bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request);
 /* Releases the range if the operand is on a device. */
 void shoal_runner_release(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end);
-/* Returns this rank's operand on a device that the request waits for, SHOAL_OPERAND_INPUT or _OUTPUT, or -1 if none. */
+/* Returns this rank's operand on a device that a collective waits for, SHOAL_OPERAND_INPUT or _OUTPUT, or -1 if none. */
 int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 
 /* ---- Waits, for failure.c ------------------------------------------------------------------------------------------------ */

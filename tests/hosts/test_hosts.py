@@ -91,7 +91,7 @@ def exact(word, groups=(), ipv6=False, of_rank=None, sleeps_at_once=None, **envi
 
 
 def exact_on_device(word, *groups, **environment):
-    """Runs over the stand-in driver, which refuses callbacks that post (tests/multi/test_device_faults.c). Among the devices
+    """Runs over the stand-in driver, which refuses callbacks that post (tests/multi/device/test_device_faults.c). Among the devices
     of a host, only groups whose operands are on each rank's device are exact: other calls differ by contract."""
     if not os.access(ON_DEVICE, os.X_OK):
         raise Skip("the stand-in driver was not built")

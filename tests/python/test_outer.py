@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """shoal.torch.LocalSGD and DiLoCo: compared with a model of all ranks in one process, in which torch.optim.SGD makes the
-outer steps; saved and resumed; each error. tests/multi/test_outer.c tests the algorithm itself."""
+outer steps; saved and resumed; each error. tests/multi/data/test_outer.c tests the algorithm itself."""
 import copy
 import os
 import warnings

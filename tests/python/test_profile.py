@@ -50,7 +50,30 @@ def activations_are_what_autograd_keeps():
     profile = shoal.torch.profile(small(), torch.randn(BATCH, INPUTS))
     expect(profile.activation_bytes == 4 * (INPUTS + HIDDEN), profile)
     half = shoal.torch.profile(small().to(torch.bfloat16), torch.randn(BATCH, INPUTS, dtype=torch.bfloat16))
-    expect(half.activation_bytes == profile.activation_bytes, half)
+    expect(half.activation_bytes == profile.activation_bytes == 2 * half.activation_16_bytes and not profile.activation_16_bytes, half)
+
+
+def layers_that_repeat_can_be_recomputed():
+    """Two blocks, each of which keeps its input and its hidden values. If they are recomputed, their inputs stay, and one block's
+    hidden values are there at a time, or the output's, if they are larger."""
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, INPUTS))
+
+        def forward(self, x):
+            return self.layers(x)
+
+    def recomputed(*blocks, last=OUTPUTS):
+        model = nn.Sequential(nn.Linear(INPUTS, INPUTS), nn.Sequential(*blocks), nn.Linear(INPUTS, last), nn.Sigmoid())
+        profile = shoal.torch.profile(model, torch.randn(BATCH, INPUTS))
+        expect(profile.activation_bytes == 4 * (INPUTS + len(blocks) * (INPUTS + HIDDEN) + INPUTS + last), profile)
+        return profile.recomputed_bytes
+
+    expect(recomputed(Block(), Block()) == 4 * (2 * INPUTS + HIDDEN), recomputed(Block(), Block()))
+    expect(recomputed(Block(), Block(), Block()) == 4 * (3 * INPUTS + HIDDEN))
+    expect(recomputed(Block(), Block(), last=100) == 4 * (2 * INPUTS + INPUTS + INPUTS + 100))  # the model's input, and the last layer's
+    expect(recomputed(Block()) == 0 and shoal.torch.profile(small(), torch.randn(BATCH, INPUTS)).recomputed_bytes == 0)
 
 
 def a_batch_norm_keeps_its_input():
@@ -158,6 +181,6 @@ def wrong_arguments_are_refused():
 
 
 if __name__ == "__main__":
-    run_cases([gradients_are_in_the_order_of_the_backward_pass, activations_are_what_autograd_keeps, a_batch_norm_keeps_its_input, units_that_were_measured_are_freed,
+    run_cases([gradients_are_in_the_order_of_the_backward_pass, activations_are_what_autograd_keeps, layers_that_repeat_can_be_recomputed, a_batch_norm_keeps_its_input, units_that_were_measured_are_freed,
                the_model_is_left_as_it_was, a_failed_step_also_leaves_the_model, examples_have_several_forms,
                frozen_and_unused_parameters, tools_read_the_file, wrong_arguments_are_refused])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """shoal.torch.DistributedSampler and divide_batch: over real ranks and a DataLoader each sample once, resumed in mid-epoch, also by
-another number of ranks. The order itself is tested in tests/unit/test_data.c."""
+another number of ranks. The order itself is tested in tests/unit/data/test_data.c."""
 import ranks  # first: finds a python that has torch
 import numpy
 import torch

@@ -45,8 +45,8 @@ given = dict(input_ids=words, attention_mask=mask, labels=words)
 for name, make in models.items():
     torch.manual_seed(1)
     one = make().train()
-    one.config.use_cache = False
     model = shoal.torch.tensor_parallel(copy.deepcopy(one))
+    assert not any(getattr(module.config, "use_cache", False) for module in model.modules() if hasattr(module, "config")), name
     losses = [each(**given).loss for each in (one, model)]
     torch.testing.assert_close(losses[1], losses[0])
     for loss in losses:

@@ -1363,6 +1363,59 @@ static bool has_any_failed(struct world *world, int count, enum shoal_status sta
     return false;
 }
 
+static const struct shoal_transport_ops *puts_for_real;
+static struct shoal_log *log_of_puts;
+static int good_puts, puts_refused;
+
+/* Refuses each put after the good ones, as a network does that is out of memory. */
+static enum shoal_status put_until_refused(struct shoal_transport *transport, int peer, unsigned slot, size_t offset,
+                                           const void *source, size_t bytes)
+{
+    if (good_puts-- > 0)
+        return puts_for_real->put(transport, peer, slot, offset, source, bytes);
+    puts_refused++;
+    return shoal_log_fail(log_of_puts, SHOAL_ERR_MEMORY, "test", "the network is out of memory");
+}
+
+/* The step's failure is the cause on every rank, at once; the operation behind it fails as well, and no later put is tried. */
+static void engine_fails_by_a_step_that_fails(void **state)
+{
+    (void)state;
+    static const uint16_t host[] = {0, 1, 1};
+    const struct shoal_sim_options weather = {.seed = 11, .size = 3, .delay_ns_max = TICK_NS, .host = host};
+    for (int good = 0; good < 4; good++) {
+        struct world *world = open_world(&weather, small_chunks);
+        struct shoal_transport_ops ops = *(puts_for_real = world->ranks[0].engine->ops);
+        ops.put = put_until_refused;
+        world->ranks[0].engine->ops = &ops;
+        log_of_puts = &world->ranks[0].log;
+        good_puts = good;
+        puts_refused = 0;
+        for (int i = 0; i < 2 * world->size; i++) {
+            const struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
+                                            .type = SHOAL_FLOAT32,
+                                            .count = 30001,
+                                            .input = world->ranks[i / 2].areas.plain[0],
+                                            .output = world->ranks[i / 2].areas.plain[1]};
+            post(world, i / 2, i % 2, &call);
+        }
+        assert_true(drive(world, 2, SHOAL_NS_PER_S)); /* long before the deadline */
+        assert_int_equal(puts_refused, 1);
+        for (int r = 0; r < world->size; r++) {
+            const struct shoal_failure *failure = shoal_engine_failure(world->ranks[r].engine);
+            assert_non_null(failure);
+            assert_int_equal(failure->status, SHOAL_ERR_MEMORY);
+            assert_int_equal(failure->reporter, 0);
+            assert_int_equal(failure->sequence, 1);
+            assert_true(failure->rank > 0 && failure->step >= 0);
+            assert_non_null(strstr(failure->text, "the network is out of memory"));
+            for (int i = 0; i < 2; i++)
+                assert_int_equal(status_of(world, r, i), SHOAL_ERR_MEMORY);
+        }
+        close_world(world);
+    }
+}
+
 static void engine_lost_event_ends_in_timeout_everywhere(void **state)
 {
     (void)state;
@@ -2151,6 +2204,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
     cmocka_unit_test(engine_only_looks_after_a_device_has_worked),
     cmocka_unit_test(engine_packs_a_put_once),
+    cmocka_unit_test(engine_fails_by_a_step_that_fails),
     cmocka_unit_test(engine_lost_event_ends_in_timeout_everywhere),
     cmocka_unit_test(engine_killed_rank_is_named_by_all_others),
     cmocka_unit_test(engine_killed_rank_is_named_though_a_message_waits_for_another),

@@ -171,6 +171,35 @@ assert seconds >= 0.1 and batches == 3, (seconds, batches)
 iterator = iter(tf.data.Dataset.range(3))
 assert int(tf.function(lambda: next(iterator))()) == 0
 assert _input.waited(path, time.monotonic()).batches == 3  # the graph's own
+
+import keras
+
+def pairs():
+    for number in range(6):
+        time.sleep(0.05)
+        yield [[float(number)]], [[1.0]]
+
+shape = tf.TensorSpec((1, 1))
+slow_pairs = tf.data.Dataset.from_generator(pairs, output_signature=(shape, shape))
+model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+plain = keras.models.clone_model(model)
+plain.set_weights(model.get_weights())
+plain.compile("sgd", "mse")
+for number, data in enumerate((slow_pairs, slow_pairs.prefetch(2))):
+    before = _input.waited(path, time.monotonic())
+    model.fit(data, epochs=2, verbose=0)
+    after = _input.waited(path, time.monotonic())
+    assert after.batches - before.batches == 12, (before, after)
+    assert after.seconds - before.seconds >= 0.1, (before, after)  # nothing hides the first batch of an epoch
+for _ in range(4):  # the same batches in the same order
+    for x, y in slow_pairs:
+        plain.train_on_batch(x, y)
+assert all((a == b).all() for a, b in zip(model.get_weights(), plain.get_weights())), (model.get_weights(), plain.get_weights())
+before = _input.waited(path, time.monotonic())
+ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1.0], [2.0, 3.0]]))
+assert keras.Sequential([keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1))]).predict(ragged, verbose=0).tolist() == [1.0, 5.0]
+assert _input.waited(path, time.monotonic()).batches > before.batches
 print("counted")
 """
 

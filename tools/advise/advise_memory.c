@@ -25,6 +25,12 @@ static double positions(const struct advise_model *model, const struct advise_se
     return model->sequence * setup->micro * model->width;
 }
 
+/* torch's CPUs compute attention of 16 bits in float32, unless it is fused. */
+static double attention_value_bytes(const struct advise_setup *setup)
+{
+    return setup->has_value_masks && !setup->fuses_attention ? 4 : value_bytes(setup);
+}
+
 static double mask_bytes(const struct advise_setup *setup)
 {
     return setup->has_value_masks ? value_bytes(setup) : 1;
@@ -36,13 +42,15 @@ static double mask_bytes(const struct advise_setup *setup)
  *     12 e / t      queries, keys, values, input of the projection; the four times wider inputs of activation and last product
  *     (2 e + m) a s / (h t)    scores of attention: before and after softmax, and the mask of dropout
  *
+ * where queries, keys, values and scores have the bytes of attention's values,
  * which is 10 + 24 / t + 5 a s / (h t) of table 2 in the paper for e = 2 and m = 1. */
 double advise_layer_bytes(const struct advise_model *model, const struct advise_setup *setup)
 {
-    const double e = value_bytes(setup), mask = mask_bytes(setup);
-    const double scores =
-        setup->fuses_attention ? 0 : (2 * e + mask) * model->heads * model->sequence / (model->width * setup->tensor);
-    return positions(model, setup) * (4 * e + 2 * mask + (12 + model->composed) * e / setup->tensor + scores);
+    const double e = value_bytes(setup), mask = mask_bytes(setup), inner = attention_value_bytes(setup);
+    const double of_score = setup->fuses_attention ? 0 : 2 * inner + (setup->has_value_masks ? inner : 1);
+    const double scores = of_score * model->heads * model->sequence / model->width;
+    const double divided = 3 * inner + (9 + model->composed) * e + scores;
+    return positions(model, setup) * (4 * e + 2 * mask + divided / setup->tensor);
 }
 
 /* Tokens of 8 bytes, and the mask of the embedding's dropout. */
@@ -78,7 +86,8 @@ static double activation_bytes(const struct advise_model *model, const struct ad
         return transformer_bytes(model, setup);
     const double sample = setup->recomputes && model->recomputed_bytes > 0 ? model->recomputed_bytes : model->sample_bytes;
     const double in_flight = setup->stages > 1 ? setup->in_flight / setup->stages : 1;
-    return setup->micro * sample * value_bytes(setup) / 4 * in_flight;
+    const double half = model->sample_16_bytes > 0 ? model->sample_16_bytes / model->sample_bytes : 0.5;
+    return setup->micro * sample * (setup->is_16 ? half : 1) * in_flight;
 }
 
 /* ---- The whole ----------------------------------------------------------------------------------------------------------- */

@@ -19,7 +19,8 @@ struct advise_model {
     double width, heads, sequence, vocabulary;
     double composed;     /* values for each position and column that an activation keeps if it is made of several operations */
     double sample_bytes; /* if it is not a transformer: activations of a sample in float32; 0: not known */
-    double recomputed_bytes; /* the same with recomputation; 0: not known */
+    double sample_16_bytes;  /* the same in 16 bits; 0: half of it */
+    double recomputed_bytes; /* sample_bytes with recomputation; 0: not known */
 };
 
 enum advise_shards { ADVISE_WHOLE, ADVISE_OPTIMIZER_SHARDS, ADVISE_PARAMETER_SHARDS };

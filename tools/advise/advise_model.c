@@ -97,6 +97,8 @@ struct advise_facts advise_facts_of(const struct step_profile *profile)
     }
     if (profile->facts.is_there) {
         facts.model.sample_bytes = profile->facts.activation_bytes;
+        facts.model.sample_16_bytes = profile->facts.activation_16_bytes;
+        facts.model.recomputed_bytes = profile->facts.recomputed_bytes;
         facts.batch_norms = (int)fmin((double)profile->facts.batch_norms, INT_MAX);
     }
     facts.forward_share = forward_share;

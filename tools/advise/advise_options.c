@@ -324,6 +324,7 @@ static bool model_finish(struct advise_question *question, const struct given *g
     if (given->has_activations) {
         question->facts.model.layers = 0;
         question->facts.model.sample_bytes = (double)given->activation_bytes;
+        question->facts.model.sample_16_bytes = 0;
         question->facts.model.recomputed_bytes = 0;
     }
     if (given->has_norms)

@@ -149,10 +149,6 @@ struct bench_crew {
  * 0. */
 int bench_crew_run(const struct bench_crew *wanted);
 
-/* Checks before the work whether a file can be written, without changing it. Returns false after printing one line; true if
- * name is NULL. (In bench_step.c.) */
-bool bench_file_check(const char *name);
-
 /* `shoal bench step`; argv[0] is "step". Returns the exit code. */
 int bench_step_run(int argc, char **argv);
 

@@ -55,12 +55,10 @@ static const char help_text[] =
     "\n"
     "Exit codes: 0 success, 1 a worker failed or a message was wrong, 2 invalid arguments or an invalid schedule.\n";
 
-static const char *const formats[] = {"table", "json", NULL};
 static const char *const memories[] = {"shared", "plain", NULL};
 
 enum option {
-    OPTION_HELP = 1,
-    OPTION_SCHEDULE,
+    OPTION_SCHEDULE = 1,
     OPTION_READ,
     OPTION_MICROBATCHES,
     OPTION_PER_RANK,
@@ -72,14 +70,7 @@ enum option {
     OPTION_RECOMPUTE,
     OPTION_BYTES,
     OPTION_MEMORY,
-    OPTION_AHEAD,
-    OPTION_STEPS,
-    OPTION_FORMAT,
-    OPTION_TRACE,
-    OPTION_RANKS,
-    OPTION_BIND,
-    OPTION_PIN,
-    OPTION_TIMEOUT
+    OPTION_AHEAD
 };
 
 static const struct tool_option options_known[] = {
@@ -96,19 +87,11 @@ static const struct tool_option options_known[] = {
     {"--bytes", OPTION_BYTES, "SIZE"},
     {"--memory", OPTION_MEMORY, "shared|plain"},
     {"--ahead", OPTION_AHEAD, "N"},
-    {"--steps", OPTION_STEPS, "N"},
-    {"--format", OPTION_FORMAT, "table|json"},
-    {"--trace", OPTION_TRACE, "FILE"},
-    {"-n", OPTION_RANKS, "N"},
-    {"--bind", OPTION_BIND, "slice|core|none"},
-    {"--pin", OPTION_PIN, NULL},
-    {"--timeout", OPTION_TIMEOUT, "SECONDS"},
-    {"--help", OPTION_HELP, NULL},
-    {"-h", OPTION_HELP, NULL},
+    BENCH_COMMON_OPTIONS,
     {NULL, 0, NULL},
 };
 
-enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400, COUNT_MAX = 65536, AHEAD_MAX = 256 };
+enum { COUNT_MAX = 65536, AHEAD_MAX = 256 };
 #define FORWARD_USUAL_US 5e3
 
 static bool activations_read(const struct tool_args *args, double *activations_out)
@@ -157,37 +140,22 @@ static bool schedule_apply(int id, const struct tool_args *args, struct bench_pi
         return tool_time_read(args, &options->costs.weight_gradient);
     case OPTION_TRANSFER:
         return tool_time_read(args, &options->costs.transfer);
-    default:
+    case OPTION_ACTIVATIONS:
         return activations_read(args, &options->activations);
+    default:
+        return bench_common_apply(id, args, &options->common);
     }
 }
 
 static bool option_apply(int id, const struct tool_args *args, struct bench_pipeline_options *options)
 {
     switch (id) {
-    case OPTION_HELP:
-        return options->help = true;
     case OPTION_BYTES:
         return tool_size_read(args, &options->bytes);
     case OPTION_MEMORY:
         return plain_read(args, &options->is_plain);
     case OPTION_AHEAD:
         return tool_number_read(args, 1, AHEAD_MAX, &options->ahead);
-    case OPTION_STEPS:
-        return tool_number_read(args, 1, STEPS_MAX, &options->steps);
-    case OPTION_FORMAT:
-        return tool_word_read(args, formats, &options->json);
-    case OPTION_TRACE:
-        options->trace = args->value;
-        return true;
-    case OPTION_RANKS:
-        return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->ranks);
-    case OPTION_BIND:
-        return tool_word_read(args, bind_words, &options->bind);
-    case OPTION_PIN:
-        return options->pin = true;
-    case OPTION_TIMEOUT:
-        return tool_number_read(args, 1, SECONDS_MAX, &options->timeout_s);
     default:
         return schedule_apply(id, args, options);
     }
@@ -197,12 +165,11 @@ static bool options_parse(int argc, char **argv, struct bench_pipeline_options *
 {
     struct tool_args args = {.command = "bench pipeline", .argc = argc, .argv = argv, .at = 1};
     struct shoal_stage_costs *const costs = &options->costs;
-    *options = (struct bench_pipeline_options){.schedule = SHOAL_SCHEDULE_1F1B,
+    *options = (struct bench_pipeline_options){.common = BENCH_COMMON_USUAL,
+                                               .schedule = SHOAL_SCHEDULE_1F1B,
                                                .costs = {FORWARD_USUAL_US, -1, -1, 0},
-                                               .bytes = 1 << 20,
-                                               .steps = STEPS_USUAL,
-                                               .timeout_s = TIMEOUT_USUAL_S};
-    while (args.at < argc && !options->help) {
+                                               .bytes = 1 << 20};
+    while (args.at < argc && !options->common.help) {
         const int id = tool_option_next(&args, options_known);
         if (id == TOOL_OPTION_BAD || (id > 0 && !option_apply(id, &args, options)))
             return false;
@@ -211,7 +178,7 @@ static bool options_parse(int argc, char **argv, struct bench_pipeline_options *
     }
     costs->input_gradient = costs->input_gradient < 0 ? costs->forward : costs->input_gradient;
     costs->weight_gradient = costs->weight_gradient < 0 ? costs->forward : costs->weight_gradient;
-    return options->help || costs->forward + costs->input_gradient + costs->weight_gradient > 0 ||
+    return options->common.help || costs->forward + costs->input_gradient + costs->weight_gradient > 0 ||
            !tool_usage_fail("bench pipeline", "a microbatch takes no time: give one of --forward, --input-grad, --weight-grad");
 }
 
@@ -225,10 +192,10 @@ int bench_pipeline_run(int argc, char **argv)
     struct bench_pipeline_options options;
     if (!options_parse(argc, argv, &options))
         return TOOL_EXIT_USAGE;
-    if (options.help) {
+    if (options.common.help) {
         fputs(help_text, stdout);
         return tool_output_finish("bench", 0);
     }
-    const struct bench_crew crew = {options.ranks, options.pin, options.bind, worker_run, &options};
+    const struct bench_crew crew = {options.common.ranks, options.common.pin, options.common.bind, worker_run, &options};
     return tool_is_launched() ? bench_pipeline_worker_run(&options) : bench_crew_run(&crew);
 }

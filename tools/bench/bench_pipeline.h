@@ -5,8 +5,10 @@
 #include <shoal/pipeline.h>
 #include <stdbool.h>
 
+#include "bench_common.h"
+
 struct bench_pipeline_options {
-    bool help;
+    struct bench_common common;
     int schedule;     /* enum shoal_schedule_kind */
     const char *read; /* a file with a schedule; NULL: it is made */
     int microbatches; /* 0: twice the ranks */
@@ -17,13 +19,6 @@ struct bench_pipeline_options {
     bool is_plain; /* messages are in ordinary memory */
     bool recompute;
     int ahead;
-    int steps;
-    int ranks; /* 0 if not given */
-    bool pin;
-    int bind;          /* enum bind_mode */
-    int json;          /* 0 table, 1 json */
-    const char *trace; /* a file; NULL if not wanted */
-    int timeout_s;
 };
 
 /* The measurements of one rank: only numbers, so that ranks can send it as it is. Means over the steps; counts of the last

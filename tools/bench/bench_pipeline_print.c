@@ -52,10 +52,10 @@ static void step_object_print(const struct pipeline_result *result)
            "\"message_bytes\":%zu,\"memory\":\"%s\",\"step_us\":%.1f,\"step_p90_us\":%.1f,\"ideal_us\":%.1f,"
            "\"over_ideal\":%.5f,\"bubble\":%.5f,\"ideal_bubble\":%.5f,\"bytes_sent\":%.0f,\"cpu_s\":%.6f,\"errors\":%.0f}\n",
            schedule_name(result), result->ranks, result->hosts, shoal_schedule_stages(result->schedule),
-           shoal_schedule_microbatches(result->schedule), options->steps, options->costs.forward, options->costs.input_gradient,
-           options->costs.weight_gradient, options->costs.transfer, options->bytes, options->is_plain ? "plain" : "shared",
-           result->step_us, result->step_p90_us, result->ideal.step, over_ideal(result), mean_bubble(result),
-           result->ideal.bubble, bytes, cpu_s, errors);
+           shoal_schedule_microbatches(result->schedule), options->common.steps, options->costs.forward,
+           options->costs.input_gradient, options->costs.weight_gradient, options->costs.transfer, options->bytes,
+           options->is_plain ? "plain" : "shared", result->step_us, result->step_p90_us, result->ideal.step, over_ideal(result),
+           mean_bubble(result), result->ideal.bubble, bytes, cpu_s, errors);
 }
 
 /* ---- A table ------------------------------------------------------------------------------------------------------------- */
@@ -70,8 +70,8 @@ static void header_print(const struct pipeline_result *result)
            bench_size_print(options->bytes, size), options->is_plain ? "plain" : "shared", result->ranks,
            result->ranks == 1 ? "" : "s", result->hosts, result->hosts == 1 ? "" : "s");
     printf("# a microbatch on a rank: forward %g ms, input gradient %g, weight gradient %g; %d step%s, times in milliseconds\n",
-           costs->forward / 1e3, costs->input_gradient / 1e3, costs->weight_gradient / 1e3, options->steps,
-           options->steps == 1 ? "" : "s");
+           costs->forward / 1e3, costs->input_gradient / 1e3, costs->weight_gradient / 1e3, options->common.steps,
+           options->common.steps == 1 ? "" : "s");
     printf("%5s %5s %10s %10s %10s %10s %9s %11s %11s %9s\n", "rank", "host", "step", "computed", "waited", "sending",
            "bubble %", "sent", "received", "cpu");
 }
@@ -95,7 +95,7 @@ static void sums_print(const struct pipeline_result *result)
 
 void bench_pipeline_print(const struct pipeline_result *result)
 {
-    const bool is_json = result->options->json;
+    const bool is_json = result->options->common.json;
     if (!is_json)
         header_print(result);
     for (int r = 0; r < result->ranks; r++)

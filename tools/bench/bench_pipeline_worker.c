@@ -139,7 +139,7 @@ static enum shoal_status step_run(struct stager *stager)
 
 static enum shoal_status steps_run(struct stager *stager)
 {
-    const int steps = stager->options->steps;
+    const int steps = stager->options->common.steps;
     struct pipeline_report *report = &stager->report;
     for (int i = 0; i < WARMUPS; i++)
         TRY(step_run(stager));
@@ -173,7 +173,7 @@ static int by_value(const void *a, const void *b)
 
 static enum shoal_status results_tell(struct stager *stager)
 {
-    const size_t steps = (size_t)stager->options->steps;
+    const size_t steps = (size_t)stager->options->common.steps;
     struct pipeline_result result = {.options = stager->options, .schedule = stager->schedule, .ranks = stager->ranks};
     TRY(shoal_allreduce(stager->comm, stager->step_us, stager->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     TRY(shoal_gather(stager->comm, &stager->report, stager->reports, PIPELINE_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
@@ -191,7 +191,7 @@ static enum shoal_status results_tell(struct stager *stager)
     result.ideal = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
     TRY(shoal_schedule_time(stager->schedule, &stager->options->costs, 1, &result.ideal, NULL));
     bench_pipeline_print(&result);
-    stager->is_told = !stager->options->trace || bench_pipeline_trace_write(&result, stager->options->trace);
+    stager->is_told = !stager->options->common.trace || bench_pipeline_trace_write(&result, stager->options->common.trace);
     return SHOAL_OK;
 }
 
@@ -258,7 +258,7 @@ static enum shoal_status schedule_make(struct stager *stager)
 static enum shoal_status memory_open(struct stager *stager)
 {
     const struct bench_pipeline_options *options = stager->options;
-    stager->step_us = calloc((size_t)options->steps, sizeof *stager->step_us);
+    stager->step_us = calloc((size_t)options->common.steps, sizeof *stager->step_us);
     stager->reports = calloc((size_t)stager->ranks, sizeof *stager->reports);
     stager->plain = options->is_plain ? calloc(1, options->bytes + 1) : NULL;
     return stager->step_us && stager->reports && (stager->plain || !options->is_plain) ? SHOAL_OK : SHOAL_ERR_MEMORY;
@@ -280,7 +280,7 @@ static enum shoal_status stager_open(struct stager *stager)
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     struct shoal_pipeline_options wanted = SHOAL_PIPELINE_OPTIONS_INIT;
     struct shoal_place place = SHOAL_PLACE_INIT;
-    options.timeout_ms = wanted.timeout_ms = (uint32_t)stager->options->timeout_s * 1000;
+    options.timeout_ms = wanted.timeout_ms = (uint32_t)stager->options->common.timeout_s * 1000;
     wanted.ahead = (uint32_t)stager->options->ahead;
     TRY(shoal_context_create(NULL, &stager->context));
     TRY(shoal_comm_create(stager->context, &options, &stager->comm));
@@ -289,8 +289,8 @@ static enum shoal_status stager_open(struct stager *stager)
     TRY(shoal_comm_place(stager->comm, stager->rank, &place));
     stager->hosts = place.hosts;
     stager->report.host = place.host;
-    if (stager->options->ranks && stager->options->ranks != stager->ranks && stager->rank == 0)
-        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stager->options->ranks, stager->ranks);
+    if (stager->rank == 0)
+        bench_ranks_note(stager->options->common.ranks, stager->ranks);
     TRY(memory_open(stager));
     TRY(schedule_make(stager));
     TRY(schedule_recompute(stager));
@@ -328,15 +328,11 @@ static enum shoal_status stager_run(struct stager *stager)
     return shoal_comm_finalize(stager->comm);
 }
 
-static void failure_tell(const struct stager *stager, enum shoal_status status)
+static void pipeline_report_failure(const struct stager *stager, enum shoal_status status)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     const bool is_pipelines = stager->pipeline && shoal_pipeline_failure(stager->pipeline, &failure) == SHOAL_OK;
-    if (!stager->comm)
-        fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
-    else
-        fprintf(stderr, "shoal bench: rank %d: %s: %s\n", stager->rank, shoal_status_name(status),
-                is_pipelines ? failure.text : shoal_status_text(status));
+    bench_failure_print(stager->comm ? stager->rank : -1, status, is_pipelines ? failure.text : NULL);
 }
 
 int bench_pipeline_worker_run(const struct bench_pipeline_options *options)
@@ -345,7 +341,7 @@ int bench_pipeline_worker_run(const struct bench_pipeline_options *options)
     const enum shoal_status status = stager_run(&stager);
     const double errors = stager.report.errors;
     if (status && !stager.is_usage)
-        failure_tell(&stager, status);
+        pipeline_report_failure(&stager, status);
     if (errors > 0)
         fprintf(stderr, "shoal bench: rank %d: %.0f messages were wrong\n", stager.rank, errors);
     stager_close(&stager);

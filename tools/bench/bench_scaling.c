@@ -113,7 +113,7 @@ static const struct tool_option options_known[] = {
     {NULL, 0, NULL},
 };
 
-enum { STEPS_USUAL = 10, STEPS_MAX = 100000, ROUNDS_USUAL = 3, ROUNDS_MAX = 1000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400 };
+enum { ROUNDS_USUAL = 3, ROUNDS_MAX = 1000 };
 enum { BATCH_MAX = 1 << 30 };
 #define PASS_MS_MAX 1e6
 
@@ -171,9 +171,9 @@ static bool other_apply(int id, const struct tool_args *args, struct scaling_opt
     case OPTION_BUFFER:
         return buffer_read(args, &options->step.buffer_bytes);
     case OPTION_BIND:
-        return tool_word_read(args, bind_words, &options->step.bind);
+        return tool_word_read(args, bind_words, &options->step.common.bind);
     case OPTION_TIMEOUT:
-        return tool_number_read(args, 1, SECONDS_MAX, &options->step.timeout_s);
+        return tool_number_read(args, 1, BENCH_SECONDS_MAX, &options->step.common.timeout_s);
     case OPTION_FORMAT:
         return format_read(args, &options->format);
     case OPTION_PLOT:
@@ -202,9 +202,9 @@ static bool option_apply(int id, const struct tool_args *args, struct scaling_op
     case OPTION_ROUNDS:
         return tool_number_read(args, 1, ROUNDS_MAX, &options->rounds);
     case OPTION_STEPS:
-        return tool_number_read(args, 1, STEPS_MAX, &options->step.steps);
+        return tool_number_read(args, 1, BENCH_STEPS_MAX, &options->step.common.steps);
     case OPTION_RANKS:
-        return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->step.ranks);
+        return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->step.common.ranks);
     default:
         return other_apply(id, args, options);
     }
@@ -243,7 +243,7 @@ bool scaling_options_parse(int argc, char **argv, struct scaling_options *option
 {
     struct tool_args args = {.command = "bench scaling", .argc = argc, .argv = argv, .at = 1};
     *options_out = (struct scaling_options){
-        .step = {.backward_us = -1, .steps = STEPS_USUAL, .timeout_s = TIMEOUT_USUAL_S},
+        .step = {.common = BENCH_COMMON_USUAL, .backward_us = -1},
         .forward_us = -1,
         .rounds = ROUNDS_USUAL,
         .model = SHOAL_SIMULATION_INIT,
@@ -273,7 +273,7 @@ static int worker_run(const void *arg)
 static int local_check(const struct scaling_options *options)
 {
     struct scaling_result result;
-    const size_t ranks = options->step.ranks ? (size_t)options->step.ranks : BENCH_RANKS_USUAL;
+    const size_t ranks = options->step.common.ranks ? (size_t)options->step.common.ranks : BENCH_RANKS_USUAL;
     const int code = scaling_points_make(options, 1, ranks, true, &result);
     scaling_points_free(&result);
     return code;
@@ -281,7 +281,8 @@ static int local_check(const struct scaling_options *options)
 
 static int options_run(const struct scaling_options *options)
 {
-    const struct bench_crew crew = {options->step.ranks, options->step.pin, options->step.bind, worker_run, options};
+    const struct bench_crew crew = {options->step.common.ranks, options->step.common.pin, options->step.common.bind, worker_run,
+                                    options};
     if (options->help) {
         fputs(help_text, stdout);
         return tool_output_finish("bench", 0);

@@ -77,7 +77,7 @@ static int point_add(const struct scaling_options *options, size_t count, struct
 {
     struct scaling_point *point = &result->points[result->count];
     *point = point_of(options, count, result->local);
-    point->step_us = calloc((size_t)options->rounds * (size_t)options->step.steps, sizeof *point->step_us);
+    point->step_us = calloc((size_t)options->rounds * (size_t)options->step.common.steps, sizeof *point->step_us);
     if (!point->step_us) {
         fputs("shoal bench: no memory\n", stderr);
         return 1;

@@ -43,7 +43,7 @@ static void scaling_object_print(const struct scaling_result *result)
         {"backward_us", NULL, options->step.backward_us},
         {"busy", NULL, options->step.is_busy},
         {"rounds", NULL, options->rounds},
-        {"steps", NULL, options->step.steps},
+        {"steps", NULL, options->step.common.steps},
         {"ranks_per_host", NULL, (double)result->local},
         {"rate_from", sources[result->rate], 0},
         {"latency_from", sources[result->latency], 0},
@@ -67,7 +67,7 @@ static void header_print(const struct scaling_result *result)
     printf("forward pass %g ms, backward pass %g ms, CPU %s\n", options->forward_us / 1e3, options->step.backward_us / 1e3,
            options->step.is_busy ? "busy" : "free");
     printf("# %zu worker%s on a host; %d round%s of %d steps; 10 %% and 90 %%: of the steps of all rounds\n", result->local,
-           result->local == 1 ? "" : "s", options->rounds, options->rounds == 1 ? "" : "s", options->step.steps);
+           result->local == 1 ? "" : "s", options->rounds, options->rounds == 1 ? "" : "s", options->step.common.steps);
     if (result->points[result->count - 1].hosts > 1)
         printf("# network %.3g Gbit/s each way (%s), latency %.3g us (%s), ", result->model.rate_gbit_s, sources[result->rate],
                result->model.latency_us, sources[result->latency]);

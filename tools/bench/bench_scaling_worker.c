@@ -45,14 +45,13 @@ static enum shoal_status worker_open(struct worker *worker)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     size_t hosts, local;
-    options.timeout_ms = (uint32_t)worker->options->step.timeout_s * 1000;
+    options.timeout_ms = (uint32_t)worker->options->step.common.timeout_s * 1000;
     TRY(shoal_context_create(NULL, &worker->context));
     TRY(shoal_comm_create(worker->context, &options, &worker->comm));
     worker->rank = shoal_comm_rank(worker->comm);
     worker->ranks = shoal_comm_size(worker->comm);
-    if (worker->options->step.ranks && worker->options->step.ranks != worker->ranks && worker->rank == 0)
-        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", worker->options->step.ranks,
-                worker->ranks);
+    if (worker->rank == 0)
+        bench_ranks_note(worker->options->step.common.ranks, worker->ranks);
     if (!hosts_check(worker, &hosts, &local))
         worker->code = TOOL_EXIT_USAGE;
     else
@@ -79,12 +78,12 @@ static enum shoal_status point_measure(struct worker *worker, int round, const s
     struct shoal_comm *comm = NULL;
     enum shoal_status status = SHOAL_OK;
     step.backward_us *= point->share;
-    step.ranks = 0;
+    step.common.ranks = 0;
     forever.timeout_ms = SHOAL_FOREVER;
     progress_print(worker, round, point);
     TRY(shoal_comm_split(worker->comm, is_in ? 0 : -1, 0, NULL, &comm));
     if (is_in)
-        status = bench_step_measure(&step, worker->context, comm, point->step_us + (size_t)round * (size_t)step.steps);
+        status = bench_step_measure(&step, worker->context, comm, point->step_us + (size_t)round * (size_t)step.common.steps);
     shoal_comm_free(comm);
     return status ? status : shoal_barrier(worker->comm, &forever);
 }
@@ -105,7 +104,7 @@ static enum shoal_status points_measure(struct worker *worker)
 static void points_finish(struct scaling_result *result)
 {
     const struct scaling_options *options = result->options;
-    const size_t count = (size_t)options->rounds * (size_t)options->step.steps;
+    const size_t count = (size_t)options->rounds * (size_t)options->step.common.steps;
     for (int i = 0; i < result->count; i++) {
         struct scaling_point *point = &result->points[i];
         const double forward_us = point->share * options->forward_us;
@@ -121,14 +120,6 @@ static enum shoal_status worker_run(struct worker *worker)
     if (!worker->code)
         TRY(points_measure(worker));
     return shoal_comm_finalize(worker->comm);
-}
-
-static void failure_print(const struct worker *worker, enum shoal_status status)
-{
-    if (!worker->comm)
-        fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
-    else
-        fprintf(stderr, "shoal bench: rank %d: %s: %s\n", worker->rank, shoal_status_name(status), shoal_status_text(status));
 }
 
 /* Rank 0 predicts when the job is over, because predictions for many hosts take long. */
@@ -148,7 +139,7 @@ int scaling_worker_run(const struct scaling_options *options)
     struct worker worker = {.options = options, .rank = -1};
     const enum shoal_status status = worker_run(&worker);
     if (status)
-        failure_print(&worker, status);
+        bench_failure_print(worker.comm ? worker.rank : -1, status, NULL);
     shoal_comm_free(worker.comm);
     shoal_context_destroy(worker.context);
     int code = status ? 1 : worker.code;

@@ -79,17 +79,14 @@ static const char help_text[] =
     "\n"
     "Exit codes: 0 success, 1 a worker failed or an average was wrong, 2 invalid arguments or an invalid profile.\n";
 
-static const char *const formats[] = {"table", "json", NULL};
 static const char *const memories[] = {"plain", "gpu", NULL};
 
 enum option {
-    OPTION_HELP = 1,
-    OPTION_PROFILE,
+    OPTION_PROFILE = 1,
     OPTION_BACKWARD,
     OPTION_BUSY,
     OPTION_COMPRESS,
     OPTION_MEMORY,
-    OPTION_STEPS,
     OPTION_VIEWS,
     OPTION_OPTIMIZER,
     OPTION_WHEN,
@@ -101,13 +98,7 @@ enum option {
     OPTION_RANK_BYTES,
     OPTION_FLIGHT,
     OPTION_RATE,
-    OPTION_TRACE,
-    OPTION_TIMELINE,
-    OPTION_FORMAT,
-    OPTION_RANKS,
-    OPTION_BIND,
-    OPTION_PIN,
-    OPTION_TIMEOUT
+    OPTION_TIMELINE
 };
 
 static const struct tool_option options_known[] = {
@@ -116,7 +107,6 @@ static const struct tool_option options_known[] = {
     {"--busy", OPTION_BUSY, NULL},
     {"--compress", OPTION_COMPRESS, "none|fp16|bf16|int8"},
     {"--memory", OPTION_MEMORY, "plain|gpu"},
-    {"--steps", OPTION_STEPS, "N"},
     {"--views", OPTION_VIEWS, NULL},
     {"--optimizer", OPTION_OPTIMIZER, STEP_RULE_WORDS},
     {"--when", OPTION_WHEN, STEP_WHEN_WORDS},
@@ -128,19 +118,11 @@ static const struct tool_option options_known[] = {
     {"--rank-bytes", OPTION_RANK_BYTES, "SIZE"},
     {"--flight", OPTION_FLIGHT, "SIZE"},
     {"--rate", OPTION_RATE, "RATE"},
-    {"--trace", OPTION_TRACE, "FILE"},
     {"--timeline", OPTION_TIMELINE, "FILE"},
-    {"--format", OPTION_FORMAT, "table|json"},
-    {"-n", OPTION_RANKS, "N"},
-    {"--bind", OPTION_BIND, "slice|core|none"},
-    {"--pin", OPTION_PIN, NULL},
-    {"--timeout", OPTION_TIMEOUT, "SECONDS"},
-    {"--help", OPTION_HELP, NULL},
-    {"-h", OPTION_HELP, NULL},
+    BENCH_COMMON_OPTIONS,
     {NULL, 0, NULL},
 };
 
-enum { STEPS_USUAL = 10, STEPS_MAX = 100000, TIMEOUT_USUAL_S = 60, SECONDS_MAX = 86400 };
 #define BACKWARD_MS_MAX 1e6
 
 static bool backward_read(const struct tool_args *args, double *us_out)
@@ -172,32 +154,6 @@ static bool profile_read(const struct tool_args *args, struct bench_step_options
     return code == 0;
 }
 
-static bool other_apply(int id, const struct tool_args *args, struct bench_step_options *options)
-{
-    switch (id) {
-    case OPTION_RATE:
-        return rate_read(args, &options->rate_gbit_s);
-    case OPTION_TRACE:
-        options->trace = args->value;
-        return true;
-    case OPTION_TIMELINE:
-        options->timeline = args->value;
-        return true;
-    case OPTION_FORMAT:
-        return tool_word_read(args, formats, &options->json);
-    case OPTION_RANKS:
-        return tool_number_read(args, 1, BENCH_RANKS_MAX, &options->ranks);
-    case OPTION_BIND:
-        return tool_word_read(args, bind_words, &options->bind);
-    case OPTION_PIN:
-        return options->pin = true;
-    case OPTION_TIMEOUT:
-        return tool_number_read(args, 1, SECONDS_MAX, &options->timeout_s);
-    default:
-        return options->help = true;
-    }
-}
-
 static bool option_apply(int id, const struct tool_args *args, struct bench_step_options *options)
 {
     switch (id) {
@@ -209,8 +165,6 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_step
         return tool_word_read(args, bench_step_compressions, &options->compression);
     case OPTION_MEMORY:
         return tool_word_read(args, memories, &options->is_on_gpu);
-    case OPTION_STEPS:
-        return tool_number_read(args, 1, STEPS_MAX, &options->steps);
     case OPTION_VIEWS:
         return options->has_views = true;
     case OPTION_OPTIMIZER:
@@ -232,8 +186,13 @@ static bool option_apply(int id, const struct tool_args *args, struct bench_step
         return size_read(args, &options->rank_bytes);
     case OPTION_FLIGHT:
         return size_read(args, &options->flight_bytes);
+    case OPTION_RATE:
+        return rate_read(args, &options->rate_gbit_s);
+    case OPTION_TIMELINE:
+        options->timeline = args->value;
+        return true;
     default:
-        return other_apply(id, args, options);
+        return bench_common_apply(id, args, &options->common);
     }
 }
 
@@ -256,9 +215,9 @@ static bool options_finish(const struct bench_step_options *options)
 static bool options_parse(int argc, char **argv, struct bench_step_options *options, int *code_out)
 {
     struct tool_args args = {.command = "bench step", .argc = argc, .argv = argv, .at = 1};
-    *options = (struct bench_step_options){.backward_us = -1, .steps = STEPS_USUAL, .timeout_s = TIMEOUT_USUAL_S};
+    *options = (struct bench_step_options){.common = BENCH_COMMON_USUAL, .backward_us = -1};
     *code_out = TOOL_EXIT_USAGE;
-    while (args.at < argc && !options->help) {
+    while (args.at < argc && !options->common.help) {
         const int id = tool_option_next(&args, options_known);
         if (id == TOOL_OPTION_BAD)
             return false;
@@ -267,24 +226,10 @@ static bool options_parse(int argc, char **argv, struct bench_step_options *opti
         if (id == OPTION_PROFILE ? !profile_read(&args, options, code_out) : id > 0 && !option_apply(id, &args, options))
             return false;
     }
-    return options->help || options_finish(options);
+    return options->common.help || options_finish(options);
 }
 
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
-
-bool bench_file_check(const char *name)
-{
-    const bool was_there = name && access(name, F_OK) == 0;
-    FILE *file = name ? fopen(name, "ae") : NULL;
-    if (name && !file)
-        fprintf(stderr, "shoal bench: cannot write %s: %s\n", name, strerror(errno));
-    if (!file)
-        return !name;
-    fclose(file);
-    if (!was_there)
-        unlink(name);
-    return true;
-}
 
 static int worker_run(const void *arg)
 {
@@ -293,14 +238,14 @@ static int worker_run(const void *arg)
 
 static int options_run(const struct bench_step_options *options)
 {
-    const struct bench_crew crew = {options->ranks, options->pin, options->bind, worker_run, options};
-    if (options->help) {
+    const struct bench_crew crew = {options->common.ranks, options->common.pin, options->common.bind, worker_run, options};
+    if (options->common.help) {
         fputs(help_text, stdout);
         return tool_output_finish("bench", 0);
     }
     if (tool_is_launched())
         return bench_step_worker_run(options);
-    return bench_file_check(options->trace) && bench_file_check(options->timeline) ? bench_crew_run(&crew) : 1;
+    return bench_file_check(options->common.trace) && bench_file_check(options->timeline) ? bench_crew_run(&crew) : 1;
 }
 
 int bench_step_run(int argc, char **argv)

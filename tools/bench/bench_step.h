@@ -5,28 +5,23 @@
 #include <shoal/gradients.h>
 #include <stdbool.h>
 
+#include "bench_common.h"
 #include "step/step_profile.h"
 #include "step/step_rule.h"
 
 struct bench_step_options {
-    bool help;
+    struct bench_common common;
     struct step_profile profile;
     double backward_us;
     bool is_busy;
-    int compression; /* enum shoal_compression */
-    int steps;
+    int compression;                                            /* enum shoal_compression */
     size_t buffer_bytes, first_bytes, rank_bytes, flight_bytes; /* as in struct shoal_reducer_options; 0: its defaults */
     bool has_views;
     bool has_no_thread;
     int is_on_gpu; /* gradients are in memory of a CUDA device */
     struct step_optimizing optimizing;
-    double rate_gbit_s; /* for the bound; 0: measured */
-    int ranks;          /* 0 if not given */
-    bool pin;
-    int bind;                     /* enum bind_mode */
-    int json;                     /* 0 table, 1 json */
-    const char *trace, *timeline; /* files; NULL if not wanted */
-    int timeout_s;
+    double rate_gbit_s;   /* for the bound; 0: measured */
+    const char *timeline; /* a file; NULL if not wanted */
 };
 
 /* The words of --compress; the list ends with NULL. */

@@ -82,9 +82,10 @@ static void step_object_print(const struct step_result *result)
         "\"step_p90_us\":%.1f,\"exposed_us\":%.1f,\"alone_us\":%.1f,\"hidden_alone\":%.5f,\"wire_us\":%.1f,\"hidden\":%.5f,"
         "\"bound_us\":%.1f,\"bound_tensor\":",
         profile->count, profile->elements * STEP_ELEMENT_BYTES, shoal_gradient_layout_buffers(result->layout), result->ranks,
-        result->hosts, options->steps, options->is_busy ? "true" : "false", bench_step_compression_name(options->compression),
-        options->is_on_gpu ? "gpu" : "plain", options->has_views ? "true" : "false", step_rules[options->optimizing.rule],
-        step_whens[options->optimizing.when], step_shard_name(&options->optimizing), step_clips[options->optimizing.clip],
+        result->hosts, options->common.steps, options->is_busy ? "true" : "false",
+        bench_step_compression_name(options->compression), options->is_on_gpu ? "gpu" : "plain",
+        options->has_views ? "true" : "false", step_rules[options->optimizing.rule], step_whens[options->optimizing.when],
+        step_shard_name(&options->optimizing), step_clips[options->optimizing.clip],
         options->has_no_thread || options->is_on_gpu ? "false" : "true", options->backward_us, result->backward_us,
         result->step_us, result->step_p90_us, result->exposed_us, result->bare_us, hidden(result->exposed_us, result->bare_us),
         result->wire_us, hidden(result->exposed_us, result->wire_us), result->bound.us);
@@ -117,7 +118,7 @@ static void header_print(const struct step_result *result)
     printf("# backward pass of %g ms asked for, CPU %s, gradients %s%s, compression %s; %d step%s\n",
            options->backward_us / 1e3, options->is_busy ? "busy" : "free",
            options->has_views ? "made in the buffers" : "copied in and out", options->is_on_gpu ? " on a GPU" : "",
-           bench_step_compression_name(options->compression), options->steps, options->steps == 1 ? "" : "s");
+           bench_step_compression_name(options->compression), options->common.steps, options->common.steps == 1 ? "" : "s");
     printf("# medians over the steps, times in milliseconds; sent: to other ranks, net: of it to other hosts\n");
     printf("%5s %5s %10s %10s %10s %11s %11s %10s %9s %9s\n", "rank", "host", "step", "backward", "exposed", "sent", "net",
            "cpu", "copy in", "copy out");
@@ -183,13 +184,13 @@ static void sums_print(const struct step_result *result)
 
 void bench_step_result_print(const struct step_result *result)
 {
-    if (!result->options->json)
+    if (!result->options->common.json)
         header_print(result);
-    if (!result->options->json)
+    if (!result->options->common.json)
         rows_print(result);
-    for (int rank = 0; result->options->json && rank < result->ranks; rank++)
+    for (int rank = 0; result->options->common.json && rank < result->ranks; rank++)
         rank_object_print(result, rank);
-    if (result->options->json)
+    if (result->options->common.json)
         step_object_print(result);
     else
         sums_print(result);

@@ -297,7 +297,7 @@ static enum shoal_status warm_up(struct stepper *stepper)
 /* Updates a line on a terminal; elsewhere prints a line after half a minute and then each minute. */
 static void progress_print(struct stepper *stepper, double start_s, int step)
 {
-    const int steps = stepper->options->steps;
+    const int steps = stepper->options->common.steps;
     const bool is_terminal = isatty(STDERR_FILENO);
     const double now_s = bench_now(), left_s = step ? (now_s - start_s) / step * (steps - step) : 0;
     if (stepper->rank || now_s - stepper->told_s < (is_terminal ? 0.2 : LINE_S))
@@ -319,7 +319,7 @@ static void progress_end(const struct stepper *stepper)
 static enum shoal_status wire_count(struct stepper *stepper, int sign)
 {
     const size_t ranks = (size_t)stepper->ranks;
-    const double share = (double)sign / stepper->options->steps;
+    const double share = (double)sign / stepper->options->common.steps;
     TRY(shoal_reducer_sent_to(stepper->reducer, stepper->wire_bytes));
     TRY(shoal_alltoall(stepper->comm, stepper->wire_bytes, stepper->wire_bytes + ranks, 1, SHOAL_INT64, NULL));
     for (size_t r = 0; r < ranks; r++) {
@@ -336,7 +336,7 @@ static enum shoal_status steps_run(struct stepper *stepper)
     stepper->told_s = start_s;
     TRY(wire_count(stepper, -1));
     stepper->optimizer_us = 0;
-    for (int i = 0; i < stepper->options->steps; i++) {
+    for (int i = 0; i < stepper->options->common.steps; i++) {
         progress_print(stepper, start_s, i);
         const double cpu_begun_s = cpu_now_s();
         TRY(step_run(stepper, stepper->options->backward_us));
@@ -346,7 +346,7 @@ static enum shoal_status steps_run(struct stepper *stepper)
         cpu_s += cpu_now_s() - cpu_begun_s;
     }
     progress_end(stepper);
-    stepper->report.cpu_s = cpu_s / stepper->options->steps;
+    stepper->report.cpu_s = cpu_s / stepper->options->common.steps;
     return wire_count(stepper, 1);
 }
 
@@ -361,7 +361,7 @@ static int by_value(const void *a, const void *b)
 /* Returns a quantile of `values`, one per step. Does not reorder them. */
 static double quantile(const struct stepper *stepper, const double *values, double share)
 {
-    const size_t count = (size_t)stepper->options->steps;
+    const size_t count = (size_t)stepper->options->common.steps;
     double *sorted = malloc(count * sizeof *sorted);
     if (!sorted)
         return NAN;
@@ -388,7 +388,7 @@ static enum shoal_status report_fill(struct stepper *stepper)
     report->callback_us = stats.callback_us;
     report->optimizer_us = options->optimizing.is_sharded                  ? stats.unpack_us
                            : options->optimizing.when == STEP_WHEN_BUFFERS ? stats.callback_us
-                                                                           : stepper->optimizer_us / options->steps;
+                                                                           : stepper->optimizer_us / options->common.steps;
     report->optimizer_bytes = (double)step_optimizer_bytes(&stepper->optimizer, stepper->reducer);
     report->sent_bytes = (double)stats.sent_bytes;
     report->received_bytes = (double)stats.received_bytes;
@@ -423,7 +423,7 @@ static enum shoal_status times_fill(struct stepper *stepper)
 /* Rank 0 gets the reports and times of all ranks. Every rank gets the slowest time of each step. */
 static enum shoal_status results_gather(struct stepper *stepper)
 {
-    const size_t steps = (size_t)stepper->options->steps, numbers = times_count(stepper), ranks = (size_t)stepper->ranks;
+    const size_t steps = (size_t)stepper->options->common.steps, numbers = times_count(stepper), ranks = (size_t)stepper->ranks;
     stepper->times = calloc(numbers, sizeof(double));
     if (stepper->rank == 0) {
         stepper->all_times = calloc(numbers * ranks, sizeof(double));
@@ -498,7 +498,7 @@ static bool result_tell(const struct stepper *stepper)
         .bound = step_bound_find(stepper->profile, backward_us, wire_us),
     };
     bench_step_result_print(&result);
-    const bool is_traced = !options->trace || bench_step_trace_write(&result, options->trace);
+    const bool is_traced = !options->common.trace || bench_step_trace_write(&result, options->common.trace);
     return (!options->timeline || bench_step_timeline_write(&result, options->timeline)) && is_traced;
 }
 
@@ -588,9 +588,9 @@ static enum shoal_status memory_open(struct stepper *stepper)
     stepper->parameters = calloc(count, sizeof *stepper->parameters);
     stepper->offsets = calloc(count, sizeof *stepper->offsets);
     stepper->wire_bytes = calloc(2 * (size_t)stepper->ranks, sizeof *stepper->wire_bytes);
-    stepper->step_us = calloc((size_t)options->steps, sizeof(double));
-    stepper->backward_us = calloc((size_t)options->steps, sizeof(double));
-    stepper->exposed_us = calloc((size_t)options->steps, sizeof(double));
+    stepper->step_us = calloc((size_t)options->common.steps, sizeof(double));
+    stepper->backward_us = calloc((size_t)options->common.steps, sizeof(double));
+    stepper->exposed_us = calloc((size_t)options->common.steps, sizeof(double));
     if (!stepper->parameters || !stepper->offsets || !stepper->wire_bytes || !stepper->step_us || !stepper->backward_us ||
         !stepper->exposed_us)
         return memory_fail(stepper, count * sizeof *stepper->parameters);
@@ -620,7 +620,7 @@ static enum shoal_status reducer_open(struct stepper *stepper)
     wanted.first_buffer_bytes = options->first_bytes;
     wanted.rank_bytes = options->rank_bytes;
     wanted.flight_bytes = options->flight_bytes;
-    wanted.timeout_ms = (uint32_t)options->timeout_s * 1000;
+    wanted.timeout_ms = (uint32_t)options->common.timeout_s * 1000;
     wanted.results_in_views = options->has_views;
     wanted.compression = (enum shoal_compression)options->compression;
     wanted.is_on_device = options->is_on_gpu;
@@ -655,14 +655,14 @@ static enum shoal_status parts_open(struct stepper *stepper)
 static enum shoal_status stepper_open(struct stepper *stepper)
 {
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
-    options.timeout_ms = (uint32_t)stepper->options->timeout_s * 1000;
+    options.timeout_ms = (uint32_t)stepper->options->common.timeout_s * 1000;
     if (stepper->options->is_on_gpu && !(stepper->gpu = bench_gpu_open()))
         return SHOAL_ERR_UNSUPPORTED;
     TRY(shoal_context_create(NULL, &stepper->context));
     TRY(shoal_comm_create(stepper->context, &options, &stepper->comm));
     const int ranks = shoal_comm_size(stepper->comm);
-    if (stepper->options->ranks && stepper->options->ranks != ranks && shoal_comm_rank(stepper->comm) == 0)
-        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", stepper->options->ranks, ranks);
+    if (shoal_comm_rank(stepper->comm) == 0)
+        bench_ranks_note(stepper->options->common.ranks, ranks);
     return parts_open(stepper);
 }
 
@@ -707,15 +707,11 @@ static enum shoal_status stepper_run(struct stepper *stepper, bool *is_told)
     return shoal_comm_finalize(stepper->comm);
 }
 
-static void failure_tell(const struct stepper *stepper, enum shoal_status status)
+static void report_failure(const struct stepper *stepper, enum shoal_status status)
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     const bool is_reducers = stepper->reducer && shoal_reducer_failure(stepper->reducer, &failure) == SHOAL_OK;
-    if (!stepper->comm)
-        fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
-    else
-        fprintf(stderr, "shoal bench: rank %d: %s: %s\n", stepper->rank, shoal_status_name(status),
-                is_reducers ? failure.text : shoal_status_text(status));
+    bench_failure_print(stepper->comm ? stepper->rank : -1, status, is_reducers ? failure.text : NULL);
 }
 
 int bench_step_worker_run(const struct bench_step_options *options)
@@ -725,7 +721,7 @@ int bench_step_worker_run(const struct bench_step_options *options)
     const enum shoal_status status = stepper_run(&stepper, &is_told);
     const double errors = stepper.report.errors;
     if (status)
-        failure_tell(&stepper, status);
+        report_failure(&stepper, status);
     if (errors > 0)
         fprintf(stderr, "shoal bench: rank %d: %.0f elements of the averages were wrong\n", stepper.rank, errors);
     stepper_close(&stepper);
@@ -734,7 +730,7 @@ int bench_step_worker_run(const struct bench_step_options *options)
 
 static enum shoal_status steps_measure(struct stepper *stepper)
 {
-    const size_t steps = (size_t)stepper->options->steps;
+    const size_t steps = (size_t)stepper->options->common.steps;
     if (stepper->options->is_on_gpu && !(stepper->gpu = bench_gpu_open()))
         return SHOAL_ERR_UNSUPPORTED;
     TRY(parts_open(stepper));
@@ -753,9 +749,9 @@ enum shoal_status bench_step_measure(const struct bench_step_options *options, s
         .options = options, .profile = &options->profile, .context = context, .comm = comm, .rank = shoal_comm_rank(comm)};
     enum shoal_status status = steps_measure(&stepper);
     if (status)
-        failure_tell(&stepper, status);
+        report_failure(&stepper, status);
     else
-        memcpy(step_us_out, stepper.step_us, (size_t)options->steps * sizeof(double));
+        memcpy(step_us_out, stepper.step_us, (size_t)options->common.steps * sizeof(double));
     if (stepper.report.errors > 0 && stepper.rank == 0)
         fprintf(stderr, "shoal bench: %.0f elements of the averages were wrong\n", stepper.report.errors);
     if (!status && stepper.report.errors > 0)

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "bench_common.h"
 #include "bench_gpu.h"
 
 /* Iterations: for small sizes, and limits for others, which make fewer iterations if these would take longer than --seconds. */
@@ -477,8 +478,8 @@ static void worker_close(struct worker *worker)
 static enum shoal_status worker_run(struct worker *worker, uint64_t *errors)
 {
     TRY(worker_open(worker));
-    if (worker->options->ranks && worker->options->ranks != worker->ranks && worker->rank == 0)
-        fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", worker->options->ranks, worker->ranks);
+    if (worker->rank == 0)
+        bench_ranks_note(worker->options->ranks, worker->ranks);
     TRY(sizes_run(worker, errors));
     return shoal_comm_finalize(worker->comm);
 }
@@ -488,10 +489,8 @@ int bench_worker_run(const struct bench_options *options, struct bench_area *are
     struct worker worker = {.options = options, .area = area, .rank = -1};
     uint64_t errors = 0;
     const enum shoal_status status = worker_run(&worker, &errors);
-    if (status && worker.comm)
-        fprintf(stderr, "shoal bench: rank %d: %s: %s\n", worker.rank, shoal_status_name(status), shoal_status_text(status));
-    else if (status)
-        fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
+    if (status)
+        bench_failure_print(worker.comm ? worker.rank : -1, status, NULL);
     if (errors && worker.rank == 0)
         fprintf(stderr, "shoal bench: %llu elements were wrong\n", (unsigned long long)errors);
     worker_close(&worker);

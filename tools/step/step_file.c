@@ -11,7 +11,8 @@
  *
  *     [{"profile": "resnet", "batch": 32, "forward_ms": 51.2, "backward_ms": 98, "activation_bytes": 9e7, "batch_norms": 53},
  *
- * All of them must be there: a whole number above 0, three numbers above 0, a whole number. */
+ * All of them must be there: a whole number above 0, three numbers above 0, a whole number. "activation_16_bytes" and
+ * "recomputed_bytes", numbers above 0, may be there too. */
 #include "step_profile.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@
 #include "flat_json.h"
 #include "tool.h"
 
-enum { FILE_BYTES_MAX = 64 << 20, MEMBERS = 4, MEMBER_INDEX = 3, FACTS = 6 };
+enum { FILE_BYTES_MAX = 64 << 20, MEMBERS = 4, MEMBER_INDEX = 3, FACTS = 8, FACTS_NEEDED = 6 };
 
 struct reader {
     const char *command, *name;
@@ -186,10 +187,18 @@ static bool amount_take(struct reader *reader, size_t at, const struct json_read
 
 static bool fact_take(struct reader *reader, size_t at, const struct json_reader *json, bool given[FACTS])
 {
-    static const char *const names[] = {"profile",          "batch",       "forward_ms", "backward_ms",
-                                        "activation_bytes", "batch_norms", NULL};
+    static const char *const names[FACTS + 1] = {
+        "profile",     "batch",               "forward_ms",       "backward_ms", "activation_bytes",
+        "batch_norms", "activation_16_bytes", "recomputed_bytes", NULL};
     struct step_facts *facts = &reader->profile->facts;
-    double *const amounts[] = {NULL, NULL, &facts->forward_ms, &facts->backward_ms, &facts->activation_bytes};
+    double *const amounts[FACTS] = {NULL,
+                                    NULL,
+                                    &facts->forward_ms,
+                                    &facts->backward_ms,
+                                    &facts->activation_bytes,
+                                    NULL,
+                                    &facts->activation_16_bytes,
+                                    &facts->recomputed_bytes};
     struct step_tensor named;
     int fact;
     if (!tool_word_find(names, json->key, &fact))
@@ -205,7 +214,7 @@ static bool fact_take(struct reader *reader, size_t at, const struct json_reader
         return false;
     if (fact == 1)
         return whole_take(reader, at, json, 1, &facts->batch);
-    if (fact == FACTS - 1)
+    if (!amounts[fact])
         return whole_take(reader, at, json, 0, &facts->batch_norms);
     return amount_take(reader, at, json, amounts[fact]);
 }
@@ -227,7 +236,7 @@ static bool facts_read(struct reader *reader)
     reader->at = begin + (size_t)(json.at - json.begin);
     if (step == JSON_BAD)
         return wrong(reader, reader->at, "%s", json.error);
-    for (int i = 0; i < FACTS; i++)
+    for (int i = 0; i < FACTS_NEEDED; i++)
         if (!given[i])
             return wrong(reader, begin,
                          "the facts of a profile are batch, forward_ms, backward_ms, activation_bytes and "

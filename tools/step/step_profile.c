@@ -19,9 +19,13 @@ static void facts_print(const struct step_profile *profile, FILE *out)
     const struct step_facts *facts = &profile->facts;
     fputs("[{\"profile\":", out);
     shoal_json_print_text(out, profile->name);
-    fprintf(out,
-            ",\"batch\":%zu,\"forward_ms\":%.17g,\"backward_ms\":%.17g,\"activation_bytes\":%.17g,\"batch_norms\":%zu},\n ",
-            facts->batch, facts->forward_ms, facts->backward_ms, facts->activation_bytes, facts->batch_norms);
+    fprintf(out, ",\"batch\":%zu,\"forward_ms\":%.17g,\"backward_ms\":%.17g,\"activation_bytes\":%.17g", facts->batch,
+            facts->forward_ms, facts->backward_ms, facts->activation_bytes);
+    if (facts->activation_16_bytes > 0)
+        fprintf(out, ",\"activation_16_bytes\":%.17g", facts->activation_16_bytes);
+    if (facts->recomputed_bytes > 0)
+        fprintf(out, ",\"recomputed_bytes\":%.17g", facts->recomputed_bytes);
+    fprintf(out, ",\"batch_norms\":%zu},\n ", facts->batch_norms);
 }
 
 /* 17 digits reproduce the number exactly. */

@@ -10,6 +10,7 @@ A step is timed from the beginning of the forward pass. A hook on each parameter
 """
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import time
@@ -39,13 +40,15 @@ def profile(model: torch.nn.Module, example, loss=None, *, steps: int = 3, batch
     with _Untouched(model, device):
         kept = _Kept(model)
         run = _Run(model, positional, named, loss or _loss_of, parameters, _Clock(device))
-        with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
+        with kept.counted():
             run.step()
         timed = [run.step() for _ in range(steps)]
     forward, backward = (statistics.median(column) for column in zip(*((one.forward, one.backward) for one in timed)))
     shares = [statistics.median(one.ready[index] for one in timed) for index in range(len(parameters))]
     return Profile(name=short(name or type(model).__name__), batch=batch, forward_ms=1e3 * forward, backward_ms=1e3 * backward,
-                   activation_bytes=kept.bytes / batch, batch_norms=_batch_norms_of(model), gradients=gradients_of([(key, each.numel()) for key, each in parameters], shares))
+                   activation_bytes=kept.bytes / batch, activation_16_bytes=kept.bytes_16 / batch,
+                   recomputed_bytes=kept.recomputed_bytes / batch, batch_norms=_batch_norms_of(model),
+                   gradients=gradients_of([(key, each.numel()) for key, each in parameters], shares))
 
 
 def _batch_norms_of(model):
@@ -159,20 +162,78 @@ def _on_gradient(parameter, then):
 # ---- What a forward pass keeps ----------------------------------------------------------------------------------------------
 
 
+def _repeated(module):
+    """Returns the outermost modules of which a list has several of one class: the layers of a transformer, the blocks of a ResNet.
+    They are what programs recompute."""
+    parts = list(module.children())
+    is_list = isinstance(module, (torch.nn.ModuleList, torch.nn.Sequential)) and len(parts) > 1 and len({type(part) for part in parts}) == 1
+    if is_list and any(True for _ in parts[0].children()):
+        return parts
+    return [layer for part in parts for layer in _repeated(part)]
+
+
 class _Kept:
     """Counts the memory that autograd keeps: each storage once, without parameters and buffers."""
 
     def __init__(self, model):
-        self.bytes = 0
-        self._seen = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+        self._layers = _repeated(model)
+        self._own = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+        self._outside, self._inputs, self._inside = {}, {}, []  # (bytes with 32 bits, bytes) by address; `_inside` has a dictionary for each layer
+        self._held = []  # inputs of layers: while they live, no other storage has their address
+        self._now = self._outside
 
-    def pack(self, tensor):
-        if tensor.layout == torch.strided and torch._C._current_graph_task_id() < 0:  # not in a repeated forward pass
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in self._seen:
-                self._seen.add(storage.data_ptr())
-                self.bytes += storage.nbytes() * (2 if tensor.is_floating_point() and tensor.element_size() == 2 else 1)
+    @property
+    def bytes(self):
+        """As if all floating-point values had 32 bits."""
+        return sum(wide for wide, _ in self._all())
+
+    @property
+    def bytes_16(self):
+        """As they are; 0 if no value has 16 bits."""
+        return sum(real for _, real in self._all()) if any(wide != real for wide, real in self._all()) else 0
+
+    @property
+    def recomputed_bytes(self):
+        """The inputs of layers, and the largest of what one layer keeps and what the rest of the model keeps: the backward pass
+        releases the rest (the loss, the head) before it repeats the last layer. 0: no layer is repeated."""
+        parts = [sum(wide for at, (wide, _) in part.items() if at not in self._inputs) for part in (self._outside, *self._inside)]
+        return sum(wide for wide, _ in self._inputs.values()) + max(parts) if self._inside else 0
+
+    def _all(self):
+        return {at: bytes for part in (self._outside, *self._inside) for at, bytes in part.items()}.values()
+
+    @contextlib.contextmanager
+    def counted(self):
+        hooks = [hook for layer in self._layers
+                 for hook in (layer.register_forward_pre_hook(self._enter, with_kwargs=True), layer.register_forward_hook(self._leave))]
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+                yield
+        finally:
+            self._held.clear()
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, _module, positional, named):
+        if torch._C._current_graph_task_id() < 0:
+            for tensor in _tensors_in([positional, named]):
+                self._held.append(tensor)
+                self._count(tensor, self._inputs)
+            self._now = {}
+            self._inside.append(self._now)
+
+    def _leave(self, *_):
+        self._now = self._outside
+
+    def _pack(self, tensor):
+        if torch._C._current_graph_task_id() < 0:  # not in a repeated forward pass
+            self._count(tensor, self._now)
         return tensor
+
+    def _count(self, tensor, into):
+        if tensor.layout == torch.strided and (at := tensor.untyped_storage().data_ptr()) not in self._own:
+            real = tensor.untyped_storage().nbytes()
+            into[at] = (real * (2 if tensor.is_floating_point() and tensor.element_size() == 2 else 1), real)
 
 
 class _Untouched:

@@ -54,7 +54,8 @@ def tensor_parallel(model, mesh=None, plan=None, *, within=None, init=None):
     values are those of one process that makes its modules in this order.
 
     The model's code stays as it is. Between divided modules, values are DTensors, which have the shape of the whole value. Dropout
-    of values in parts draws the same numbers on each rank of the group."""
+    of values in parts draws the same numbers on each rank of the group. In models of transformers, config.use_cache becomes
+    False."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"shoal: model must be an nn.Module, not {type(model).__name__}")
     if _divided.parts_of(model)[1] is not None:
@@ -66,6 +67,7 @@ def tensor_parallel(model, mesh=None, plan=None, *, within=None, init=None):
     _compare(team, choices)
     _tensor_rules.register()
     _divide(model, choices, team, init)
+    _keep_no_words(model)
     _tell(model, choices, whole, team)
     return model
 
@@ -137,6 +139,14 @@ def _compare(team, choices):
     others = team.sum(own).item()
     if others:
         raise ValueError(f"shoal: {others:.0f} of the {team.size} ranks of tensor parallelism have another model or another plan than the first")
+
+
+def _keep_no_words(model):
+    """Models of transformers keep the keys and values of a call for the next word (use_cache), also while they train, and begin with
+    an empty tensor that DTensor cannot divide. Training does not need them."""
+    for module in model.modules():
+        if getattr(getattr(module, "config", None), "use_cache", None) is True:
+            module.config.use_cache = False
 
 
 def _tell(model, choices, whole, team):
