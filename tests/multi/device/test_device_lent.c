@@ -16,13 +16,13 @@
 /* ---- Borrowing, watched -------------------------------------------------------------------------------------------------- */
 
 static atomic_size_t borrowed[2]; /* elements of outputs, of inputs, that this rank has found in other ranks' rings */
-static void (*on_borrow)(bool is_inward);
+static void (*_Atomic on_borrow)(bool is_inward);
 
 char *__real_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
 char *__wrap_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
 char *__wrap_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
 {
-    void (*const act)(bool is_inward) = on_borrow;
+    void (*const act)(bool is_inward) = atomic_load(&on_borrow);
     char *place = __real_shoal_device_lent_at(lent, part, at, run);
     atomic_fetch_add(&borrowed[lent->is_inward], *run);
     if (act)
