@@ -22,6 +22,7 @@
   ptx       the code for GPUs matches its source (dev/ptx.py)
   figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures;
             pictures match their descriptions (dev/drawings.py)
+  tested    docs/tested-by.md is current (dev/tested.py)
   prose     lines of prose in the pages fit 120 columns and those of code 84; the decisions that they cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
@@ -38,6 +39,7 @@ import drawings
 import native
 import ptx
 import readme
+import tested
 import version
 import version_records
 
@@ -512,7 +514,12 @@ def check_figures():
         say(TOP / page, line, "versions", mend)
 
 
-CHECKS = (check_dependencies, check_circles, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_commands, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_words, check_prose)
+def check_tested():
+    for path, line, mend in tested.differences():
+        say(path, line, "tested", mend)
+
+
+CHECKS = (check_dependencies, check_circles, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_commands, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_tested, check_words, check_prose)
 
 
 def main():

@@ -408,9 +408,9 @@ def copies_of(world, model, to_none=True):
 
 
 def copies(world):
-    """docs/performance.md has these figures. torch's class divides by the number of ranks while it copies into a bucket."""
+    """docs/figures/steps.md has these figures. torch's class divides by the number of ranks while it copies into a bucket."""
     if "batched_grad_copy" not in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
-        raise Skip("this torch is older than the one whose copies docs/performance.md counts")
+        raise Skip("this torch is older than the one whose copies docs/figures/steps.md counts")
     def theirs(**options):
         return nn.parallel.DistributedDataParallel(seeded(plain), **options)
     for told, found, expected in (

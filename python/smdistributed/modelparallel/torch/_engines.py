@@ -103,6 +103,10 @@ class Whole:
         """Returns the module that has this rank's parameters, under the model's names."""
         return self.module
 
+    def counted_once(self, parameters):
+        """Returns the parameters that no lower rank of the pipeline has."""
+        return parameters
+
     def state_dict(self, *args, **kwargs):
         return _tensor.whole_state(self.module, *args, **kwargs)
 
@@ -178,7 +182,8 @@ class Sharded:
 
 
 class _Pipeline(pipeline.Pipeline):
-    """A pipeline whose replicas have the same stages."""
+    """A pipeline whose replicas have the same stages. Each rank runs the step function, so each has the model's arguments."""
+    _takes_objects = True
 
     def _text_of_first(self, text):
         if self.process_group.rank() == 0:  # the first replica's profile is that of all
@@ -279,3 +284,6 @@ class Staged:
 
     def parts(self):
         return self._pipeline.module if self.is_partitioned else self._module
+
+    def counted_once(self, parameters):
+        return self._pipeline._ties.counted_once(parameters)

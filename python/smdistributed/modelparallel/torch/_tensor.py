@@ -9,6 +9,7 @@ Gradients are then those of the mean of the ranks' losses, which is what data pa
 from __future__ import annotations
 
 import contextlib
+import math
 
 import torch
 import torch.distributed as dist
@@ -107,6 +108,16 @@ def part_of(parameter):
     """Returns the Part of a parameter that tensor parallelism has divided, or None."""
     model = state.model and state.model()
     return _divided.parts_of(model)[0].get(id(parameter)) if model is not None else None
+
+
+def sizes_of_whole():
+    """Returns a function that returns the number of elements of a whole parameter, of which this rank may have a part."""
+    parts = _divided.parts_of(state.model())[0]
+
+    def size(parameter):
+        part = parts.get(id(parameter))
+        return parameter.numel() if part is None else math.prod(part.whole_shape(parameter.shape))
+    return size
 
 
 # ---- Samples ---------------------------------------------------------------------------------------------------------------
