@@ -370,10 +370,10 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     return NULL;
 }
 
-uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand, bool is_shared,
+uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_block_operand operand, bool is_shared,
                              bool is_on_device)
 {
-    if (!(operand == SHOAL_OPERAND_INPUT ? traits->is_input_reached : traits->is_output_reached))
+    if (!(operand == SHOAL_INPUT ? traits->is_input_reached : traits->is_output_reached))
         return SHOAL_SHARING_NONE;
     return is_shared                                  ? SHOAL_SHARING_SHARED
            : is_on_device && traits->shape.is_reduced ? SHOAL_SHARING_LENT

@@ -80,7 +80,7 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
                                                 int root, const struct shoal_tuning_override **override_out);
 
 /* Returns how an operand is shared (enum shoal_sharing) that is in memory from shoal_mem_alloc, or else on a device or not. */
-uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_operand operand, bool is_shared,
+uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_block_operand operand, bool is_shared,
                              bool is_on_device);
 
 /* Returns how the operands that the collective lets peers reach are shared. */

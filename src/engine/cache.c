@@ -74,8 +74,8 @@ static void cache_find_named(const struct shoal_plan *plan, uint8_t *named)
 {
     for (uint32_t i = 0; i < plan->block_count; i++) {
         const struct shoal_block *block = &plan->blocks[i];
-        if (block->operand == SHOAL_OPERAND_INPUT || block->operand == SHOAL_OPERAND_OUTPUT)
-            named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
+        if (block->operand == SHOAL_INPUT || block->operand == SHOAL_OUTPUT)
+            named[block->rank + (block->operand == SHOAL_OUTPUT ? plan->size : 0)] = 1;
     }
 }
 
@@ -115,12 +115,12 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
 
 /* This rank's own hints may have been replaced by those of its host's leader. */
 static uint8_t find_sharing(const struct shoal_engine *engine, const struct shoal_request *request, int rank,
-                            const struct shoal_announcement *announcement, enum shoal_operand operand)
+                            const struct shoal_announcement *announcement, enum shoal_block_operand operand)
 {
-    const bool is_input = operand == SHOAL_OPERAND_INPUT;
+    const bool is_input = operand == SHOAL_INPUT;
     const uint8_t hint = is_input ? SHOAL_HINT_LENT_INPUT : SHOAL_HINT_LENT_OUTPUT;
     const bool is_lent =
-        rank == engine->rank ? shoal_call_device(&request->call, operand) != NULL : announcement->descriptor.hints & hint;
+        rank == engine->rank ? shoal_call_operand(&request->call, operand) != NULL : announcement->descriptor.hints & hint;
     if (!(is_input ? announcement->input : announcement->output))
         return SHOAL_SHARING_NONE;
     return is_lent ? SHOAL_SHARING_LENT : SHOAL_SHARING_SHARED;
@@ -138,8 +138,8 @@ static void find_shared(struct shoal_engine *engine, const struct shoal_request 
             (int)r == engine->rank ? &request->announcement
                                    : engine->ops->announcement(engine->transport, (int)r, request->sequence);
         SHOAL_ASSERT(announcement); /* the ranks of this host have announced the operation */
-        shared[r] = find_sharing(engine, request, (int)r, announcement, SHOAL_OPERAND_INPUT);
-        shared[size + r] = find_sharing(engine, request, (int)r, announcement, SHOAL_OPERAND_OUTPUT);
+        shared[r] = find_sharing(engine, request, (int)r, announcement, SHOAL_INPUT);
+        shared[size + r] = find_sharing(engine, request, (int)r, announcement, SHOAL_OUTPUT);
     }
 }
 
@@ -160,8 +160,8 @@ static bool is_guess(const struct shoal_engine *engine, const struct shoal_reque
     const struct shoal_announcement *own = &request->announcement;
     const struct shoal_view view = view_of(engine, request, shared);
     return cached->early_steps && cached->entry->collective == request->call.collective && cached->root == request->call.root &&
-           shared[engine->rank] == find_sharing(engine, request, engine->rank, own, SHOAL_OPERAND_INPUT) &&
-           shared[engine->size + engine->rank] == find_sharing(engine, request, engine->rank, own, SHOAL_OPERAND_OUTPUT) &&
+           shared[engine->rank] == find_sharing(engine, request, engine->rank, own, SHOAL_INPUT) &&
+           shared[engine->size + engine->rank] == find_sharing(engine, request, engine->rank, own, SHOAL_OUTPUT) &&
            shoal_select_plan(selection, &view, request->call.root, NULL) == cached->entry;
 }
 
@@ -338,19 +338,19 @@ enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const str
                           engine->size, engine->hosts, status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
 }
 
-static bool reads_devices_for_all(const struct shoal_engine *engine, const struct shoal_plan *plan)
+static bool reads_registered_for_all(const struct shoal_engine *engine, const struct shoal_plan *plan)
 {
     for (uint32_t i = 0; i < plan->step_count; i++) {
         const struct shoal_step *step = &plan->steps[i];
-        if (step->kind == SHOAL_STEP_PUT && plan->blocks[step->first_block].operand == SHOAL_OPERAND_INPUT &&
-            !engine->ops->reads_devices_for(engine->transport, step->peer))
+        if (step->kind == SHOAL_STEP_PUT && plan->blocks[step->first_block].operand == SHOAL_INPUT &&
+            !engine->ops->reads_registered_for(engine->transport, step->peer))
             return false;
     }
     return true;
 }
 
 /* If the plan only puts the input, no rank of this host reads it, whichever operands are shared. As long as adapters cannot
- * read devices the answer is not final, because a later check may find that they can. */
+ * read such inputs the answer is not final, because a later check may find that they can. */
 static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct shoal_request *request,
                                  const struct shoal_algorithm *entry, bool *is_final_out)
 {
@@ -360,13 +360,13 @@ static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct
     shoal_plan_init(&plan, engine->rank, engine->size);
     entry->build(&plan, &view, engine->rank, request->call.root);
     const bool only_sends = plan.status == SHOAL_OK && shoal_plan_only_sends_input(&plan, &copies);
-    const bool may_stay = only_sends && reads_devices_for_all(engine, &plan);
+    const bool may_stay = only_sends && reads_registered_for_all(engine, &plan);
     *is_final_out = may_stay || (plan.status == SHOAL_OK && !only_sends);
     shoal_plan_fini(&plan);
     return !may_stay ? SHOAL_STAY_NEVER : copies ? SHOAL_STAY_COPIED : SHOAL_STAY_SENT;
 }
 
-bool shoal_engine_plan_lets_input_stay(struct shoal_engine *engine, const struct shoal_request *request,
+bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct shoal_request *request,
                                        const struct shoal_selection *selection, bool *copies_out)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};

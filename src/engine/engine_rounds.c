@@ -46,8 +46,7 @@ enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struc
 /* Returns the memory in which sums and parts accumulate. */
 static void *result_of(const struct shoal_request *request)
 {
-    const struct shoal_layout *layout = request->call.layout;
-    return layout && layout->output_scratch ? layout->output_scratch : request->call.output;
+    return shoal_call_contiguous(&request->call, SHOAL_OUTPUT);
 }
 
 static size_t part_bytes(const struct shoal_request *request)
@@ -188,7 +187,7 @@ static bool end_round(struct shoal_engine *engine, struct shoal_request *request
     return true;
 }
 
-/* Copies the result to the tensors of a call that has several, or to the device. */
+/* Copies the result to an output that is not plain memory. */
 static void give_result(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -210,10 +209,10 @@ bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_reque
         request->has_sent = false;
         did = true;
     }
-    if (request->round > rounds->count || !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
+    if (request->round > rounds->count || !shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, 0, request->call.count))
         return did;
     give_result(engine, request);
-    shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+    shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), 0, request->call.count);
     request->round++;
     return true;
 }

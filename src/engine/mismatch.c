@@ -198,11 +198,11 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 /* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
 
 /* Returns the length and offset of the peer's part for this rank, from the peer's announcement. */
-static struct shoal_peer_count peer_count_of(struct shoal_engine *engine, uint64_t sequence, int peer)
+static struct shoal_call_part peer_count_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
     int index;
     const size_t bytes = shoal_engine_peer_counts_bytes(engine, peer, &index);
-    const struct shoal_peer_count *peer_counts = engine->ops->payload(engine->transport, peer, sequence, bytes);
+    const struct shoal_call_part *peer_counts = engine->ops->payload(engine->transport, peer, sequence, bytes);
     return peer_counts[index];
 }
 
@@ -212,7 +212,7 @@ static SHOAL_NOINLINE bool heed_peer_count(struct shoal_engine *engine, struct s
     struct shoal_layout *layout = request->call.layout;
     if (!layout->peer_counts)
         return true;
-    const struct shoal_peer_count theirs = peer_count_of(engine, request->sequence, peer);
+    const struct shoal_call_part theirs = peer_count_of(engine, request->sequence, peer);
     layout->peer_at[peer] = theirs.count ? (size_t)theirs.offset : 0;
     return theirs.count == layout->received[peer];
 }

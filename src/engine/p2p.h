@@ -34,8 +34,6 @@ struct shoal_request *shoal_p2p_first(const struct shoal_engine *engine);
 struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine);
 /* Returns the first request, except drains, that a thread waits for, or NULL. */
 struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine);
-/* Returns true if the request waits for this rank's device. */
-bool shoal_p2p_is_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 /* Returns a number that changes whenever a message moves. */
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine);
 /* Appends "; a message with tag 7 ..." if a receive waits and its peer has sent something else. */

@@ -117,7 +117,7 @@ static void note_busy(struct shoal_progress *progress)
     while (*link) {
         struct shoal_engine *engine = *link;
         if (shoal_engine_is_busy(engine)) {
-            silent |= (engine->hosts > 1 ? SILENT_NETWORK : 0u) | (engine->awaits_device ? SILENT_DEVICE : 0u);
+            silent |= (engine->hosts > 1 ? SILENT_NETWORK : 0u) | (engine->awaits_operand ? SILENT_OWNER : 0u);
             link = &engine->busy_next;
         } else {
             engine->is_listed = false;
@@ -465,13 +465,13 @@ static bool waits_for_silent(const struct shoal_progress *progress, unsigned wha
     return (atomic_load_explicit(&progress->silent, memory_order_relaxed) & what) != 0;
 }
 
-/* A device copy that ends wakes no thread. Copies take some ten microseconds each. */
-#define DEVICE_BACKOFF_NS UINT64_C(50000)
+/* The owner of an operand wakes no thread when a range is ready. Copies of a device take some ten microseconds each. */
+#define OWNER_BACKOFF_NS UINT64_C(50000)
 
 static uint64_t sleep_length(const struct shoal_progress *progress, uint64_t left_ns)
 {
-    const bool is_brief = waits_for_silent(progress, SILENT_DEVICE);
-    return is_brief && left_ns > DEVICE_BACKOFF_NS ? DEVICE_BACKOFF_NS : left_ns;
+    const bool is_brief = waits_for_silent(progress, SILENT_OWNER);
+    return is_brief && left_ns > OWNER_BACKOFF_NS ? OWNER_BACKOFF_NS : left_ns;
 }
 
 static uint64_t backoff_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
@@ -527,7 +527,7 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
                               uint64_t left_ns)
 {
     const struct shoal_doorbell *doorbell = &progress->doorbell;
-    const bool is_backoff = waits_for_silent(progress, SILENT_NETWORK | SILENT_DEVICE);
+    const bool is_backoff = waits_for_silent(progress, SILENT_NETWORK | SILENT_OWNER);
     if (is_backoff)
         doorbell->ops->doze_briefly(doorbell->arg);
     else

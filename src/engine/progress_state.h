@@ -10,7 +10,7 @@
 #include "engine/progress.h"
 
 /* Bits. */
-enum silent { SILENT_NETWORK = 1, SILENT_DEVICE = 2 };
+enum silent { SILENT_NETWORK = 1, SILENT_OWNER = 2 };
 
 struct shoal_progress {
     pthread_mutex_t lock;

@@ -43,27 +43,26 @@ struct shoal_extent shoal_extent_find(const struct shoal_engine *engine, const s
     return extent;
 }
 
-size_t shoal_extent_unit(const struct shoal_chunk *chunk)
+size_t shoal_extent_chunk(const struct shoal_chunk *chunk)
 {
     return chunk->first / chunk->request->chunk_elements;
 }
 
-/* Returns the place in host memory to which this rank's device copies a slice, or from which it copies one back. */
-static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
+/* Returns an address in a block that is neither in an operand nor in a staging buffer, but in memory of the input's owner. */
+static char *find_at_owner(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
 {
-    const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);
-    const struct shoal_device_stage_unit unit = shoal_device_sum_unit(sum, shoal_extent_unit(chunk));
-    SHOAL_ASSERT(block.part != SHOAL_ON_DEVICE_SLOT);
-    return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
+    const struct shoal_operand *input = shoal_call_operand(&chunk->request->call, SHOAL_INPUT);
+    return input->ops->block_address(input, block, shoal_extent_chunk(chunk), element - chunk->first);
 }
 
 /* Returns the place of element `at` of a part in a peer's ring, in which its operand begins at `first`. */
-static char *find_in_ring(const struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
-                          const struct shoal_device_card *card, const char *first, int part, size_t at, size_t *run)
+static char *find_in_ring(const struct shoal_engine *engine, const struct shoal_request *request,
+                          enum shoal_block_operand operand, const struct shoal_device_card *card, const char *first, int part,
+                          size_t at, size_t *run)
 {
     const bool is_any_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
     const struct shoal_device_lent lent = {.card = card,
-                                           .is_inward = operand == SHOAL_OPERAND_INPUT,
+                                           .is_inward = operand == SHOAL_INPUT,
                                            .first = first,
                                            .most_parts = is_any_partitioned ? engine->size : 1,
                                            .element = request->element_bytes};
@@ -75,20 +74,20 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
 {
     const struct shoal_request *request = chunk->request;
     const size_t element = request->element_bytes;
-    const enum shoal_operand operand = (enum shoal_operand)block.operand;
-    if (operand == SHOAL_OPERAND_STAGING)
+    const enum shoal_block_operand operand = (enum shoal_block_operand)block.operand;
+    if (operand == SHOAL_STAGING)
         return (char *)engine->ops->staging(engine->transport, block.rank, slot) + chunk->shift + extent->staging_at +
                at * element;
-    if (operand == SHOAL_OPERAND_DEVICE)
-        return find_slice(chunk, block, extent->begin + at);
+    if (operand > SHOAL_OUTPUT)
+        return find_at_owner(chunk, block, extent->begin + at);
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
-    char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
-    const void *card = request->cards[operand * (unsigned)engine->size + block.rank];
+    const void *card = request->cards[operand][block.rank];
     if (SHOAL_UNLIKELY(card != NULL))
-        return find_in_ring(engine, request, operand, card, base, extent->part, extent->begin + at, run);
+        return find_in_ring(engine, request, operand, card, request->memory[operand][block.rank], extent->part,
+                            extent->begin + at, run);
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
-    return base + (part_at + extent->begin + at) * element;
+    return (char *)request->memory[operand][block.rank] + (part_at + extent->begin + at) * element;
 }
 
 /* Addresses that agree in their low 28 bits compete for the same place in the first-level cache of some processors, which
@@ -115,7 +114,7 @@ static bool any_collide(const struct shoal_extent_scratch *scratch, const struct
  * checker proves this). */
 static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
 {
-    return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);
+    return source.operand == SHOAL_INPUT || (source.operand == SHOAL_STAGING && source.rank != engine->rank);
 }
 
 static unsigned count_raw(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)

@@ -888,8 +888,8 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
         question->in_place && inquiry.entry->shape.is_input_partitioned && inquiry.entry->shape.is_output_partitioned;
     inquiry.is_on_gpus = question->struct_bytes >= sizeof *question && question->on_gpus;
     const bool is_input_shared = question->shared_input && !inquiry.is_overwritten;
-    memset(input, shoal_select_sharing(inquiry.entry, SHOAL_OPERAND_INPUT, is_input_shared, inquiry.is_on_gpus), sizeof input);
-    memset(output, shoal_select_sharing(inquiry.entry, SHOAL_OPERAND_OUTPUT, question->shared_output, inquiry.is_on_gpus),
+    memset(input, shoal_select_sharing(inquiry.entry, SHOAL_INPUT, is_input_shared, inquiry.is_on_gpus), sizeof input);
+    memset(output, shoal_select_sharing(inquiry.entry, SHOAL_OUTPUT, question->shared_output, inquiry.is_on_gpus),
            sizeof output);
     inquiry.hosts = question->struct_bytes < offsetof(struct shoal_question, on_gpus) ? 1
                     : question->hosts > (size_t)SHOAL_PLAN_RANKS_MAX                  ? SHOAL_PLAN_RANKS_MAX

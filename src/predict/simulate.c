@@ -328,8 +328,8 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     const struct shoal_simulation *simulation = inquiry->simulation;
     const int ranks = inquiry->asked.selection.size;
     const bool is_lent = simulation->pcie_gb_s > 0 && !inquiry->asked.selection.is_on_devices;
-    memset(input, shoal_select_sharing(inquiry->entry, SHOAL_OPERAND_INPUT, simulation->shared, is_lent), sizeof input);
-    memset(output, shoal_select_sharing(inquiry->entry, SHOAL_OPERAND_OUTPUT, simulation->shared, is_lent), sizeof output);
+    memset(input, shoal_select_sharing(inquiry->entry, SHOAL_INPUT, simulation->shared, is_lent), sizeof input);
+    memset(output, shoal_select_sharing(inquiry->entry, SHOAL_OUTPUT, simulation->shared, is_lent), sizeof output);
     for (int rank = 0; rank < ranks; rank++)
         host[rank] = (uint16_t)((size_t)rank / simulation->ranks_per_host);
     inquiry->asked.view =

@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "link/auth.h"
 #include "bootstrap/bootstrap.h"
-#include "store/key_table.h"
 #include "comm/settings.h"
 #include "emulated.h"
+#include "link/auth.h"
+#include "store/key_table.h"
 
 #define RANKS_MAX 8
 #define MANY_RANKS 70 /* some serve others */
