@@ -158,8 +158,8 @@ struct shoal_call_memory {
     size_t bytes;
     bool is_lent; /* `at` is its first element, in a ring */
 };
-/* Returns where peers can reach an operand of this rank, if algorithms use that: one that it can lend only if they borrow it. A peer touches only operands that its plan
- * names, and this rank's plan ends after that. */
+/* Returns where peers can reach an operand of this rank, if algorithms use that. An operand that is only lent is returned for
+ * calls that borrow: reductions. A peer touches only operands that its plan names, and this rank's plan ends after that. */
 struct shoal_call_memory shoal_call_locate(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
                                            size_t element_bytes);
 
