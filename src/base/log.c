@@ -38,11 +38,11 @@ static _Thread_local struct {
     char text[SHOAL_LOG_TEXT_MAX];
 } own_error;
 
-static _Thread_local bool is_hushed;
+static _Thread_local unsigned hushes;
 
 void shoal_log_hush(bool is_on)
 {
-    is_hushed = is_on;
+    hushes = is_on ? hushes + 1 : hushes - 1;
 }
 
 /* Parses "info,engine,shm" into level info and modules ",engine,shm,". The setting's check has validated the text. */
@@ -216,7 +216,7 @@ enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    if (is_hushed) {
+    if (hushes) {
         shoal_log_line(log, SHOAL_LOG_DEBUG, module, "%s", text);
         return status;
     }

@@ -51,8 +51,8 @@ void shoal_log_line(struct shoal_log *log, enum shoal_log_level level, const cha
 SHOAL_MUST_USE enum shoal_status shoal_log_fail(struct shoal_log *log, enum shoal_status status, const char *module,
                                                 const char *format, ...) SHOAL_PRINTF(4, 5);
 
-/* Until a call with false, this thread's failures are only debug lines and are not kept. For attempts that may fail without
- * harm. */
+/* Until as many calls with false as with true, this thread's failures are only debug lines and are not kept. For attempts that
+ * may fail without harm. */
 void shoal_log_hush(bool is_on);
 
 /* Makes an error that another thread has logged this thread's last error. Returns status. */

@@ -274,6 +274,31 @@ static void stage_slice(const struct shoal_rails *rails, int slice)
     }
 }
 
+/* Returns the operands of a rank that the rail leaders of its host borrow, as bits. */
+static unsigned rails_find_lent(const struct shoal_rails *rails, int rank)
+{
+    const unsigned lent = shoal_view_lends(rails->view, rank);
+    if (!rails->view->shape->is_reduced)
+        return 0;
+    return shoal_rails_receives(rails, rank) ? lent : lent & SHOAL_LEND_INPUT;
+}
+
+static bool rails_is_input_reached(const struct shoal_rails *rails, int rank)
+{
+    return shoal_view_shares_input(rails->view, rank) || rails_find_lent(rails, rank) & SHOAL_LEND_INPUT;
+}
+
+static bool rails_is_output_reached(const struct shoal_rails *rails, int rank)
+{
+    return shoal_view_shares_output(rails->view, rank) || rails_find_lent(rails, rank) & SHOAL_LEND_OUTPUT;
+}
+
+/* Returns true if the rank signals its host's rail leaders that it has staged or lent what they need. */
+static bool rails_prepares(const struct shoal_rails *rails, int rank)
+{
+    return !rails_is_input_reached(rails, rank) || rails_find_lent(rails, rank);
+}
+
 static void stage_input(const struct shoal_rails *rails)
 {
     const int stride = shoal_rails_size(rails, rails->own);
@@ -287,16 +312,30 @@ static void stage_input(const struct shoal_rails *rails)
     }
 }
 
+static void signal_leaders(const struct shoal_rails *rails)
+{
+    for (int i = 1; i <= shoal_rails_neighbours(rails); i++) {
+        if (carries(rails, i))
+            shoal_plan_signal(rails->plan, shoal_rails_neighbour(rails, i));
+    }
+}
+
 void shoal_rails_gather_inputs(const struct shoal_rails *rails)
 {
+    const unsigned lent = shoal_rails_neighbours(rails) > 0 ? rails_find_lent(rails, rails->rank) : 0;
+
     if (rails->view->is_on_devices) {
         reduce_on_devices(rails);
         return;
     }
-    if (!shoal_view_shares_input(rails->view, rails->rank))
+    if (lent)
+        shoal_plan_wait_to_lend(rails->plan, lent);
+    if (!rails_is_input_reached(rails, rails->rank))
         stage_input(rails);
+    else if (lent)
+        signal_leaders(rails);
     for (int i = 1; i <= shoal_rails_neighbours(rails) && carries(rails, 0); i++) {
-        if (!shoal_view_shares_input(rails->view, shoal_rails_neighbour(rails, i)))
+        if (rails_prepares(rails, shoal_rails_neighbour(rails, i)))
             shoal_plan_wait(rails->plan, shoal_rails_neighbour(rails, i));
     }
 }
@@ -318,7 +357,7 @@ void shoal_rails_reduce_partial(const struct shoal_rails *rails, int slice, int 
         return;
     for (int i = 0; i < count; i++) {
         const int rank = shoal_rails_leader(rails, rails->own, i);
-        const bool is_reached = rank == rails->rank || shoal_view_shares_input(rails->view, rank);
+        const bool is_reached = rank == rails->rank || rails_is_input_reached(rails, rank);
         sources[i] = is_reached ? shoal_rails_input(rails, rank, slice, j) : shoal_rails_staged(rails, rank, slice, j);
     }
     shoal_plan_reduce_partial(rails->plan, sources, count, shoal_rails_partial(rails, slice, j));
@@ -338,7 +377,7 @@ int shoal_rails_wanted(const struct shoal_rails *rails, int slice, int j, bool m
         const int rank = shoal_rails_leader(rails, rails->own, i);
         if (!shoal_rails_receives(rails, rank))
             continue;
-        if (rank == rails->rank || shoal_view_shares_output(rails->view, rank))
+        if (rank == rails->rank || rails_is_output_reached(rails, rank))
             dests[count++] = shoal_rails_output(rails, rank, slice, j);
         else
             must_keep = true;
@@ -392,11 +431,11 @@ static void collect_from(const struct shoal_rails *rails, int i, bool delivers)
     const bool is_served = delivers && shoal_rails_receives(rails, rails->rank);
     const bool is_read = rails->view->shape->is_reduced;
 
-    if (!is_served && is_read && !shoal_view_shares_input(rails->view, rails->rank))
+    if (!is_served && is_read && !rails_is_input_reached(rails, rails->rank))
         shoal_plan_expect_credit(rails->plan, peer);
     else if (is_served || is_read)
         shoal_plan_wait(rails->plan, peer);
-    if (!is_served || shoal_view_shares_output(rails->view, rails->rank))
+    if (!is_served || rails_is_output_reached(rails, rails->rank))
         return;
     copy_results(rails, i);
     shoal_plan_signal(rails->plan, peer);
@@ -420,7 +459,7 @@ void shoal_rails_collect(const struct shoal_rails *rails, bool delivers)
     }
     for (int i = 1; i <= shoal_rails_neighbours(rails) && carries(rails, 0); i++) {
         const int peer = shoal_rails_neighbour(rails, i);
-        if (delivers && shoal_rails_receives(rails, peer) && !shoal_view_shares_output(rails->view, peer))
+        if (delivers && shoal_rails_receives(rails, peer) && !rails_is_output_reached(rails, peer))
             shoal_plan_expect_credit(rails->plan, peer);
     }
 }

@@ -12,9 +12,9 @@
  *                                                        slice 1: leaders 1 and 4
  *                                                        slice 2: leaders 2 and 3
  *
- * Inside a host. Ranks work as on one host alone. A rank whose input is not shared copies it to its staging buffer. A rank
- * whose output is not shared fills it itself, from the rail leaders' staging buffers. Between hosts nothing depends on what is
- * shared.
+ * Inside a host. Ranks work as on one host alone. A rank whose input is neither shared nor lent copies it to its staging
+ * buffer. A rank whose output is neither fills it itself, from the rail leaders' staging buffers. Between hosts nothing depends
+ * on what is shared.
  *
  * If the devices of a host sum among themselves (view->is_on_devices), they replace that. Each device reduces the slice of its
  * rank and copies it to host memory. There the hosts' rail leaders exchange it as usual. The device takes the result back, and

@@ -1,11 +1,16 @@
 /* Reduce on one host, at root: each rank passes its vector to root, which reduces all of them. Cost, n bytes and p ranks: root
- * reads p n and writes n; a rank whose input is not shared first reads and writes n. This is less traffic in all than with
- * owners, but only root adds. */
+ * reads p n and writes n; a rank whose input is neither shared nor lent first reads and writes n. This is less traffic in all
+ * than with owners, but only root adds. */
 #include "collective/collective.h"
+
+static bool lends_input(const struct shoal_view *view, int rank)
+{
+    return shoal_view_lends(view, rank) & SHOAL_LEND_INPUT;
+}
 
 static struct shoal_block contribution(const struct shoal_view *view, int rank, int root)
 {
-    if (rank == root || shoal_view_shares_input(view, rank))
+    if (rank == root || shoal_view_shares_input(view, rank) || lends_input(view, rank))
         return shoal_input(rank, 0, 1);
     return shoal_staging(rank, SHOAL_PART_OWN, 0, 1);
 }
@@ -29,8 +34,12 @@ static void build_root(struct shoal_plan *plan, const struct shoal_view *view, i
 
 static void build_leaf(struct shoal_plan *plan, const struct shoal_view *view, int rank, int root)
 {
-    if (shoal_view_shares_input(view, rank)) {
-        shoal_plan_wait(plan, root); /* the caller may overwrite the input when this plan ends */
+    if (lends_input(view, rank)) {
+        shoal_plan_wait_to_lend(plan, SHOAL_LEND_INPUT);
+        shoal_plan_signal(plan, root);
+    }
+    if (shoal_view_shares_input(view, rank) || lends_input(view, rank)) {
+        shoal_plan_wait(plan, root); /* the input may be overwritten when this plan ends */
         return;
     }
     for (int i = 1; i < view->size; i++)
@@ -44,7 +53,7 @@ static void build_leaf(struct shoal_plan *plan, const struct shoal_view *view, i
 static bool root_is_any_staged(const struct shoal_view *view, int root)
 {
     for (int rank = 0; rank < view->size; rank++) {
-        if (rank != root && !shoal_view_shares_input(view, rank))
+        if (rank != root && !shoal_view_shares_input(view, rank) && !lends_input(view, rank))
             return true;
     }
     return false;

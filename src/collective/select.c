@@ -18,7 +18,7 @@ static bool is_root_best(const struct shoal_selection *selection, const struct s
 }
 
 /* Two ranks read as much from each other's caches whether or not they share the work, and not sharing it saves an exchange. But
- * each then reads its own input twice, which costs more beyond 64 KiB. With shared operands `owners` needs no staging
+ * each then reads its own input twice, which costs more beyond 64 KiB. With shared or lent operands `owners` needs no staging
  * buffer. */
 #define ONE_SHOT_RANKS 2
 #define ONE_SHOT_BYTES ((size_t)64 << 10)
@@ -29,7 +29,7 @@ static bool is_one_shot_best(const struct shoal_selection *selection, const stru
     if (view->size > ONE_SHOT_RANKS || selection->bytes > ONE_SHOT_BYTES)
         return false;
     for (int rank = 0; rank < view->size; rank++) {
-        if (shoal_view_shares_input(view, rank) || shoal_view_shares_output(view, rank))
+        if (shoal_view_shares_input(view, rank) || shoal_view_shares_output(view, rank) || shoal_view_lends(view, rank))
             return false;
     }
     return true;
@@ -74,18 +74,15 @@ static bool is_never(const struct shoal_selection *selection, const struct shoal
 
 /* ---- The table ----------------------------------------------------------------------------------------------------------- */
 
-#define DIRECT                       \
-    {                                \
-        "direct", "direct", "direct" \
-    }
+#define DIRECT HOSTS("direct")
 /* For entries that do not depend on operands: over several hosts, and on devices. */
-#define HOSTS(name)      \
-    {                    \
-        name, name, name \
+#define HOSTS(name)            \
+    {                          \
+        name, name, name, name \
     }
-#define VARIANTS(name)                                \
-    {                                                 \
-        name "-staged", name "-mixed", name "-shared" \
+#define VARIANTS(name)                                              \
+    {                                                               \
+        name "-staged", name "-mixed", name "-shared", name "-lent" \
     }
 #define BY_OVERRIDE "several hosts, by a tuning override"
 #define RING_WHEN "3 to 16 hosts over TCP, from 256 KiB per host"
@@ -103,9 +100,9 @@ static const struct shoal_algorithm entries[] = {
      "GPUs, from SHOAL_GPU_PEER_BYTES",
      "3n read, (2L+1)/L*n written per GPU, of L on a host; 2(H-1)/H*n sent and received per host"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "one-shot", SHOAL_WHERE_ONE_HOST, VARIANTS("one-shot"), shoal_one_shot_build, false,
-     is_one_shot_best, "2 ranks, nothing shared, up to 64 KiB", "(p+1)*n read, 2n written per rank; one exchange"},
+     is_one_shot_best, "2 ranks, all staged, up to 64 KiB", "(p+1)*n read, 2n written per rank; one exchange"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL,
-     "otherwise", "shared: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
+     "otherwise", "shared, lent: n read, n written per rank; staged: (3p-2)/p*n read, 2n written"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "doubling", SHOAL_WHERE_HOSTS, HOSTS("doubling"), shoal_doubling_build, false,
      is_small_for_hosts, "more than 8 hosts, below 64 KiB", "log2(H)*n sent and received per host, in log2 H crossings"},
     {SHOAL_COLLECTIVE_ALLREDUCE, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
@@ -120,13 +117,13 @@ static const struct shoal_algorithm entries[] = {
      is_root_best, "up to 3 ranks, root's output not shared",
      "p*n read, n written by root; staged: n read, n written by the others"},
     {SHOAL_COLLECTIVE_REDUCE, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, true, NULL, "otherwise",
-     "shared: n read, n/p written per rank; staged: (p-1)/p*n more, by root (p-1)/p*n once more"},
+     "shared, lent: n read, n/p written per rank; staged: (p-1)/p*n more, by root twice that"},
     {SHOAL_COLLECTIVE_REDUCE, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
      "n sent and received per host, in 2 crossings"},
     {SHOAL_COLLECTIVE_REDUCE_SCATTER, "direct", SHOAL_WHERE_ANY, DIRECT, NULL, false, NULL, DIRECT_WHEN,
      "n written, n read per rank"},
     {SHOAL_COLLECTIVE_REDUCE_SCATTER, "owners", SHOAL_WHERE_ONE_HOST, VARIANTS("owners"), shoal_owners_build, false, NULL,
-     "otherwise", "shared: n read, n/p written per rank; staged: (p-1)/p*n more"},
+     "otherwise", "shared, lent: n read, n/p written per rank; staged: (p-1)/p*n more"},
     {SHOAL_COLLECTIVE_REDUCE_SCATTER, "ring", SHOAL_WHERE_HOSTS, HOSTS("ring"), shoal_ring_build, false, is_large_for_sockets,
      RING_WHEN, "(H-1)/H*n sent and received per host, to and from one each, in H-1 crossings"},
     {SHOAL_COLLECTIVE_REDUCE_SCATTER, "mesh", SHOAL_WHERE_HOSTS, HOSTS("mesh"), shoal_mesh_build, false, NULL, "several hosts",
@@ -373,21 +370,34 @@ const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *se
     return NULL;
 }
 
+uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_block_operand operand, bool is_shared,
+                             bool is_on_device)
+{
+    if (!(operand == SHOAL_INPUT ? traits->is_input_reached : traits->is_output_reached))
+        return SHOAL_SHARING_NONE;
+    return is_shared                                  ? SHOAL_SHARING_SHARED
+           : is_on_device && traits->shape.is_reduced ? SHOAL_SHARING_LENT
+                                                      : SHOAL_SHARING_NONE;
+}
+
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type collective, int root)
 {
     const struct shoal_collective_traits *entry = shoal_collective_traits(collective);
-    int shared = 0, all = 0;
+    int counts[SHOAL_SHARING_LENT + 1] = {0}, all = 0;
     for (int r = 0; r < view->size; r++) {
         if (entry->is_input_reached && shoal_shape_contributes(&entry->shape, r, root)) {
-            shared += shoal_view_shares_input(view, r);
+            counts[view->shared_input ? view->shared_input[r] : SHOAL_SHARING_NONE]++;
             all++;
         }
         if (entry->is_output_reached && shoal_shape_receives(&entry->shape, r, root)) {
-            shared += shoal_view_shares_output(view, r);
+            counts[view->shared_output ? view->shared_output[r] : SHOAL_SHARING_NONE]++;
             all++;
         }
     }
-    return shared == 0 ? SHOAL_REACH_STAGED : shared == all ? SHOAL_REACH_SHARED : SHOAL_REACH_MIXED;
+    return counts[SHOAL_SHARING_NONE] == all     ? SHOAL_REACH_STAGED
+           : counts[SHOAL_SHARING_SHARED] == all ? SHOAL_REACH_SHARED
+           : counts[SHOAL_SHARING_LENT] == all   ? SHOAL_REACH_LENT
+                                                 : SHOAL_REACH_MIXED;
 }
 
 /* ---- Chunks -------------------------------------------------------------------------------------------------------------- */

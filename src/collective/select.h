@@ -8,7 +8,7 @@
 #include "plan/collective_type.h"
 
 /* How operands can be reached, for the names of entries that serve all mixtures. */
-enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SHOAL_REACH_END };
+enum shoal_reach { SHOAL_REACH_STAGED, SHOAL_REACH_MIXED, SHOAL_REACH_SHARED, SHOAL_REACH_LENT, SHOAL_REACH_END };
 
 /* Which communicators an entry serves. */
 enum shoal_where { SHOAL_WHERE_ANY, SHOAL_WHERE_ONE_HOST, SHOAL_WHERE_HOSTS };
@@ -78,6 +78,10 @@ const struct shoal_tuning_override *shoal_select_override(const struct shoal_sel
  * if override_out is not NULL, to the tuning override that chose the entry, or NULL. */
 const struct shoal_algorithm *shoal_select_plan(const struct shoal_selection *selection, const struct shoal_view *view,
                                                 int root, const struct shoal_tuning_override **override_out);
+
+/* Returns how an operand is shared (enum shoal_sharing) that is in memory from shoal_mem_alloc, or else on a device or not. */
+uint8_t shoal_select_sharing(const struct shoal_collective_traits *traits, enum shoal_block_operand operand, bool is_shared,
+                             bool is_on_device);
 
 /* Returns how the operands that the collective lets peers reach are shared. */
 enum shoal_reach shoal_select_reach(const struct shoal_view *view, enum shoal_collective_type collective, int root);

@@ -538,6 +538,9 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
     size_t count;
     const shoal_location *exposed = shoal_engine_exposed(engine, &count);
     for (size_t i = 0; i < count; i++) {
+        struct shoal_region *region = shoal_memory_at(context->memory, exposed[i]);
+        if (region && region->is_of_device) /* its port is not used again */
+            continue;
         /* Memory that another communicator's operation uses must not move. */
         const bool can_move = !shoal_progress_uses(context->progress, exposed[i]);
         shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm",
@@ -545,30 +548,28 @@ static void renew_exposed(struct shoal_context *context, const struct shoal_engi
                        can_move
                            ? "the contents move to fresh pages"
                            : "another communicator uses it, so it stays; if that rank continues, it may still write there");
-        if (!can_move)
-            continue;
-        struct shoal_region *region = shoal_memory_at(context->memory, exposed[i]);
-        if (region)
+        if (can_move && region)
             shoal_memory_renew(context->memory, region);
     }
 }
 
 /* Peers may be writing to this rank's shared memory when a communicator breaks. They stop within microseconds, when they next
- * check. A stopped process may resume at any time and cannot check, so the memory that it may write moves to fresh pages.
- * Returns with the lock held. */
-static void wait_until_quiet(struct shoal_context *context, struct shoal_engine *engine)
+ * check. A stopped process may resume at any time and cannot check, so the memory that it may write moves to fresh pages, and
+ * the result is false. Returns with the lock held. */
+static bool wait_until_quiet(struct shoal_context *context, struct shoal_engine *engine)
 {
     const uint64_t deadline_ns = shoal_clock_ns() + QUIET_WAIT_NS;
     int rank;
     while (!shoal_engine_is_quiet(engine, &rank)) {
         if (shoal_clock_ns() > deadline_ns) {
             renew_exposed(context, engine, rank);
-            return;
+            return false;
         }
         shoal_progress_unlock(context->progress);
         shoal_shm_link_wait(-1, 0, 1);
         shoal_progress_lock(context->progress);
     }
+    return true;
 }
 
 /* Adapters may be reading inputs on a device when a communicator breaks; only polling shows when they are done. A callback
@@ -606,7 +607,7 @@ void shoal_comm_free(struct shoal_comm *comm)
     shoal_progress_remove(context->progress, comm->engine);
     shoal_engine_close(comm->engine);
     context->has_broken |= shoal_engine_failure(comm->engine) != NULL;
-    wait_until_quiet(context, comm->engine);
+    comm->devices.is_borrowed = !wait_until_quiet(context, comm->engine);
     comm_wait_for_adapters(context, comm->engine, is_inside);
     if (!comm->is_finalized) /* otherwise finalize has written it */
         write_trace(comm);

@@ -1,9 +1,6 @@
 #include "comm/device_ports.h"
 
-#include <errno.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -14,36 +11,19 @@
 
 /* ---- Making and ending --------------------------------------------------------------------------------------------------- */
 
-/* Maps memory that is not copied into forked children, because the device writes to these pages. It is not a region, so data
- * that leave the host are copied to a bounce buffer: after a failure a stream may write here while an adapter still reads
- * (decision 41). */
-static enum shoal_status map_rings(struct shoal_context *context, struct shoal_devices_port *port)
-{
-    port->memory = mmap(NULL, port->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (port->memory == MAP_FAILED)
-        return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm",
-                              "cannot get %zu bytes of host memory for operands on a device (%s); a smaller "
-                              "SHOAL_GPU_UNIT_BYTES or "
-                              "SHOAL_CHUNK_BYTES needs less",
-                              port->bytes, strerror(errno));
-    shoal_memory_lock(context->memory);
-    shoal_memory_end_stale(context->memory, port->memory, port->bytes);
-    shoal_memory_unlock(context->memory);
-    return SHOAL_OK;
-}
-
 static enum shoal_status fill_port(struct shoal_context *context, void *driver_context, struct shoal_devices_port *port)
 {
     struct shoal_gpu_port_options options = {.context = driver_context,
                                              .slots = port->slots,
                                              .slot_bytes = shoal_gpu_unit_bytes(&context->settings.gpu),
                                              .counter_start = context->settings.engine.counter_start};
-    port->bytes = shoal_gpu_port_bytes(options.slots, options.slot_bytes);
-    SHOAL_TRY(map_rings(context, port));
-    options.memory = port->memory;
+    SHOAL_TRY(shoal_devices_memory_share(context, shoal_gpu_port_bytes(options.slots, options.slot_bytes), &port->memory));
+    options.memory = shoal_devices_memory_rings(&port->memory);
     const enum shoal_status status = shoal_gpu_port_open(context->drivers.gpu, &options, &port->port);
-    if (status != SHOAL_OK)
-        munmap(port->memory, port->bytes);
+    if (status == SHOAL_OK)
+        shoal_devices_memory_describe(&port->memory, port->port);
+    else
+        shoal_devices_memory_unmap(&port->memory);
     return status;
 }
 
@@ -62,7 +42,7 @@ static enum shoal_status make_port(struct shoal_context *context, void *driver_c
     }
     shoal_log_line(&context->log, SHOAL_LOG_INFO, "comm",
                    "operands on a device pass through %zu bytes of registered host memory, of one communicator at a time",
-                   port->bytes);
+                   port->memory.bytes);
     port->next_made = drivers->made;
     drivers->made = port;
     port->next = drivers->spare;
@@ -99,7 +79,7 @@ static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *p
     SHOAL_ASSERT(*link == port);
     *link = port->next_made;
     if (port->peers ? shoal_gpu_peers_close(port->peers) : shoal_gpu_port_close(port->port))
-        munmap(port->memory, port->bytes);
+        shoal_devices_memory_unmap(&port->memory);
     free(port);
 }
 
@@ -141,11 +121,17 @@ static void push_retired(struct shoal_drivers *drivers, struct shoal_devices_por
         continue;
 }
 
-/* Returns true if a retired port can leave the list now. Peers end when they leave, and the driver may delay that while a call
- * is under way. */
+/* Returns true if another communicator may use the port. */
+static bool can_be_spare(const struct shoal_devices_port *port)
+{
+    return port->port && !port->is_borrowed;
+}
+
+/* Returns true if a retired port can leave the list now. Ports that cannot be spare end when they leave, and the driver may
+ * delay that while a call is under way. */
 static bool can_leave(const struct shoal_drivers *drivers, const struct shoal_devices_port *port)
 {
-    return is_port_idle(port) && (port->port || !is_any_at_work(drivers));
+    return is_port_idle(port) && (can_be_spare(port) || !is_any_at_work(drivers));
 }
 
 /* Looks at retired ports; call with the drivers' lock held. Returns true if none is left. A port that is not idle stays, unless
@@ -159,7 +145,7 @@ static bool sweep(struct shoal_context *context, bool is_last)
         struct shoal_devices_port *next = port->next;
         SHOAL_ASSERT(!port->port != !port->peers);
         const bool is_free = can_leave(drivers, port);
-        if (is_free && port->port) {
+        if (is_free && can_be_spare(port)) {
             port->next = drivers->spare;
             drivers->spare = port;
         } else if (is_free || is_last) {
@@ -227,17 +213,18 @@ void shoal_devices_retire(struct shoal_context *context, struct shoal_devices_po
 }
 
 /* Removes a port from its communicator's list and retires it. */
-static void retire_from(struct shoal_context *context, struct shoal_devices_port **link)
+static void retire_from(struct shoal_context *context, struct shoal_devices_port **link, bool is_borrowed)
 {
     struct shoal_devices_port *port = *link;
     *link = port->next;
+    port->is_borrowed |= is_borrowed;
     shoal_devices_retire(context, port);
 }
 
 void shoal_devices_fini(struct shoal_comm *comm)
 {
     while (comm->devices.ports)
-        retire_from(comm->context, &comm->devices.ports);
+        retire_from(comm->context, &comm->devices.ports, comm->devices.is_borrowed);
     if (comm->devices.peers)
         shoal_devices_retire(comm->context, comm->devices.peers);
     pthread_mutex_destroy(&comm->devices.posting);
@@ -393,12 +380,11 @@ static enum shoal_status fill_peers(struct shoal_context *context, void *driver_
                                     const struct shoal_device_stage_options *stage, struct shoal_devices_port *port)
 {
     struct shoal_gpu_peers_options options = {.context = driver_context, .stage = *stage};
-    port->bytes = shoal_device_stage_bytes(stage);
-    SHOAL_TRY(map_rings(context, port));
-    options.memory = port->memory;
+    SHOAL_TRY(shoal_devices_memory_map(context, shoal_device_stage_bytes(stage), &port->memory));
+    options.memory = port->memory.at;
     const enum shoal_status status = shoal_gpu_peers_open(context->drivers.gpu, &options, &port->peers);
     if (status != SHOAL_OK)
-        munmap(port->memory, port->bytes);
+        shoal_devices_memory_unmap(&port->memory);
     return status;
 }
 

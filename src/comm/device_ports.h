@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "device/gpu.h"
+#include "comm/device_memory.h"
 
 struct shoal_comm;
 struct shoal_context;
@@ -28,13 +28,14 @@ struct shoal_devices_port {
     struct shoal_gpu_peers *peers; /* instead of `port`: what the communicator's GPUs need to sum among themselves */
     unsigned slots;                /* in each ring */
     bool is_counted;
-    void *memory; /* holds its rings */
-    size_t bytes;
+    bool is_borrowed; /* a peer that was stopped may still write into its rings: no other communicator uses it */
+    struct shoal_devices_memory memory; /* holds its rings */
 };
 
 /* What a communicator knows about devices. */
 struct shoal_devices {
     shoal_gpu_ask_fn ask;    /* NULL if the process had no driver when the communicator was made */
+    bool is_borrowed;        /* the communicator has failed, and a peer was stopped while it touched operands */
     pthread_mutex_t posting; /* guards the following fields and keeps calls in order */
     struct shoal_devices_port *ports;
     struct shoal_devices_port *peers; /* constant once the communicator is made; NULL if its GPUs do not sum among themselves */

@@ -149,6 +149,11 @@ bool shoal_device_ring_is_finished(const struct shoal_device_ring_operand *opera
     return has_reached(operand->ring, &last, last.number);
 }
 
+const char *shoal_device_ring_lent_at(const struct shoal_device_ring_operand *operand)
+{
+    return operand->units && !operand->stays ? shoal_device_ring_at(operand, 0, 0) : NULL;
+}
+
 void shoal_device_ring_drop(struct shoal_device_ring_operand *operand)
 {
     if (operand->units_released < operand->units)
@@ -256,4 +261,24 @@ char *shoal_device_ring_at(const struct shoal_device_ring_operand *operand, int 
     const size_t slot = (operand->first + at / operand->unit_elements) % ring->slots;
     return ring->data + slot * ring->slot_bytes + (size_t)part * operand->row_bytes +
            at % operand->unit_elements * operand->element;
+}
+
+/* ---- Rings that peers reach ---------------------------------------------------------------------------------------------- */
+
+void shoal_device_card_describe(struct shoal_device_card *card, const struct shoal_device_ring *ring)
+{
+    card->rings[ring->is_inward].data = (uint64_t)(ring->data - (const char *)card);
+    card->rings[ring->is_inward].slots = ring->slots;
+    card->rings[ring->is_inward].slot_bytes = ring->slot_bytes;
+}
+
+char *shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
+{
+    const size_t slots = (size_t)lent->card->rings[lent->is_inward].slots;
+    const size_t slot_bytes = (size_t)lent->card->rings[lent->is_inward].slot_bytes;
+    char *const data = (char *)(uintptr_t)lent->card + lent->card->rings[lent->is_inward].data;
+    const size_t unit = row_elements(slot_bytes, lent->most_parts, lent->element);
+    const size_t slot = ((size_t)(lent->first - data) / slot_bytes + at / unit) % slots;
+    *run = shoal_min_size(*run, unit - at % unit);
+    return data + slot * slot_bytes + ((size_t)part * unit + at % unit) * lent->element;
 }

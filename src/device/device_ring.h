@@ -24,6 +24,9 @@
  *   stays    stream: wait done >= k-1, ready = k               engine: ready >= k: put; done = k when all puts have completed
  *            stream, at the end of the call: wait done >= k
  *
+ * Peers may reach a ring, if its memory is shared. They neither wait nor count: a rank that lends a range to them (plan/plan.h)
+ * has found it ready, and releases it when they have returned it. A card, next to the rings, tells them where the slots are.
+ *
  * Threads: a poster reserves units and puts the stream's work on the stream, one thread at a time under its own lock. The
  * functions for the engine are called under the progress engine's lock. Both may run at once. */
 #ifndef SHOAL_DEVICE_DEVICE_RING_H
@@ -147,6 +150,32 @@ void shoal_device_ring_release(struct shoal_device_ring_operand *operand, size_t
 bool shoal_device_ring_is_finished(const struct shoal_device_ring_operand *operand);
 /* If a range was not released, also releases the ring for good. */
 void shoal_device_ring_drop(struct shoal_device_ring_operand *operand);
+/* Returns the address of the first element, from which peers that have mapped the ring find all others; NULL if it has none. */
+const char *shoal_device_ring_lent_at(const struct shoal_device_ring_operand *operand);
+
+/* ---- Rings that peers reach ---------------------------------------------------------------------------------------------- */
+
+/* Describes the two rings of a port to peers that have mapped them. Constant once filled in. */
+struct shoal_device_card {
+    struct {
+        uint64_t data; /* slot 0, in bytes from the card */
+        uint64_t slots;
+        uint64_t slot_bytes;
+    } rings[2]; /* by whether the ring is inward */
+};
+
+/* Fills in the half of the card, in the same shared memory, that describes the ring. */
+void shoal_device_card_describe(struct shoal_device_card *card, const struct shoal_device_ring *ring);
+/* A peer's operand, as this process has mapped its ring. */
+struct shoal_device_lent {
+    const struct shoal_device_card *card;
+    bool is_inward;
+    const char *first; /* as its rank's `lent_at` returned it */
+    int most_parts;    /* as in shoal_device_ring_open() */
+    size_t element;
+};
+/* Returns the address of element `at` of a part. *run is reduced to the number of contiguous elements from there. */
+char *shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
 
 /* ---- Queries of the poster about unit 0, 1, ... of an operand ------------------------------------------------------------ */
 

@@ -97,6 +97,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
     }
     memcpy(cached->shared, view->shared_input, flags);
+    cached->is_lent = memchr(cached->shared, SHOAL_SHARING_LENT, flags) != NULL;
     cache_find_named(&cached->plan, cached->named);
     cached->entry = entry;
     cached->root = request->call.root;
@@ -112,20 +113,33 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     return SHOAL_OK;
 }
 
+/* This rank's own hints may have been replaced by those of its host's leader. */
+static uint8_t find_sharing(const struct shoal_engine *engine, const struct shoal_request *request, int rank,
+                            const struct shoal_announcement *announcement, enum shoal_block_operand operand)
+{
+    const bool is_input = operand == SHOAL_INPUT;
+    const uint8_t hint = is_input ? SHOAL_HINT_LENT_INPUT : SHOAL_HINT_LENT_OUTPUT;
+    const bool is_lent =
+        rank == engine->rank ? shoal_call_operand(&request->call, operand) != NULL : announcement->descriptor.hints & hint;
+    if (!(is_input ? announcement->input : announcement->output))
+        return SHOAL_SHARING_NONE;
+    return is_lent ? SHOAL_SHARING_LENT : SHOAL_SHARING_SHARED;
+}
+
 /* Operands of remote ranks are never shared with this rank. */
 static void find_shared(struct shoal_engine *engine, const struct shoal_request *request, uint8_t *shared)
 {
     const size_t size = (size_t)engine->size;
     for (size_t r = 0; r < size; r++) {
-        shared[r] = shared[size + r] = 0;
+        shared[r] = shared[size + r] = SHOAL_SHARING_NONE;
         if (!shoal_engine_is_local(engine, (int)r))
             continue;
         const struct shoal_announcement *announcement =
             (int)r == engine->rank ? &request->announcement
                                    : engine->ops->announcement(engine->transport, (int)r, request->sequence);
         SHOAL_ASSERT(announcement); /* the ranks of this host have announced the operation */
-        shared[r] = announcement->input != 0;
-        shared[size + r] = announcement->output != 0;
+        shared[r] = find_sharing(engine, request, (int)r, announcement, SHOAL_INPUT);
+        shared[size + r] = find_sharing(engine, request, (int)r, announcement, SHOAL_OUTPUT);
     }
 }
 
@@ -143,10 +157,11 @@ static bool is_guess(const struct shoal_engine *engine, const struct shoal_reque
                      const struct shoal_selection *selection, const struct shoal_cached_plan *cached)
 {
     const uint8_t *shared = cached->shared;
+    const struct shoal_announcement *own = &request->announcement;
     const struct shoal_view view = view_of(engine, request, shared);
     return cached->early_steps && cached->entry->collective == request->call.collective && cached->root == request->call.root &&
-           shared[engine->rank] == (request->announcement.input != 0) &&
-           shared[engine->size + engine->rank] == (request->announcement.output != 0) &&
+           shared[engine->rank] == find_sharing(engine, request, engine->rank, own, SHOAL_INPUT) &&
+           shared[engine->size + engine->rank] == find_sharing(engine, request, engine->rank, own, SHOAL_OUTPUT) &&
            shoal_select_plan(selection, &view, request->call.root, NULL) == cached->entry;
 }
 

@@ -360,14 +360,19 @@ static bool may_announce(struct shoal_engine *engine, struct shoal_request *requ
     return request->sequence - completed <= kept;
 }
 
-/* Returns where peers can reach an operand, or 0. An operand that no plan names is not announced, because the program may free
- * it earlier. */
-static shoal_location locate_operand(struct shoal_engine *engine, const struct shoal_request *request,
+/* Announces where peers can reach an operand, if they can. An operand that no plan names is not announced, because the program
+ * may free it earlier. A rank that is alone on its host lends to nobody. */
+static shoal_location locate_operand(struct shoal_engine *engine, struct shoal_request *request,
                                      enum shoal_block_operand operand)
 {
     const struct shoal_call_memory memory =
         shoal_call_locate(&request->call, operand, engine->rank, engine->size, request->element_bytes);
-    return memory.at ? engine->ops->locate(engine->transport, memory.at, memory.bytes) : 0;
+    if (!memory.at || (memory.is_lent && engine->locals == 1))
+        return 0;
+    const shoal_location location = engine->ops->locate(engine->transport, memory.at, memory.bytes);
+    if (memory.is_lent && location)
+        request->announcement.descriptor.hints |= operand == SHOAL_INPUT ? SHOAL_HINT_LENT_INPUT : SHOAL_HINT_LENT_OUTPUT;
+    return location;
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
@@ -455,9 +460,9 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     };
     announcement->input = announcement->output = 0;
     if (!request->is_direct) {
+        announcement->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
         announcement->input = locate_operand(engine, request, SHOAL_INPUT);
         announcement->output = locate_operand(engine, request, SHOAL_OUTPUT);
-        announcement->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
     }
     engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = announcement->descriptor;
     engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;

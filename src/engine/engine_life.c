@@ -47,7 +47,7 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
 {
     const uint64_t start = engine->settings->counter_start;
     const size_t size = (size_t)engine->size;
-    engine->addresses = calloc(SHOAL_ACTIVE_MAX * 2 * size, sizeof *engine->addresses);
+    engine->addresses = calloc(SHOAL_ACTIVE_MAX * 4 * size, sizeof *engine->addresses);
     engine->sources = calloc(size, sizeof(const void *));
     engine->dests = calloc(size + 1, sizeof(void *));
     engine->scaled = calloc(size, sizeof(const void *));

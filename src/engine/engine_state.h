@@ -35,7 +35,8 @@ struct shoal_cached_plan {
     const struct shoal_algorithm *entry;
     enum shoal_collective_type collective;
     int root;
-    uint8_t *shared; /* [2 * size]: ranks whose input is shared, ranks whose output is */
+    uint8_t *shared; /* [2 * size]: enum shoal_sharing of each rank's input, of each rank's output */
+    bool is_lent;    /* some rank lends an operand */
     uint8_t *named;  /* [2 * size]: ranks whose input, whose output this rank's plan names */
     enum shoal_reach reach;
     uint32_t early_steps; /* shoal_plan_count_early */
@@ -96,6 +97,7 @@ struct shoal_request {
             uint32_t early_steps;             /* steps of the first chunk that ran before all announcements arrived */
             struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
             void **memory[2];                 /* [size] each rank's operands in this process; NULL if out of reach */
+            void **cards[2];                  /* [size] struct shoal_device_card of lent operands, in this process */
             size_t chunk_elements;            /* per whole operand, or per part */
             size_t part_stride;               /* elements from part to part of a partitioned staging buffer */
             size_t chunk_count;
@@ -170,14 +172,14 @@ struct shoal_engine {
     const struct shoal_clock_anchor *anchor;
 
     struct shoal_intake intake;
-    void **addresses; /* [SHOAL_ACTIVE_MAX][2 * size] */
+    void **addresses; /* [SHOAL_ACTIVE_MAX][4 * size] */
     struct shoal_peer_set *peer_sets;
     char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] scratch: the data that a round sends */
     const void **sources; /* [size] scratch */
     void **dests;         /* [size + 1] scratch */
     const void **scaled;  /* [size] scratch: the sources, after some had to be scaled */
     uint16_t *nearest;    /* [size] scratch of blame.c */
-    uint8_t *shared;      /* [2 * size] scratch: ranks whose input is shared, ranks whose output is */
+    uint8_t *shared;      /* [2 * size] scratch: like that of a cached plan */
 
     struct shoal_runner runner;
 

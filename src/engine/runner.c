@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "device/device_ring.h"
 #include "engine/call_sizes.h"
 #include "engine/engine_state.h"
 #include "engine/reduce_step.h"
@@ -162,9 +163,10 @@ static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, un
 /* Returns this rank's operands that a step names, including staging buffers, as bits. */
 static unsigned find_own(const struct shoal_engine *engine, const struct shoal_plan *plan, const struct shoal_step *step)
 {
-    const struct shoal_block *blocks = &plan->blocks[step->first_block];
-    unsigned own = 0;
-    for (unsigned i = 0; i < (unsigned)step->source_count + step->dest_count; i++)
+    const unsigned count = (unsigned)step->source_count + step->dest_count;
+    const struct shoal_block *blocks = count ? &plan->blocks[step->first_block] : NULL;
+    unsigned own = step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank ? step->value : 0;
+    for (unsigned i = 0; i < count; i++)
         own |= blocks[i].rank == engine->rank ? 1u << blocks[i].operand : 0;
     return own;
 }
@@ -175,6 +177,18 @@ static bool can_touch(struct shoal_engine *engine, struct shoal_chunk *chunk, co
 }
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
+
+/* Maps a lent operand: its first element, and the card that describes its ring, at the beginning of the same segment. */
+static enum shoal_status map_lent(struct shoal_engine *engine, const struct shoal_request *request,
+                                  enum shoal_block_operand operand, int owner, shoal_location first, void **memory_out)
+{
+    const shoal_location card = shoal_location_of(shoal_location_segment(first), 0);
+    void **const card_out = &request->cards[operand][owner];
+    enum shoal_status status = SHOAL_OK;
+    *card_out = engine->ops->reach(engine->transport, owner, card, sizeof(struct shoal_device_card), &status);
+    *memory_out = *card_out ? engine->ops->reach(engine->transport, owner, first, 1, &status) : NULL;
+    return status;
+}
 
 /* Maps an operand of a peer, or finds that of this rank. *memory_out is NULL if it is not in reach. */
 static enum shoal_status map_operand(struct shoal_engine *engine, const struct shoal_request *request,
@@ -189,6 +203,8 @@ static enum shoal_status map_operand(struct shoal_engine *engine, const struct s
     const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, owner, request->sequence);
     const shoal_location location = is_input ? announcement->input : announcement->output;
     const size_t bytes = shoal_call_bytes(call, operand, engine->rank, engine->size, request->element_bytes, owner);
+    if (location && request->cached->shared[(is_input ? 0 : engine->size) + owner] == SHOAL_SHARING_LENT)
+        return map_lent(engine, request, operand, owner, location, memory_out);
     if (location && (bytes || !is_input))
         *memory_out = engine->ops->reach(engine->transport, owner, location, bytes, &status);
     return status;
@@ -198,8 +214,11 @@ static enum shoal_status map_operand(struct shoal_engine *engine, const struct s
 static enum shoal_status map_operands(struct shoal_engine *engine, struct shoal_request *request)
 {
     enum shoal_status status = SHOAL_OK;
-    request->memory[SHOAL_INPUT] = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)engine->size;
+    request->memory[SHOAL_INPUT] = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 4 * (size_t)engine->size;
     request->memory[SHOAL_OUTPUT] = request->memory[SHOAL_INPUT] + engine->size;
+    request->cards[SHOAL_INPUT] = request->memory[SHOAL_OUTPUT] + engine->size;
+    request->cards[SHOAL_OUTPUT] = request->cards[SHOAL_INPUT] + engine->size;
+    memset(request->cards[SHOAL_INPUT], 0, 2 * (size_t)engine->size * sizeof *request->cards[SHOAL_INPUT]);
     for (int r = 0; r < engine->size && status == SHOAL_OK; r++) {
         status = map_operand(engine, request, SHOAL_INPUT, r, &request->memory[SHOAL_INPUT][r]);
         if (status == SHOAL_OK)
@@ -423,9 +442,11 @@ static bool run_is_locally_complete(const struct shoal_engine *engine, unsigned 
     return SHOAL_LIKELY(!engine->ops->is_locally_complete) || engine->ops->is_locally_complete(engine->transport, slot);
 }
 
-static bool is_met(struct shoal_engine *engine, unsigned slot, const struct shoal_step *step)
+static bool is_met(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
-    if (step->peer == engine->rank) /* it waits for this rank's own puts */
+    if (step->peer == engine->rank && step->value)
+        return can_touch(engine, chunk, step); /* what it is to lend */
+    if (step->peer == engine->rank)            /* it waits for this rank's own puts */
         return run_is_locally_complete(engine, slot);
     const uint64_t base = engine->runner.slot_base[slot * (unsigned)engine->size + step->peer];
     /* Signed: while a credit is still owed, the counter is below the base. */
@@ -477,16 +498,23 @@ static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal
            source->operand == SHOAL_INPUT;
 }
 
-/* Lets the owner of the input do the step. A rank that fails publishes its failure, and then owners go on, which may write to
- * memory that this rank's owner is reading. So the data count only if no rank has failed by the time they were read. A failure
- * that is being published counts as well, because a rank that finds another one publishing waits only a moment. */
+/* A rank that fails publishes its failure, and then owners go on, which may write to memory that this rank, or its owner, is
+ * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
+ * well, because a rank that finds another one publishing waits only a moment. */
+static bool do_data_count(struct shoal_engine *engine)
+{
+    struct shoal_failure failure;
+    return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
+           !engine->ops->failed(engine->transport, &failure);
+}
+
+/* Lets the owner of the input do the step. */
 static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const struct shoal_chunk *chunk,
                                             const struct shoal_step *step)
 {
     struct shoal_request *request = chunk->request;
     struct shoal_operand *input = shoal_call_operand(&request->call, SHOAL_INPUT);
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
-    struct shoal_failure failure;
     const enum shoal_operand_does does =
         input->ops->run(input, blocks[0], blocks[step->source_count], shoal_extent_chunk(chunk));
     if (does == SHOAL_OPERAND_IS_AT_WORK)
@@ -495,16 +523,16 @@ static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const s
         return does;
     if (request->unready.begin == chunk->first)
         request->unready.operand = 0;
-    const bool is_failing = engine->ops->is_failing && engine->ops->is_failing(engine->transport);
-    return is_failing || engine->ops->failed(engine->transport, &failure) ? SHOAL_OPERAND_IS_AT_WORK : does;
+    return do_data_count(engine) ? does : SHOAL_OPERAND_IS_AT_WORK;
 }
 
 /* Returns true if the step is done, false if it has to wait. */
 static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
                             const struct shoal_step *step)
 {
+    const bool is_lent = SHOAL_UNLIKELY(chunk->request->cached->is_lent);
     if (SHOAL_UNLIKELY(chunk->posted))
-        return has_work_ended(engine, chunk);
+        return has_work_ended(engine, chunk) && (!is_lent || do_data_count(engine));
     if (shoal_operand_runs(shoal_call_operand(&chunk->request->call, SHOAL_INPUT))) {
         const enum shoal_operand_does does = run_by_owner(engine, chunk, step);
         if (does != SHOAL_OPERAND_DOES_NOTHING)
@@ -518,7 +546,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         return false;
     const struct shoal_extent_scratch scratch = {engine->sources, engine->dests, engine->scaled};
     shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &scratch);
-    return true;
+    return !is_lent || do_data_count(engine);
 }
 
 /* Returns true if the step is done, false if it has to wait or has failed. */
@@ -528,7 +556,7 @@ static bool run_step(struct shoal_engine *engine, struct shoal_chunk *chunk, uns
     SHOAL_ASSERT(step->peer < engine->size);
     switch ((enum shoal_step_kind)step->kind) {
     case SHOAL_STEP_WAIT:
-        return is_met(engine, slot, step);
+        return is_met(engine, chunk, slot, step);
     case SHOAL_STEP_SIGNAL:
         engine->ops->signal(engine->transport, step->peer, slot);
         engine->must_flush = true;
@@ -738,7 +766,8 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
     if (!chunk || chunk->step == plan->step_count)
         return chunk || request->state == SHOAL_REQUEST_DONE;
     const struct shoal_step *step = &plan->steps[chunk->step];
-    return (step->kind == SHOAL_STEP_PUT && !chunk->posted) || (step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank);
+    const bool is_own_wait = step->kind == SHOAL_STEP_WAIT && step->peer == engine->rank && !step->value;
+    return is_own_wait || (step->kind == SHOAL_STEP_PUT && !chunk->posted);
 }
 
 bool shoal_runner_is_helped(const struct shoal_engine *engine, const struct shoal_request *request)

@@ -490,7 +490,8 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_alg
 {
     static const char *const reaches[] = {"no operand that peers could use is in shared memory",
                                           "some operands that peers can use are in shared memory",
-                                          "all operands that peers can use are in shared memory"};
+                                          "all operands that peers can use are in shared memory",
+                                          "sums read and write the rings through which operands on GPUs pass"};
     fprintf(out, "algorithm %s, ", entry->variants[reach]);
     if (override)
         fprintf(out, "because of the tuning override %s:%d\n", inquiry->tuning.source, override->line);
@@ -590,6 +591,8 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
           "copy: a reduce of one block; wait 2 #1: for rank 2's first signal of this chunk\n"
           "wait 2 credit: until rank 2 has read the previous chunk\n",
           out);
+    if (shoal_view_lends(&inquiry->view, 0) && !inquiry->selection.is_on_devices)
+        fputs("wait to lend in, out: until the chunk's input is in this rank's ring, and there is room for its output\n", out);
     if (inquiry->hosts > 1)
         fputs("@5+2: in bin 5 of the staging buffer and the next one; put: into a remote one, after its clear-to-send\n"
               "partial: a sum to which later steps add; wait puts: until this rank's puts are locally complete\n",
@@ -604,17 +607,19 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
     return SHOAL_OK;
 }
 
-/* Counts the ranks whose plan only sends their input, with rank 0 as the root. */
+/* Counts the ranks whose plan only sends their input, with rank 0 as the root. An input that stays is not lent. */
 static int count_stays(const struct inquiry *inquiry)
 {
-    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &inquiry->view, 0, NULL);
+    struct shoal_view view = inquiry->view;
+    view.shared_input = view.shared_output = NULL;
+    const struct shoal_algorithm *entry = shoal_select_plan(&inquiry->selection, &view, 0, NULL);
     const int ranks = inquiry->question->ranks;
     int count = 0;
     for (int rank = 0; rank < ranks; rank++) {
         struct shoal_plan plan;
         bool copies;
         shoal_plan_init(&plan, rank, ranks);
-        entry->build(&plan, &inquiry->view, rank, 0);
+        entry->build(&plan, &view, rank, 0);
         count += plan.status == SHOAL_OK && shoal_shape_contributes(&inquiry->entry->shape, rank, 0) &&
                  shoal_plan_only_sends_input(&plan, &copies);
         shoal_plan_fini(&plan);
@@ -649,9 +654,11 @@ static void explain_gpus(const struct inquiry *inquiry, FILE *out)
         fputs("\noperands on GPUs: the GPUs copy and reduce, and no byte passes through host memory; ranks signal and wait\n",
               out);
     else
-        fputs("\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time,\n"
-              "while ranks and network work on other units; the plan is that of ordinary memory\n",
-              out);
+        fprintf(out,
+                "\noperands on GPUs: their copy engines move them through host memory in units, in and out at the same time,\n"
+                "while ranks and network work on other units; %s\n",
+                inquiry->entry->shape.is_reduced ? "the ranks of a host reach each other's units"
+                                                 : "the plan is that of ordinary memory");
     if (!inquiry->selection.is_on_devices)
         explain_stays(inquiry, out);
     fputs("this host has:\n", out);
@@ -723,7 +730,7 @@ static void print_json_call(const struct inquiry *inquiry, FILE *out)
 static void print_json_choice(const struct inquiry *inquiry, const struct shoal_algorithm *entry,
                               const struct shoal_tuning_override *override, enum shoal_reach reach, FILE *out)
 {
-    static const char *const reaches[] = {"plain", "some shared", "shared"};
+    static const char *const reaches[] = {"plain", "some shared", "shared", "lent"};
     fprintf(out, ",\"algorithm\":\"%s\",\"operands\":\"%s\",", entry->variants[reach],
             inquiry->is_overwritten ? reaches[0] : reaches[reach]);
     print_json_why(inquiry, entry, override, out);
@@ -879,9 +886,11 @@ static enum shoal_status answer(const struct shoal_question *question, FILE *out
     inquiry.is_partitioned = inquiry.entry->shape.is_input_partitioned || inquiry.entry->shape.is_output_partitioned;
     inquiry.is_overwritten =
         question->in_place && inquiry.entry->shape.is_input_partitioned && inquiry.entry->shape.is_output_partitioned;
-    memset(input, question->shared_input && inquiry.entry->is_input_reached && !inquiry.is_overwritten, sizeof input);
-    memset(output, question->shared_output && inquiry.entry->is_output_reached, sizeof output);
     inquiry.is_on_gpus = question->struct_bytes >= sizeof *question && question->on_gpus;
+    const bool is_input_shared = question->shared_input && !inquiry.is_overwritten;
+    memset(input, shoal_select_sharing(inquiry.entry, SHOAL_INPUT, is_input_shared, inquiry.is_on_gpus), sizeof input);
+    memset(output, shoal_select_sharing(inquiry.entry, SHOAL_OUTPUT, question->shared_output, inquiry.is_on_gpus),
+           sizeof output);
     inquiry.hosts = question->struct_bytes < offsetof(struct shoal_question, on_gpus) ? 1
                     : question->hosts > (size_t)SHOAL_PLAN_RANKS_MAX                  ? SHOAL_PLAN_RANKS_MAX
                                                                                       : (int)question->hosts;

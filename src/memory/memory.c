@@ -198,7 +198,7 @@ struct shoal_region *shoal_memory_at(const struct shoal_memory *memory, shoal_lo
 
 void shoal_memory_renew(struct shoal_memory *memory, struct shoal_region *region)
 {
-    if (region->owner != SHOAL_REGION_OWN)
+    if (region->owner != SHOAL_REGION_OWN || region->is_of_device)
         return;
     forget_registration(region);
     SHOAL_ASSERT(region->segment && !region->segment->is_foreign);
@@ -310,12 +310,12 @@ void shoal_memory_end_stale(struct shoal_memory *memory, const void *address, si
     }
 }
 
-static enum shoal_status make_own(struct shoal_memory *memory, size_t bytes, size_t pad, void **address_out)
+/* Adds a region of Shoal's own, with the fields that `like` sets. */
+static enum shoal_status make_own(struct shoal_memory *memory, const struct shoal_region *like, size_t pad, const char *what,
+                                  void **address_out)
 {
-    const size_t total = shoal_round_up(shoal_max_size(bytes, 1), SHOAL_PAGE) + pad;
+    const size_t total = shoal_round_up(shoal_max_size(like->bytes, 1), SHOAL_PAGE) + pad;
     struct shoal_segment *segment;
-    char what[64];
-    snprintf(what, sizeof what, "shoal_mem_alloc of %zu bytes", bytes);
     shoal_memory_spare_descriptors(memory, 1);
     SHOAL_TRY(shoal_segment_create(memory->log, "shoal-memory", total, &segment));
     enum shoal_status status = shoal_memory_reserve(memory, segment, pad, total - pad, what);
@@ -323,14 +323,16 @@ static enum shoal_status make_own(struct shoal_memory *memory, size_t bytes, siz
         shoal_segment_put(segment);
         return status;
     }
-    const struct shoal_region own = {.kind = SHOAL_REGION_SHARED,
-                                     .owner = SHOAL_REGION_OWN,
-                                     .begin = segment->base + pad,
-                                     .bytes = bytes,
-                                     .segment = segment};
+    struct shoal_region own = *like;
+    own.kind = SHOAL_REGION_SHARED;
+    own.owner = SHOAL_REGION_OWN;
+    own.begin = segment->base + pad;
+    own.segment = segment;
     shoal_memory_lock(memory);
     shoal_memory_end_stale(memory, segment->base, segment->bytes);
     status = add_region(memory, &own);
+    if (status == SHOAL_OK && own.is_of_device)
+        (void)shoal_segment_pin(segment);
     shoal_memory_unlock(memory);
     if (status == SHOAL_OK)
         *address_out = own.begin;
@@ -348,10 +350,21 @@ enum shoal_status shoal_memory_alloc(struct shoal_memory *memory, size_t bytes, 
     shoal_memory_lock(memory);
     void *cached = take_cached(memory, bytes);
     shoal_memory_unlock(memory);
-    if (!cached)
-        return make_own(memory, bytes, pad, address_out);
-    *address_out = cached;
-    return SHOAL_OK;
+    if (cached) {
+        *address_out = cached;
+        return SHOAL_OK;
+    }
+    char what[64];
+    snprintf(what, sizeof what, "shoal_mem_alloc of %zu bytes", bytes);
+    return make_own(memory, &(struct shoal_region){.bytes = bytes}, pad, what, address_out);
+}
+
+enum shoal_status shoal_memory_alloc_for_device(struct shoal_memory *memory, size_t bytes, const char *what, void **address_out)
+{
+    if (bytes > SHOAL_LOCATION_OFFSET_MAX - SHOAL_PAGE)
+        return shoal_log_fail(memory->log, SHOAL_ERR_ARGUMENT, "memory", "%s of %zu bytes: at most a TiB in one piece", what,
+                              bytes);
+    return make_own(memory, &(struct shoal_region){.bytes = bytes, .is_of_device = true}, 0, what, address_out);
 }
 
 /* Returns the region in use that begins there and has that owner, or NULL. */
@@ -359,6 +372,16 @@ static struct shoal_region *find_begin(struct shoal_memory *memory, const void *
 {
     struct shoal_region *region = shoal_region_table_at(&memory->table, address);
     return region && region->begin == address && region->owner == owner && !region->freed ? region : NULL;
+}
+
+void shoal_memory_free_of_device(struct shoal_memory *memory, void *address)
+{
+    shoal_memory_lock(memory);
+    struct shoal_region *region = find_begin(memory, address, SHOAL_REGION_OWN);
+    SHOAL_ASSERT(region && region->is_of_device);
+    shoal_segment_unpin(region->segment);
+    end_region(memory, region);
+    shoal_memory_unlock(memory);
 }
 
 static enum shoal_status end_found(struct shoal_memory *memory, void *address, enum shoal_region_owner owner)

@@ -51,6 +51,7 @@ struct shoal_region {
     char *begin;                             /* the user's address */
     size_t bytes;                            /* the user's size; 0 is possible for owner OWN */
     struct shoal_segment *segment;           /* NULL for kind HOST */
+    bool is_of_device;                       /* a device may write to it at any time: adapters must not read it (decision 41) */
     struct shoal_registration *registration; /* NULL if no adapter knows it */
     bool *is_exported;                       /* [export_count], by the peer's index: the peer has its descriptor */
     size_t export_count;
@@ -122,6 +123,14 @@ SHOAL_MUST_USE enum shoal_status shoal_memory_free(struct shoal_memory *memory, 
  * write to it. */
 SHOAL_MUST_USE enum shoal_status shoal_memory_keep(struct shoal_memory *memory, void *address);
 
+/* Allocates a region that a device reads and writes, and that peers can map. It begins at its segment's first byte and is
+ * zeroed. It stays on its pages, and they stay mapped, until it is freed; if it never is, until the process ends. `what` names
+ * it in messages. Returns ERR_ARGUMENT, ERR_MEMORY or ERR_SYSTEM. Acquires the guard itself. */
+SHOAL_MUST_USE enum shoal_status shoal_memory_alloc_for_device(struct shoal_memory *memory, size_t bytes, const char *what,
+                                                               void **address_out);
+/* Frees such a region. Call it when no device can use it. Acquires the guard itself. */
+void shoal_memory_free_of_device(struct shoal_memory *memory, void *address);
+
 /* Registers a range of the user's, bytes > 0. fd >= 0: the range is a shared mapping of that descriptor from offset on; the
  * region is SHARED and keeps a duplicate of fd. fd < 0: the region is HOST. The user must keep the range mapped until it is
  * deregistered. Returns ERR_ARGUMENT (it overlaps a region, or fd does not contain it), ERR_MEMORY or ERR_SYSTEM. */
@@ -157,7 +166,7 @@ void shoal_memory_forget_peer(struct shoal_memory *memory, size_t peer);
 
 /* Moves a region from shoal_memory_alloc() to fresh pages at the same addresses, under a new number. Peers keep the old pages
  * until they learn that the old number is revoked. If no pages are left, or if an operation under way still reads the region
- * through a network adapter, the region stays, which is logged. Regions of the user always stay. */
+ * through a network adapter, the region stays, which is logged. Regions of the user and of devices always stay. */
 void shoal_memory_renew(struct shoal_memory *memory, struct shoal_region *region);
 
 struct shoal_memory_counts {

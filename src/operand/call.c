@@ -270,8 +270,6 @@ static bool can_reach(const struct shoal_call *call, enum shoal_block_operand op
     const struct shoal_collective_traits *traits = shoal_collective_traits(call->collective);
     const bool is_overwritten =
         call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
-    if (shoal_call_operand(call, operand))
-        return false;
     if (operand == SHOAL_INPUT)
         return traits->is_input_reached && !is_overwritten && shoal_shape_contributes(&traits->shape, rank, call->root);
     return traits->is_output_reached && (!call->layout || call->layout->is_received_in_row) &&
@@ -281,8 +279,12 @@ static bool can_reach(const struct shoal_call *call, enum shoal_block_operand op
 struct shoal_call_memory shoal_call_locate(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
                                            size_t element_bytes)
 {
-    if (!can_reach(call, operand, rank))
+    const struct shoal_operand *object = shoal_call_operand(call, operand);
+    const bool is_borrowed = shoal_collective_traits(call->collective)->shape.is_reduced;
+    if (!can_reach(call, operand, rank) || (object && !(is_borrowed && object->ops->lent_at)))
         return (struct shoal_call_memory){.at = NULL};
+    if (object)
+        return (struct shoal_call_memory){.at = object->ops->lent_at(object), .bytes = 1, .is_lent = true};
     return (struct shoal_call_memory){.at = operand == SHOAL_INPUT ? call->input : call->output,
                                       .bytes = shoal_call_bytes(call, operand, rank, size, element_bytes, rank)};
 }

@@ -156,9 +156,10 @@ size_t shoal_call_bytes(const struct shoal_call *call, enum shoal_block_operand 
 struct shoal_call_memory {
     const void *at;
     size_t bytes;
+    bool is_lent; /* `at` is its first element, in a ring */
 };
-/* Returns where peers can reach an operand of this rank, if algorithms use that. A peer touches only operands that its plan
- * names, and this rank's plan ends after that. */
+/* Returns where peers can reach an operand of this rank, if algorithms use that. An operand that is only lent is returned for
+ * calls that borrow: reductions. A peer touches only operands that its plan names, and this rank's plan ends after that. */
 struct shoal_call_memory shoal_call_locate(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
                                            size_t element_bytes);
 

@@ -34,6 +34,11 @@ static bool copy_is_finished(const struct shoal_operand *operand)
     return shoal_device_ring_is_finished(device_copy_of(operand)->copied);
 }
 
+static const char *copy_lent_at(const struct shoal_operand *operand)
+{
+    return shoal_device_ring_lent_at(device_copy_of(operand)->copied);
+}
+
 static void copy_drop(struct shoal_operand *operand)
 {
     shoal_device_ring_drop(device_copy_of(operand)->copied);
@@ -43,6 +48,7 @@ static void copy_drop(struct shoal_operand *operand)
 static const struct shoal_operand_ops copy_ops = {.address = copy_address,
                                                   .is_ready = copy_is_ready,
                                                   .release = copy_release,
+                                                  .lent_at = copy_lent_at,
                                                   .is_finished = copy_is_finished,
                                                   .drop = copy_drop};
 

@@ -216,6 +216,14 @@ void shoal_plan_wait_puts(struct shoal_plan *plan)
     plan_append_step(plan, SHOAL_STEP_WAIT, plan->rank);
 }
 
+void shoal_plan_wait_to_lend(struct shoal_plan *plan, unsigned operands)
+{
+    struct shoal_step *step = plan_append_step(plan, SHOAL_STEP_WAIT, plan->rank);
+    SHOAL_ASSERT(operands && !(operands & ~(SHOAL_LEND_INPUT | SHOAL_LEND_OUTPUT)));
+    if (step)
+        step->value = operands;
+}
+
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer)
 {
     if (plan->status != SHOAL_OK)
@@ -245,8 +253,8 @@ struct shoal_view shoal_view_mask(const struct shoal_view *view, int rank, uint8
 
     for (int peer = 0; peer < view->size; peer++) {
         const bool is_known = shoal_view_reaches(view, rank, peer);
-        flags[peer] = is_known && shoal_view_shares_input(view, peer);
-        flags[view->size + peer] = is_known && shoal_view_shares_output(view, peer);
+        flags[peer] = is_known && view->shared_input ? view->shared_input[peer] : SHOAL_SHARING_NONE;
+        flags[view->size + peer] = is_known && view->shared_output ? view->shared_output[peer] : SHOAL_SHARING_NONE;
     }
     masked.shared_input = flags;
     masked.shared_output = flags + view->size;

@@ -9,7 +9,7 @@
  *            block must not change until the peer has acknowledged it, or a wait for the rank's puts is over.
  *   signal   increments the peer's counter of this rank
  *   wait     waits until a peer has incremented this rank's counter a number of times; if it names this rank itself, it waits
- *            until all of the rank's puts have completed locally
+ *            until all of the rank's puts have completed locally, or until it can lend operands
  *
  *     rank 0, on one host with rank 1:                   rank 2, on another host:
  *         reduce  in[0] 0/2 + in[1] 0/2 -> stg[0].0 0/2      signal  rank 0: clear-to-send
@@ -34,8 +34,17 @@
  * can read the slots of its host. The processor executes all other steps. It reaches neither slots nor operands on devices.
  *
  * Reach. A step may name another rank's block as a source, or as a destination of a reduce, only if the view says that load and
- * store reach that rank and that its input or output is shared. A step can only put into the staging buffer of a remote rank.
- * Plans never depend on what remote ranks share (shoal_view_mask).
+ * store reach that rank and that its input or output is shared or lent. A step can only put into the staging buffer of a remote
+ * rank. Plans never depend on what remote ranks share (shoal_view_mask).
+ *
+ * Lent operands. An operand on a device passes through a ring of host memory, which the ranks of its host also map. A chunk of
+ * it is there only for a while, so its rank lends it: it waits until it can lend the chunk, then signals the peers that access
+ * it. Each of them signals when it no longer does, and the rank's plan waits for that before it ends.
+ *
+ *     rank 0 reads the input that rank 1 lends:          rank 1:
+ *         wait    rank 1, signal 1                           wait    to lend its input
+ *         reduce  in[0] 0/1 + in[1] 0/1 -> out[0] 0/1        signal  rank 0
+ *         signal  rank 1                                     wait    rank 0, signal 1
  *
  * Start and end. When a plan starts, the ranks of its host and its peers have posted the operation, so their inputs are final.
  * The engine may run early steps, which concern only this rank, before that, and again later. Peers are the remote ranks that
@@ -90,7 +99,8 @@ struct shoal_step {
     uint16_t peer;         /* put, signal, wait */
     uint16_t source_count; /* reduce, put: blocks[first_block ...] are the sources, the destinations follow */
     uint16_t dest_count;
-    uint32_t value; /* wait: number of the signal in this chunk; 0: the credits of earlier chunks, or (own rank) its own puts */
+    uint32_t value; /* wait for a peer: number of the signal in this chunk, or 0 for the credits of earlier chunks; for this
+                       rank: the operands to lend (SHOAL_LEND_*), or 0 for its puts */
     uint32_t first_block;
 };
 
@@ -138,11 +148,22 @@ static inline void shoal_shape_route(const struct shoal_shape *shape, struct sho
     *to_out = names_source ? block.rank : part;
 }
 
+/* How peers that reach a rank reach an operand of it. */
+enum shoal_sharing {
+    SHOAL_SHARING_NONE,
+    SHOAL_SHARING_SHARED, /* from the start of the plan to its end */
+    SHOAL_SHARING_LENT    /* a chunk at a time, between two signals. Only reductions use it; for other plans it is like NONE */
+};
+
+/* Operands to lend: bits. */
+#define SHOAL_LEND_INPUT (1u << SHOAL_INPUT)
+#define SHOAL_LEND_OUTPUT (1u << SHOAL_OUTPUT)
+
 /* What algorithms know about the call, the machines and the operands. Plain data, identical on every rank. */
 struct shoal_view {
     int size;
     const uint16_t *host;            /* host[rank]: ranks with equal numbers reach each other by load and store; NULL: all do */
-    const uint8_t *shared_input;     /* shared_input[rank] != 0: peers that reach the rank also reach its input; NULL: never */
+    const uint8_t *shared_input;     /* shared_input[rank]: enum shoal_sharing; NULL: NONE for all */
     const uint8_t *shared_output;    /* likewise for its output */
     const struct shoal_shape *shape; /* for builders that serve several collectives */
     bool is_on_devices;              /* the devices of a host sum among themselves; all hosts have equally many ranks */
@@ -155,12 +176,20 @@ static inline bool shoal_view_reaches(const struct shoal_view *view, int rank, i
 
 static inline bool shoal_view_shares_input(const struct shoal_view *view, int rank)
 {
-    return view->shared_input && view->shared_input[rank];
+    return view->shared_input && view->shared_input[rank] == SHOAL_SHARING_SHARED;
 }
 
 static inline bool shoal_view_shares_output(const struct shoal_view *view, int rank)
 {
-    return view->shared_output && view->shared_output[rank];
+    return view->shared_output && view->shared_output[rank] == SHOAL_SHARING_SHARED;
+}
+
+/* Returns the operands that a rank lends, as bits. */
+static inline unsigned shoal_view_lends(const struct shoal_view *view, int rank)
+{
+    const bool lends_input = view->shared_input && view->shared_input[rank] == SHOAL_SHARING_LENT;
+    const bool lends_output = view->shared_output && view->shared_output[rank] == SHOAL_SHARING_LENT;
+    return (lends_input ? SHOAL_LEND_INPUT : 0) | (lends_output ? SHOAL_LEND_OUTPUT : 0);
 }
 
 struct shoal_plan {
@@ -261,6 +290,8 @@ void shoal_plan_wait(struct shoal_plan *plan, int peer);
 void shoal_plan_wait_credit(struct shoal_plan *plan, int peer);
 /* Waits until the sources of this chunk's puts may be overwritten. */
 void shoal_plan_wait_puts(struct shoal_plan *plan);
+/* Waits until this rank can lend the chunk of these operands (bits): the input has arrived, the output has a place. */
+void shoal_plan_wait_to_lend(struct shoal_plan *plan, unsigned operands);
 /* Announces a signal of the peer that this chunk does not wait for: a credit. Comes after all waits for that peer. */
 void shoal_plan_expect_credit(struct shoal_plan *plan, int peer);
 

@@ -84,7 +84,8 @@ struct check {
     uint32_t *incremented; /* incremented[to * size + from]: how many of them were sent */
     uint32_t *snapshots;   /* snapshots[signal * components + other] */
     struct cursor *cursors;
-    uint8_t *peers; /* scratch */
+    uint8_t *peers;   /* scratch */
+    uint8_t *at_hand; /* at_hand[rank]: lent operands of its operation that are in the ring now, as bits */
     char *text;
     size_t text_bytes;
 };
@@ -101,6 +102,7 @@ static void check_fini(struct check *check)
     free(check->snapshots);
     free(check->cursors);
     free(check->peers);
+    free(check->at_hand);
 }
 
 /* ---- Components ---------------------------------------------------------------------------------------------------------- */
@@ -227,9 +229,19 @@ static bool check_receives(const struct operation *operation, int rank)
     return shoal_shape_receives(operation->shape, rank, operation->question->root);
 }
 
+/* Returns the operands that a rank lends, as bits. */
+static unsigned lent_by(const struct operation *operation, int rank)
+{
+    const unsigned lent = operation->shape->is_reduced ? shoal_view_lends(operation->question->view, rank) : 0;
+    return lent & ((check_contributes(operation, rank) ? SHOAL_LEND_INPUT : 0) |
+                   (check_receives(operation, rank) ? SHOAL_LEND_OUTPUT : 0));
+}
+
+/* Operands on a device pass through rings that are apart, even if they are in place there. */
 static bool is_in_place(const struct operation *operation, int rank)
 {
-    return operation->question->in_place && check_contributes(operation, rank) && check_receives(operation, rank);
+    return operation->question->in_place && check_contributes(operation, rank) && check_receives(operation, rank) &&
+           !lent_by(operation, rank);
 }
 
 /* In place, the larger operand has cells. The other operand is the rank's part of it, or all of it. */
@@ -393,6 +405,53 @@ static enum shoal_status write_cell(struct check *check, struct access now, cons
     return SHOAL_OK;
 }
 
+/* ---- Lent operands ------------------------------------------------------------------------------------------------------- */
+
+/* The input of a rank arrives in its ring, or its output gets a place there. Whatever is there now must be ordered before. */
+static enum shoal_status arrive(struct check *check, int rank, int number, enum shoal_block_operand kind)
+{
+    const struct operation *operation = &check->operations[number];
+    const bool is_input = kind == SHOAL_INPUT;
+    const struct shoal_block block = is_input ? shoal_input(rank, 0, 1) : shoal_output(rank, 0, 1);
+    const size_t first = is_input ? input_cell(operation, rank) : output_cell(operation, rank);
+    const size_t units = is_input ? operation->input_units : operation->output_units;
+
+    for (size_t i = 0; i < units; i++) {
+        SHOAL_TRY(write_cell(check, access_now(check, (uint32_t)rank), &block, first + i));
+        check->cells[first + i].unit = is_input ? operation->first_unit + (uint32_t)i : NOTHING;
+        counts_of(check, first + i)[rank] = is_input;
+    }
+    check->at_hand[rank] |= (uint8_t)(1u << kind);
+    return SHOAL_OK;
+}
+
+/* Waits until these operands of a rank (bits), as far as it lends them, are in its ring. */
+static enum shoal_status await_arrival(struct check *check, int rank, int number, unsigned operands)
+{
+    operands &= lent_by(&check->operations[number], rank) & ~(unsigned)check->at_hand[rank];
+    if (operands & SHOAL_LEND_INPUT)
+        SHOAL_TRY(arrive(check, rank, number, SHOAL_INPUT));
+    return operands & SHOAL_LEND_OUTPUT ? arrive(check, rank, number, SHOAL_OUTPUT) : SHOAL_OK;
+}
+
+/* The engine waits for its own operands before a step that names them. A peer's operand must have been lent. */
+static enum shoal_status borrow(struct check *check, int rank, struct cursor at, const struct shoal_block *block)
+{
+    char here[STEP_TEXT_MAX], name[BLOCK_TEXT_MAX];
+    if (block->operand > SHOAL_OUTPUT)
+        return SHOAL_OK;
+    if (block->rank == rank)
+        return await_arrival(check, rank, at.operation, 1u << block->operand);
+    const bool is_lent = lent_by(&check->operations[at.operation], block->rank) & 1u << block->operand;
+    const bool is_there =
+        check->cursors[block->rank].operation == at.operation && check->at_hand[block->rank] & 1u << block->operand;
+    if (!is_lent || is_there)
+        return SHOAL_OK;
+    describe_step(check, rank, at, here);
+    shoal_plan_print_block(block, name, sizeof name);
+    return fault(check, "lent: %s borrows %s, which its rank has not lent yet or no longer lends", here, name);
+}
+
 /* ---- One step ------------------------------------------------------------------------------------------------------------ */
 
 /* Checks that a reduce is marked partial exactly if contributions are missing: an average divides only at the end. */
@@ -476,6 +535,8 @@ static enum shoal_status move(struct check *check, int rank, struct cursor at, c
     const struct shoal_block *blocks = plan_of(check, at.operation, rank)->blocks + step->first_block;
     const size_t length = block_range(check, operation, &blocks[0]).length;
 
+    for (int b = 0; b < step->source_count + step->dest_count; b++)
+        SHOAL_TRY(borrow(check, rank, at, &blocks[b]));
     for (int b = 1; b < step->source_count + step->dest_count; b++) {
         const size_t other = block_range(check, operation, &blocks[b]).length;
         if (blocks[b].run ? other < length : other != length) {
@@ -499,7 +560,7 @@ static uint32_t wait_target(const struct check *check, int rank, struct cursor a
 static bool is_blocked(const struct check *check, int rank, struct cursor at)
 {
     const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
-    return step->kind == SHOAL_STEP_WAIT &&
+    return step->kind == SHOAL_STEP_WAIT && step->peer != rank &&
            check->incremented[rank * check->size + step->peer] < wait_target(check, rank, at, step);
 }
 
@@ -508,6 +569,8 @@ static enum shoal_status check_run_step(struct check *check, int rank, struct cu
     const struct shoal_step *step = &plan_of(check, at.operation, rank)->steps[at.step];
 
     clock_of(check, (uint32_t)rank)[rank]++;
+    if (step->kind == SHOAL_STEP_WAIT && step->peer == rank && step->value > 0)
+        return await_arrival(check, rank, at.operation, step->value);
     if (step->kind == SHOAL_STEP_WAIT && step->peer == rank) {
         await_puts(check, rank);
         return SHOAL_OK;
@@ -620,6 +683,8 @@ static enum shoal_status end_operation(struct check *check, int rank, int number
     const struct shoal_shape *shape = operation->shape;
     const uint32_t caller = (uint32_t)(check->size + rank);
 
+    SHOAL_TRY(await_arrival(check, rank, number, SHOAL_LEND_INPUT | SHOAL_LEND_OUTPUT));
+    check->at_hand[rank] = 0;
     clock_of(check, caller)[caller]++;
     await_puts(check, rank);
     check_join(check, caller, clock_of(check, (uint32_t)rank));
@@ -751,9 +816,11 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
     const struct shoal_view *view = check->operations[at.operation].question->view;
     const struct shoal_plan *plan = plan_of(check, at.operation, rank);
     const bool is_work = names_slot(plan, step->first_block, (uint32_t)step->source_count + step->dest_count);
-    const bool is_shared =
-        block->operand >= SHOAL_STAGING || (block->operand == SHOAL_INPUT ? shoal_view_shares_input(view, block->rank)
-                                                                          : shoal_view_shares_output(view, block->rank));
+    const struct operation *operation = &check->operations[at.operation];
+    const bool is_there = block->rank < check->size && block->operand <= SHOAL_OUTPUT;
+    const bool is_shared = !is_there || lent_by(operation, block->rank) & 1u << block->operand ||
+                           (block->operand == SHOAL_INPUT ? shoal_view_shares_input(view, block->rank)
+                                                          : shoal_view_shares_output(view, block->rank));
 
     if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_ON_DEVICE)
         return (struct refusal){"range", "there is no such block"};
@@ -817,7 +884,7 @@ static enum shoal_status inspect_step(struct check *check, int rank, struct curs
         return fault(check, "form: rank %d, step %" PRIu32 " of operation %d is of no kind", rank, at.step, at.operation + 1);
     if (step->kind == SHOAL_STEP_REDUCE)
         return inspect_blocks(check, rank, at, step);
-    if (step->kind == SHOAL_STEP_WAIT && step->peer == rank && step->value == 0)
+    if (step->kind == SHOAL_STEP_WAIT && step->peer == rank && step->value <= (SHOAL_LEND_INPUT | SHOAL_LEND_OUTPUT))
         return SHOAL_OK;
     if (step->peer >= check->size || step->peer == rank) {
         describe_step(check, rank, at, here);
@@ -930,7 +997,8 @@ static void lay_out(struct check *check, struct operation *operation, const stru
 static void fill_inputs(const struct check *check, const struct operation *operation)
 {
     for (int rank = 0; rank < check->size; rank++) {
-        for (size_t i = 0; check_contributes(operation, rank) && i < operation->input_units; i++) {
+        const bool is_there = check_contributes(operation, rank) && !(lent_by(operation, rank) & SHOAL_LEND_INPUT);
+        for (size_t i = 0; is_there && i < operation->input_units; i++) {
             const size_t cell = input_cell(operation, rank) + i;
             check->cells[cell].wrote = (struct access){(uint32_t)(check->size + rank), 1};
             check->cells[cell].unit = operation->first_unit + (uint32_t)i;
@@ -988,7 +1056,8 @@ static enum shoal_status make_clocks(struct check *check)
     check->incremented = calloc(size * size, sizeof *check->incremented);
     check->cursors = calloc(size, sizeof *check->cursors);
     check->peers = calloc(size, 1);
-    if (!check->clocks || !check->signal_first || !check->incremented || !check->cursors || !check->peers)
+    check->at_hand = calloc(size, 1);
+    if (!check->clocks || !check->signal_first || !check->incremented || !check->cursors || !check->peers || !check->at_hand)
         return SHOAL_ERR_MEMORY;
     for (size_t caller = size; caller < 2 * size; caller++)
         check->clocks[caller * check->components + caller] = 1;

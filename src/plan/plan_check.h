@@ -10,7 +10,8 @@
  *   - no staging buffer block is overwritten before its last reader has read it, and no input or output is accessed after the
  *     plan of its rank ended;
  *   - no step reaches a block that the view does not let it reach, and puts go only into staging buffers;
- *   - a rank's plan ends only when nobody still reads its device's slot;
+ *   - a rank's plan ends only when nobody still reads its device's slot, and nobody still accesses what it has lent;
+ *   - others access a lent operand only after its rank has waited until it can lend it, and has signalled;
  *   - devices reach no staging buffer, the network reaches no device, and others only read a device's slot;
  *   - a reduction over several hosts scales each input once, though the blocks of a step alone say which ones it is to scale;
  *   - every signal is waited for or announced as a credit; no rank waits forever.
@@ -36,7 +37,7 @@ struct shoal_plan_question {
 
 /* Returns OK; ERR_INTERNAL with the first fault (rank, step, block, and the other party) in text; or ERR_MEMORY. The text
  * begins with the kind of fault: form, range, reach, counter, deadlock, race, empty (nothing was ever written there), writers
- * (part 0 of a staging buffer has a writer other than its own rank), result, scale, end. */
+ * (part 0 of a staging buffer has a writer other than its own rank), lent, result, scale, end. */
 SHOAL_MUST_USE enum shoal_status shoal_plan_check(const struct shoal_plan_question *question, char *text, size_t text_bytes);
 
 #endif

@@ -27,7 +27,11 @@ static void print_move(const char *name, const struct shoal_plan *plan, const st
 
 static void print_wait(const struct shoal_plan *plan, const struct shoal_step *step, FILE *out)
 {
-    if (step->peer == plan->rank)
+    const bool lends_input = step->value & SHOAL_LEND_INPUT, lends_output = step->value & SHOAL_LEND_OUTPUT;
+    if (step->peer == plan->rank && step->value)
+        fprintf(out, "{\"step\":\"wait\",\"for\":\"lending\",\"input\":%s,\"output\":%s}", lends_input ? "true" : "false",
+                lends_output ? "true" : "false");
+    else if (step->peer == plan->rank)
         fputs("{\"step\":\"wait\",\"for\":\"puts\"}", out);
     else if (step->value == 0)
         fprintf(out, "{\"step\":\"wait\",\"for\":\"credit\",\"peer\":%d}", step->peer);

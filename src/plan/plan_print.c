@@ -73,6 +73,10 @@ static void emit_move(struct sink *sink, const char *name, const struct shoal_pl
 
 static void emit_step(struct sink *sink, const struct shoal_plan *plan, const struct shoal_step *step)
 {
+    static const char *const own_waits[] = {[0] = "puts",
+                                            [SHOAL_LEND_INPUT] = "to lend in",
+                                            [SHOAL_LEND_OUTPUT] = "to lend out",
+                                            [SHOAL_LEND_INPUT | SHOAL_LEND_OUTPUT] = "to lend in, out"};
     switch (step->kind) {
     case SHOAL_STEP_REDUCE:
         emit_move(sink, step->source_count == 1 ? "copy" : step->is_partial ? "partial" : "reduce", plan, step);
@@ -85,7 +89,7 @@ static void emit_step(struct sink *sink, const struct shoal_plan *plan, const st
         return;
     case SHOAL_STEP_WAIT:
         if (step->peer == plan->rank) {
-            emit(sink, "wait    puts");
+            emit(sink, "wait    %s", own_waits[step->value % SHOAL_COUNT_OF(own_waits)]);
             return;
         }
         emit(sink, "wait    %d ", step->peer);

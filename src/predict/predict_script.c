@@ -5,6 +5,8 @@
 
 #include "collective/rounds.h"
 
+_Static_assert(SHOAL_ACT_NEEDS_INPUT == SHOAL_LEND_INPUT && SHOAL_ACT_NEEDS_OUTPUT == SHOAL_LEND_OUTPUT, "the same bits");
+
 /* ---- Acts ---------------------------------------------------------------------------------------------------------------- */
 
 static enum shoal_status script_append(struct shoal_script *script, struct shoal_act act)
@@ -136,6 +138,8 @@ static enum shoal_status script_append_step(const struct shoal_cast *cast, struc
     case SHOAL_STEP_SIGNAL:
         return append_increment(cast, script, plan->rank, step->peer);
     case SHOAL_STEP_WAIT:
+        if (step->peer == plan->rank && step->value) /* needs are the operands that it is to lend */
+            return script_append(script, (struct shoal_act){.kind = SHOAL_ACT_WORK, .needs = (uint8_t)step->value});
         if (step->peer == plan->rank) /* no act: a chunk's puts have left long before its last answer arrives */
             return SHOAL_OK;
         return append_wait(script, step->peer, step->value);

@@ -327,8 +327,9 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     uint16_t host[SHOAL_PLAN_RANKS_MAX];
     const struct shoal_simulation *simulation = inquiry->simulation;
     const int ranks = inquiry->asked.selection.size;
-    memset(input, simulation->shared && inquiry->entry->is_input_reached, sizeof input);
-    memset(output, simulation->shared && inquiry->entry->is_output_reached, sizeof output);
+    const bool is_lent = simulation->pcie_gb_s > 0 && !inquiry->asked.selection.is_on_devices;
+    memset(input, shoal_select_sharing(inquiry->entry, SHOAL_INPUT, simulation->shared, is_lent), sizeof input);
+    memset(output, shoal_select_sharing(inquiry->entry, SHOAL_OUTPUT, simulation->shared, is_lent), sizeof output);
     for (int rank = 0; rank < ranks; rank++)
         host[rank] = (uint16_t)((size_t)rank / simulation->ranks_per_host);
     inquiry->asked.view =

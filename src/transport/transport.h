@@ -49,6 +49,9 @@ struct shoal_descriptor {
 #define SHOAL_HINT_PLANNED 2
 /* Rank 0 sets this hint and all ranks of its host follow it: helper threads do not work on this operation. */
 #define SHOAL_HINT_NARROW 4
+/* The rank lends that operand (plan/plan.h). Each rank sets these hints for itself; they mean nothing to remote ranks. */
+#define SHOAL_HINT_LENT_INPUT 8
+#define SHOAL_HINT_LENT_OUTPUT 16
 
 struct shoal_announcement {
     struct shoal_descriptor descriptor;

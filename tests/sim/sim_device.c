@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/device_ring.h"
 #include "reference.h"
 
 enum stage { ABSENT, READY, WRITTEN, GONE };
@@ -30,7 +31,16 @@ struct operand {
     size_t first;                  /* all units before it are gone */
     size_t movable;                /* how many units can move */
     struct unit *units;
+    int rows; /* of unit_elements elements in a slot: as many as either operand of the call has parts */
+    struct memory *memory;
     char *ring;
+};
+
+/* The ring of an operand. It remains until the device closes: a rank that has not heard of a failure may still look. */
+struct memory {
+    struct memory *next;
+    struct shoal_device_card card;
+    _Alignas(SHOAL_CACHE_LINE) char ring[];
 };
 
 #define UNITS_MOST 100 /* about: units move one by one, and a step of the simulation looks at each */
@@ -41,6 +51,9 @@ struct sim_device {
     size_t reuses;
     unsigned stopped;
     struct operand *operands;
+    struct memory *memories;
+    struct shoal_sim *lender; /* NULL: nothing is lent */
+    int lender_rank;
     char breach[200];
 };
 
@@ -69,7 +82,7 @@ static size_t unit_end(const struct operand *operand, size_t unit)
 
 static char *unit_row(const struct operand *operand, size_t unit, int part)
 {
-    const size_t row = unit % operand->slot_count * (size_t)operand->parts + (size_t)part;
+    const size_t row = unit % operand->slot_count * (size_t)operand->rows + (size_t)part;
     return operand->ring + row * operand->unit_elements * operand->element;
 }
 
@@ -237,15 +250,22 @@ static bool operand_is_finished(const struct shoal_operand *base)
     return true;
 }
 
+static const char *operand_lent_at(const struct shoal_operand *base)
+{
+    const struct operand *operand = operand_of(base);
+    return operand->device->lender && operand->unit_count ? operand->ring : NULL;
+}
+
 static void operand_drop(struct shoal_operand *base)
 {
     struct operand *operand = operand_of(base), **link = &operand->device->operands;
     while (*link != operand)
         link = &(*link)->next;
     *link = operand->next;
+    for (size_t unit = 0; unit < operand->slot_count; unit++)
+        wipe(operand, unit);
     shoal_layout_free(operand->host.layout);
     free(operand->units);
-    free(operand->ring);
     free(operand);
 }
 
@@ -253,6 +273,7 @@ static const struct shoal_operand_ops operand_ops = {.is_ready = operand_is_read
                                                      .address = operand_address,
                                                      .release = operand_release,
                                                      .is_finished = operand_is_finished,
+                                                     .lent_at = operand_lent_at,
                                                      .drop = operand_drop};
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -265,11 +286,28 @@ struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes, size_t par
     return device;
 }
 
+void sim_device_lend(struct sim_device *device, struct shoal_sim *sim, int rank)
+{
+    device->lender = sim;
+    device->lender_rank = rank;
+}
+
 void sim_device_close(struct sim_device *device)
 {
     while (device && device->operands)
         operand_drop(&device->operands->base);
+    while (device && device->memories) {
+        struct memory *memory = device->memories;
+        device->memories = memory->next;
+        free(memory);
+    }
     free(device);
+}
+
+/* Peers find rows by the size of slots, so a row that does not fit into a cache line consists of whole ones. */
+static size_t round_row(size_t elements, size_t element)
+{
+    return elements * element < SHOAL_CACHE_LINE ? elements : shoal_round_up(elements, SHOAL_CACHE_LINE / element);
 }
 
 /* The slots hold the longest range that the engine may ask for, wherever in a unit it begins. */
@@ -279,10 +317,34 @@ static void draw_units(struct operand *operand)
     const size_t range = range_of(operand) / operand->element;
     operand->unit_elements = 1 + reference_below(random, reference_below(random, 2) ? 300 : 3000);
     operand->unit_elements = shoal_max_size(operand->unit_elements, operand->count / UNITS_MOST);
+    if (operand->device->lender)
+        operand->unit_elements = round_row(operand->unit_elements, operand->element);
     operand->unit_count = (operand->count + operand->unit_elements - 1) / operand->unit_elements;
     operand->slot_count = range / operand->unit_elements + 2 + reference_below(random, 3);
     if (operand->slot_count > operand->unit_count)
         operand->slot_count = operand->unit_count ? operand->unit_count : 1;
+}
+
+static void make_ring(struct operand *operand)
+{
+    struct sim_device *device = operand->device;
+    const size_t slot_bytes = (size_t)operand->rows * operand->unit_elements * operand->element;
+    const size_t bytes = offsetof(struct memory, ring) + operand->slot_count * slot_bytes;
+    struct memory *memory = aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(bytes, SHOAL_CACHE_LINE));
+    if (!memory)
+        abort();
+    const struct shoal_device_ring ring = {.is_inward = operand->which == SHOAL_INPUT,
+                                           .slots = (unsigned)operand->slot_count,
+                                           .slot_bytes = slot_bytes,
+                                           .data = memory->ring};
+    memset(memory, 0xFF, bytes);
+    memory->next = device->memories;
+    device->memories = operand->memory = memory;
+    operand->ring = memory->ring;
+    shoal_device_card_describe(&memory->card, &ring);
+    if (device->lender &&
+        shoal_sim_share(device->lender, device->lender_rank, &memory->card, bytes - offsetof(struct memory, card)) != SHOAL_OK)
+        device->lender = NULL; /* it has shared as much as it can */
 }
 
 static struct shoal_operand *open_operand(struct sim_device *device, const struct shoal_call *call, int rank, int size,
@@ -305,14 +367,13 @@ static struct shoal_operand *open_operand(struct sim_device *device, const struc
     operand->parts = operand->is_in_parts ? size : 1;
     for (int part = 0; part < operand->parts; part++)
         operand->count = shoal_max_size(operand->count, part_length(operand, part));
+    operand->rows = shape->is_input_partitioned || shape->is_output_partitioned ? size : 1;
     draw_units(operand);
-    const size_t bytes = operand->slot_count * (size_t)operand->parts * operand->unit_elements * operand->element;
     operand->units = calloc(operand->unit_count + 1, sizeof *operand->units);
-    operand->ring = aligned_alloc(SHOAL_CACHE_LINE, shoal_round_up(bytes, SHOAL_CACHE_LINE));
-    if (!operand->units || !operand->ring)
+    if (!operand->units)
         abort();
+    make_ring(operand);
     operand->movable = shoal_min_size(operand->slot_count, operand->unit_count);
-    memset(operand->ring, 0xFF, bytes);
     device->operands = operand;
     return &operand->base;
 }

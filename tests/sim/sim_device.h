@@ -7,6 +7,7 @@
 #define SHOAL_TESTS_SIM_SIM_DEVICE_H
 
 #include "operand/call.h"
+#include "sim/sim_transport.h"
 
 /* The device of one rank. */
 struct sim_device;
@@ -14,6 +15,8 @@ struct sim_device;
 /* The largest ranges that the engine may ask for at once, of a whole operand and of each part. Returns NULL if memory is
  * lacking. */
 struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes, size_t part_range_bytes);
+/* From now on the other memory of operands is shared by that rank, which lends them. */
+void sim_device_lend(struct sim_device *device, struct shoal_sim *sim, int rank);
 /* All operands must have been dropped. NULL is allowed. */
 void sim_device_close(struct sim_device *device);
 

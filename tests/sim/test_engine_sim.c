@@ -138,6 +138,8 @@ static void open_devices(struct world *world, uint64_t seed)
             sim_device_open(seed * 31 + (uint64_t)r, shoal_engine_range_bytes(world->ranks[r].engine, false),
                             shoal_engine_range_bytes(world->ranks[r].engine, true));
         assert_non_null(world->ranks[r].device);
+        if ((seed + (uint64_t)r / 3) % 3) /* most worlds, or some ranks of them, lend operands */
+            sim_device_lend(world->ranks[r].device, world->sim, r);
     }
 }
 

@@ -984,7 +984,8 @@ struct shoal_fabric_source *shoal_network_find_source(struct shoal_network *netw
     if (!network->memory || !shoal_fabric_endpoint_registers_sources(network->endpoint))
         return NULL;
     struct shoal_region *region = shoal_memory_find(network->memory, at, bytes);
-    const bool may_register = region && (region->kind == SHOAL_REGION_SHARED || network->copies_locked_pages);
+    const bool may_register =
+        region && !region->is_of_device && (region->kind == SHOAL_REGION_SHARED || network->copies_locked_pages);
     return may_register ? shoal_fabric_sources_of(&network->sources, region) : NULL;
 }
 

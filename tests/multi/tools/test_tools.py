@@ -279,9 +279,16 @@ def explain_shows_zero_copy_for_shared_memory():
 
 
 def explain_names_the_gpus_of_operands():
-    words = ("allreduce", "--ranks", "2", "--bytes", "3MiB")
+    words = ("allgather", "--ranks", "2", "--bytes", "3MiB")
     plain, out = explain(*words), explain(*words, "--memory", "gpu")
     expect(out.startswith(plain) and "operands on GPUs: their copy engines" in out and "\nGPUs  " in out, out)
+    words = ("allreduce", "--ranks", "2", "--bytes", "3MiB")
+    out = explain(*words, "--memory", "gpu")
+    expect("owners-lent" in out and "operands on GPUs: their copy engines" in out, out)
+    expect(any("wait    to lend in, out" in step for step in steps(out)) and not any("stg[" in step for step in steps(out)), out)
+    lent = json.loads(explain(*words, "--format", "json", "--memory", "gpu"))
+    expect(lent["operands"] == "lent" and
+           {"step": "wait", "for": "lending", "input": True, "output": True} in lent["plans"][0]["steps"], lent)
     told = [json.loads(explain(*words, "--format", "json", "--memory", memory))["on_gpus"] for memory in ("gpu", "shared")]
     expect(told == [True, False], told)
 
@@ -381,7 +388,7 @@ def explain_tells_the_limit_of_the_direct_way():
         expect(f"owners-staged, because a rank sends {limit + 4} bytes, more than direct's {limit} {share}" in above, above)
     at, above = (explain("allreduce", "-n", "2", "--bytes", size) for size in (8192, 8196))
     expect(f"direct, because a rank sends 8192 bytes, no more than direct's 8192 {share}" in at, at)
-    expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, nothing shared, up to 64 KiB\n"
+    expect("one-shot-staged, because a rank sends 8196 bytes, more than direct's 8192; 2 ranks, all staged, up to 64 KiB\n"
            in above, above)
     expect("no more than direct's 16384 (" in explain("allreduce", "--hosts", "2", "--bytes", "16K"))
     half = "(up to SHOAL_INLINE_BYTES per contributing rank; 2 ranks on one host: up to half of it)\n"
@@ -486,7 +493,7 @@ def explain_follows_the_rules():
     expect("algorithm at-root-staged, because a rank sends " in explain("reduce", "--bytes", "131076", env=env))
     expect("algorithm copies-staged, because of the tuning override SHOAL_ALGORITHMS:3\n" in explain("gather", "--bytes", "64", env=env))
     expect("algorithm direct, because of the tuning override SHOAL_ALGORITHMS:1\n" in explain("allreduce", "--bytes", "16K", env=env))
-    expect("algorithm one-shot-staged, because a rank sends 16388 bytes, more than direct's 0; 2 ranks, nothing shared" in
+    expect("algorithm one-shot-staged, because a rank sends 16388 bytes, more than direct's 0; 2 ranks, all staged" in
            explain("allreduce", "--bytes", "16388", env=env))
     expect("because of the tuning override" not in explain("gather", "--bytes", "0", env=env))
 
@@ -518,7 +525,7 @@ def explain_names_rules_that_cannot_serve():
     expect("because of the tuning override SHOAL_ALGORITHMS:5\n" in out, out)
     out = explain("allreduce", "--bytes", "64K", env=env)
     expect([said.format(n) in out for n in range(1, 7)] == [False, True, False, True, False, True], out)
-    expect("because a rank sends 65536 bytes, more than direct's 8192; 2 ranks, nothing shared" in out, out)
+    expect("because a rank sends 65536 bytes, more than direct's 8192; 2 ranks, all staged" in out, out)
     expect("cannot serve" not in explain("allreduce", "--bytes", "16K", env=env))
     expect("cannot serve" not in explain("reduce", "--bytes", "1M", env=env))
 

@@ -18,6 +18,7 @@
 struct bench {
     struct shoal_device_ring ring;
     struct shoal_device_ring_operand *operand;
+    char *block; /* a page for a card, then the ring's memory */
     char *memory;
     uint64_t next; /* the stream's next unit */
 };
@@ -25,8 +26,9 @@ struct bench {
 static struct bench open_bench(bool is_inward, unsigned slots, uint64_t start)
 {
     struct bench bench = {.next = 0};
-    bench.memory = aligned_alloc(SHOAL_PAGE, shoal_device_ring_bytes(slots, SLOT));
-    assert_non_null(bench.memory);
+    bench.block = aligned_alloc(SHOAL_PAGE, SHOAL_PAGE + shoal_device_ring_bytes(slots, SLOT));
+    assert_non_null(bench.block);
+    bench.memory = bench.block + SHOAL_PAGE;
     shoal_device_ring_init(&bench.ring, is_inward, slots, SLOT, start, bench.memory);
     return bench;
 }
@@ -47,7 +49,7 @@ static void drop(struct bench *bench)
 
 static void close_bench(struct bench *bench)
 {
-    free(bench->memory);
+    free(bench->block);
 }
 
 static uint64_t done_of(const struct bench *bench, unsigned slot)
@@ -240,6 +242,65 @@ static void device_ring_let_go_stays_so(void **state)
     close_bench(&bench);
 }
 
+/* ---- What peers borrow --------------------------------------------------------------------------------------------------- */
+
+/* Compares the places and runs that a peer finds with those of the engine. */
+static void expect_same_places(const struct bench *bench, const struct shoal_device_card *card, int parts, size_t count)
+{
+    const struct shoal_device_lent lent = {.card = card,
+                                           .is_inward = bench->ring.is_inward,
+                                           .first = shoal_device_ring_lent_at(bench->operand),
+                                           .most_parts = parts,
+                                           .element = sizeof(uint32_t)};
+    assert_ptr_equal(lent.first, shoal_device_ring_at(bench->operand, 0, 0));
+    for (int part = 0; part < parts; part++) {
+        for (size_t at = 0; at < count; at++) {
+            size_t run = count - at, lent_run = count - at;
+            const char *place = shoal_device_ring_address(bench->operand, part, at, &run);
+            assert_ptr_equal(shoal_device_lent_at(&lent, part, at, &lent_run), place);
+            assert_int_equal(lent_run, run);
+        }
+    }
+}
+
+/* The card and the ring are in one segment, which peers map elsewhere. Operands begin in every slot. */
+static void device_ring_peers_find_every_element(void **state)
+{
+    (void)state;
+    for (unsigned slots = 1; slots <= 5; slots += 2) {
+        for (int is_inward = 0; is_inward <= 1; is_inward++) {
+            struct bench bench = open_bench(is_inward, slots, INT64_MAX);
+            struct shoal_device_card *card = (struct shoal_device_card *)(void *)bench.block;
+            shoal_device_card_describe(card, &bench.ring);
+            for (int parts = 1; parts <= 7; parts += 3) {
+                for (size_t count = 1; count <= 1000; count = 3 * count + 2) {
+                    open_operand(&bench, parts, count);
+                    expect_same_places(&bench, card, parts, count);
+                    bench.operand->units = 0; /* nothing is left to release */
+                    drop(&bench);
+                }
+            }
+            close_bench(&bench);
+        }
+    }
+}
+
+/* What is empty, or stays on the device, is in no ring. */
+static void device_ring_lends_only_what_is_there(void **state)
+{
+    struct bench bench = open_bench(true, 4, 0);
+    atomic_int registration = 1;
+    (void)state;
+    open_operand(&bench, 1, 0);
+    assert_null(shoal_device_ring_lent_at(bench.operand));
+    drop(&bench);
+    bench.operand = shoal_device_ring_open_stay(&bench.ring, 100, &registration);
+    assert_non_null(bench.operand);
+    assert_null(shoal_device_ring_lent_at(bench.operand));
+    drop(&bench);
+    close_bench(&bench);
+}
+
 /* ---- Outputs that the engine writes -------------------------------------------------------------------------------------- */
 
 #define HALF ((size_t)100) /* elements of a run */
@@ -381,6 +442,8 @@ int main(void)
         cmocka_unit_test(device_ring_dropped_early_lets_streams_go),
         cmocka_unit_test(device_ring_given_back_lets_no_stream_go),
         cmocka_unit_test(device_ring_let_go_stays_so),
+        cmocka_unit_test(device_ring_peers_find_every_element),
+        cmocka_unit_test(device_ring_lends_only_what_is_there),
         cmocka_unit_test(device_ring_written_output_is_there_before_the_stream_goes_on),
         cmocka_unit_test(device_ring_written_output_waits_for_its_input),
         cmocka_unit_test(device_ring_let_go_writes_nothing),

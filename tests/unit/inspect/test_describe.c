@@ -167,13 +167,13 @@ static void describe_takes_questions_of_before(void **state)
     assert_refused(&question, "the question is NULL, or its struct_bytes is not set: use SHOAL_QUESTION_INIT\n");
 }
 
-/* The plan of operands on GPUs is the plan of ordinary memory. */
+/* Sums of a host borrow operands on GPUs. For other collectives they are like ordinary memory. */
 static void describe_names_the_gpus_of_operands(void **state)
 {
     static char plain[TEXT_BYTES], text[TEXT_BYTES];
     struct shoal_question question = SHOAL_QUESTION_INIT;
     (void)state;
-    question.collective = "allreduce";
+    question.collective = "allgather";
     question.ranks = 4;
     assert_int_equal(ask(&question, plain), SHOAL_OK);
     question.on_gpus = 1;
@@ -181,6 +181,13 @@ static void describe_names_the_gpus_of_operands(void **state)
     assert_int_equal(strncmp(text, plain, strlen(plain)), 0);
     assert_non_null(strstr(text + strlen(plain), "\noperands on GPUs: their copy engines"));
     assert_non_null(strstr(text + strlen(plain), "\nGPUs    "));
+    question.collective = "allreduce";
+    assert_int_equal(ask(&question, text), SHOAL_OK);
+    assert_non_null(strstr(text, "\nalgorithm owners-lent, "));
+    assert_non_null(strstr(text, "\noperands: sums read and write the rings through which operands on GPUs pass\n"));
+    assert_non_null(strstr(text, "\nwait to lend in, out: "));
+    assert_non_null(strstr(text, "  0  wait    to lend in, out\n"));
+    assert_non_null(strstr(text, "\noperands on GPUs: their copy engines"));
     question.shared_output = 1;
     assert_refused(&question, "operands are in memory of GPUs or in memory from shoal_mem_alloc, but not in both\n");
 }

@@ -191,6 +191,31 @@ static void memory_of_no_bytes_has_a_place_of_its_own(void **state)
     shoal_memory_destroy(memory);
 }
 
+/* It stays on its pages, also if it is never freed, because the device may still write there. */
+static void memory_of_a_device_stays(void **state)
+{
+    struct shoal_memory *memory = open_memory();
+    void *kept, *freed;
+    (void)state;
+    assert_int_equal(shoal_memory_alloc_for_device(memory, 0, "rings", &freed), SHOAL_OK);
+    shoal_memory_free_of_device(memory, freed);
+    assert_null(shoal_memory_find(memory, freed, 0));
+    assert_int_equal(shoal_memory_alloc_for_device(memory, SHOAL_LOCATION_OFFSET_MAX, "rings", &kept), SHOAL_ERR_ARGUMENT);
+    assert_int_equal(shoal_memory_alloc_for_device(memory, 3 * SHOAL_PAGE + 5, "rings", &kept), SHOAL_OK);
+    struct shoal_region *region = shoal_memory_find(memory, (char *)kept + 3 * SHOAL_PAGE, 5);
+    assert_non_null(region);
+    assert_true(region->is_of_device && region->kind == SHOAL_REGION_SHARED);
+    assert_int_equal(shoal_location_offset(shoal_region_locate(region, kept)), 0);
+    const uint64_t number = region->number;
+    memset(kept, 7, region->bytes);
+    shoal_memory_renew(memory, region);
+    assert_int_equal(region->number, number);
+    struct shoal_segment *segment = region->segment;
+    shoal_memory_destroy(memory);
+    assert_int_equal(((char *)kept)[3 * SHOAL_PAGE + 4], 7);
+    shoal_segment_unpin(segment);
+}
+
 static void memory_of_a_descriptor_is_shared(void **state)
 {
     struct shoal_memory *memory = open_memory();
@@ -523,6 +548,7 @@ int main(void)
         cmocka_unit_test(memory_that_lies_where_a_range_was_ends_its_registration),
         cmocka_unit_test(memory_that_is_adjacent_stays_apart),
         cmocka_unit_test(memory_of_no_bytes_has_a_place_of_its_own),
+        cmocka_unit_test(memory_of_a_device_stays),
         cmocka_unit_test(memory_of_a_descriptor_is_shared),
         cmocka_unit_test(memory_that_was_unmapped_while_registered_gives_way),
         cmocka_unit_test(numbers_begin_again_and_pass_over_those_in_use),

@@ -128,6 +128,39 @@ static void plan_of_owners_shared_has_one_reduce(void **state)
     shoal_plan_fini(&plan);
 }
 
+/* Rank 0 lends both operands, rank 1 shares them, rank 2 has them in ordinary memory. */
+static void plan_of_owners_lends_between_two_signals(void **state)
+{
+    const uint8_t sharing[] = {SHOAL_SHARING_LENT, SHOAL_SHARING_SHARED, SHOAL_SHARING_NONE};
+    const struct shoal_view view = {.size = 3, .shared_input = sharing, .shared_output = sharing};
+    struct shoal_plan plan;
+
+    (void)state;
+    build(&plan, shoal_owners_build, &view, 0, 0);
+    assert_string_equal(print(&plan), "  0  wait    to lend in, out\n"
+                                      "  1  signal  1\n"
+                                      "  2  signal  2\n"
+                                      "  3  wait    1 credit\n"
+                                      "  4  wait    2 #1\n"
+                                      "  5  reduce  in[0] 0/3 + in[1] 0/3 + stg[2].0 0/3 -> "
+                                      "out[0] 0/3, out[1] 0/3, stg[0].0 0/3\n"
+                                      "  6  signal  1\n"
+                                      "  7  signal  2\n"
+                                      "  8  wait    1 #1\n"
+                                      "  9  wait    2 #2\n");
+    shoal_plan_fini(&plan);
+    build(&plan, shoal_owners_build, &view, 1, 0);
+    assert_string_equal(print(&plan), "  0  wait    2 #1\n"
+                                      "  1  wait    0 #1\n"
+                                      "  2  reduce  in[0] 1/3 + in[1] 1/3 + stg[2].0 1/3 -> "
+                                      "out[0] 1/3, out[1] 1/3, stg[1].0 1/3\n"
+                                      "  3  signal  2\n"
+                                      "  4  signal  0\n"
+                                      "  5  wait    2 #2\n"
+                                      "  6  wait    0 #2\n");
+    shoal_plan_fini(&plan);
+}
+
 /* Two ranks on one host, one on another: the lone one carries both slices, and sends its input unchanged. */
 static void plan_of_mesh_lone_rank_carries_all_slices(void **state)
 {
@@ -312,6 +345,7 @@ int main(void)
         cmocka_unit_test(plan_step_text_is_cut_with_dots),
         cmocka_unit_test(plan_of_owners_staged_reads_as_expected),
         cmocka_unit_test(plan_of_owners_shared_has_one_reduce),
+        cmocka_unit_test(plan_of_owners_lends_between_two_signals),
         cmocka_unit_test(plan_of_mesh_lone_rank_carries_all_slices),
         cmocka_unit_test(plan_places_are_printed),
         cmocka_unit_test(plan_view_is_masked),

@@ -121,7 +121,18 @@ struct group {
     uint8_t shared_output[RANKS_MAX];
 };
 
-enum sharing { SHARE_NONE, SHARE_ALL, SHARE_INPUTS, SHARE_OUTPUTS, SHARE_RANDOM, SHARE_RANDOM_TOO, SHARE_END };
+enum sharing {
+    SHARE_NONE,
+    SHARE_ALL,
+    SHARE_INPUTS,
+    SHARE_OUTPUTS,
+    SHARE_LENT,
+    SHARE_LENT_INPUTS,
+    SHARE_LENT_OUTPUTS,
+    SHARE_RANDOM,
+    SHARE_RANDOM_TOO,
+    SHARE_END
+};
 
 static uint32_t random_state = SEEDS_FROM + 1;
 
@@ -133,13 +144,17 @@ static unsigned draw(unsigned below)
 
 static void choose_sharing(struct group *group, enum sharing sharing)
 {
+    static const struct {
+        enum shoal_sharing input, output;
+    } of_all[SHARE_RANDOM] = {[SHARE_ALL] = {SHOAL_SHARING_SHARED, SHOAL_SHARING_SHARED},
+                              [SHARE_INPUTS] = {SHOAL_SHARING_SHARED, SHOAL_SHARING_NONE},
+                              [SHARE_OUTPUTS] = {SHOAL_SHARING_NONE, SHOAL_SHARING_SHARED},
+                              [SHARE_LENT] = {SHOAL_SHARING_LENT, SHOAL_SHARING_LENT},
+                              [SHARE_LENT_INPUTS] = {SHOAL_SHARING_LENT, SHOAL_SHARING_NONE},
+                              [SHARE_LENT_OUTPUTS] = {SHOAL_SHARING_NONE, SHOAL_SHARING_LENT}};
     for (int i = 0; i < group->view.size; i++) {
-        group->shared_input[i] = sharing == SHARE_ALL || sharing == SHARE_INPUTS;
-        group->shared_output[i] = sharing == SHARE_ALL || sharing == SHARE_OUTPUTS;
-        if (sharing >= SHARE_RANDOM) {
-            group->shared_input[i] = (uint8_t)draw(2);
-            group->shared_output[i] = (uint8_t)draw(2);
-        }
+        group->shared_input[i] = (uint8_t)(sharing < SHARE_RANDOM ? of_all[sharing].input : draw(SHOAL_SHARING_LENT + 1));
+        group->shared_output[i] = (uint8_t)(sharing < SHARE_RANDOM ? of_all[sharing].output : draw(SHOAL_SHARING_LENT + 1));
     }
 }
 
@@ -559,7 +574,7 @@ static void check_chunk(const struct group *group, int hosts)
 static void plan_chunks_on_one_host_are_bounded(void **state)
 {
     static const int ranks[] = {1, 2, 3, 8, 64, 100};
-    static const enum sharing sharings[] = {SHARE_NONE, SHARE_ALL, SHARE_RANDOM};
+    static const enum sharing sharings[] = {SHARE_NONE, SHARE_ALL, SHARE_LENT, SHARE_RANDOM};
     static struct group group;
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(ranks) * SHOAL_COUNT_OF(on_one_host) * SHOAL_COUNT_OF(sharings); i++) {
@@ -817,7 +832,8 @@ static bool is_followed_by_more(const struct shoal_plan *plan, uint32_t step)
 
 static bool is_redundant_wait(const struct group *group, int rank, uint32_t step)
 {
-    if (group->plans[rank].steps[step].peer == rank && !group->question.in_place)
+    const struct shoal_step *wait = &group->plans[rank].steps[step];
+    if (wait->peer == rank && wait->value == 0 && !group->question.in_place)
         return true;
     return is_followed_by_more(&group->plans[rank], step) || (group->algorithm == &allgather && is_mixed(group));
 }
@@ -1059,7 +1075,7 @@ static void plant_in_every_algorithm(const struct planting *planting)
 
 static void plan_check_finds_wait_left_out(void **state)
 {
-    static const struct planting planting = {"leaving out the wait", plant_no_wait, "race empty end result", 20};
+    static const struct planting planting = {"leaving out the wait", plant_no_wait, "race empty end result lent", 20};
     (void)state;
     plant_in_every_algorithm(&planting);
 }
@@ -1073,7 +1089,7 @@ static void plan_check_finds_signal_left_out(void **state)
 
 static void plan_check_finds_credit_not_given(void **state)
 {
-    static const struct planting planting = {"not giving the credit", plant_no_credit, "race", 10};
+    static const struct planting planting = {"not giving the credit", plant_no_credit, "race lent", 10};
     (void)state;
     plant_in_every_algorithm(&planting);
 }
@@ -1206,6 +1222,27 @@ static void plan_check_text_names_what_is_not_reached(void **state)
     group.view.host = group.host;
     expect_text(&group, "reach: rank 0, step 0 of operation 1 [reduce  in[0] 0/2 + in[1] 0/2 -> out[0] 0/2, out[1] 0/2], block "
                         "in[1] 0/2: it is on another host");
+    group_fini(&group);
+}
+
+/* A rank that does not wait lends what is not there; one that ends too soon takes back what others read. */
+static void plan_check_text_names_what_is_not_lent(void **state)
+{
+    static struct group group;
+
+    (void)state;
+    group_init(&group, &reduce_at_root, 2, NULL, 0, SHARE_LENT, false);
+    expect_right(&group);
+    assert_int_equal(group.plans[0].parts, 0);
+    assert_int_equal(group.plans[1].steps[0].value, SHOAL_LEND_INPUT);
+    remove_step(&group.plans[1], 0);
+    expect_text(&group, "lent: rank 0, step 1 of operation 1 [reduce  in[0] 0/1 + in[1] 0/1 -> out[0] 0/1] borrows in[1] 0/1, "
+                        "which its rank has not lent yet or no longer lends");
+    group_fini(&group);
+    group_init(&group, &reduce_at_root, 2, NULL, 0, SHARE_LENT, false);
+    remove_step(&group.plans[1], 2);
+    expect_text(&group, "lent: rank 0, step 1 of operation 1 [reduce  in[0] 0/1 + in[1] 0/1 -> out[0] 0/1] borrows in[1] 0/1, "
+                        "which its rank has not lent yet or no longer lends");
     group_fini(&group);
 }
 
@@ -1397,6 +1434,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(plan_check_text_says_what_an_output_holds),
     cmocka_unit_test(plan_check_finds_a_last_sum_called_partial),
     cmocka_unit_test(plan_check_text_names_what_is_not_reached),
+    cmocka_unit_test(plan_check_text_names_what_is_not_lent),
     cmocka_unit_test(plan_check_text_counts_signals),
     cmocka_unit_test(plan_check_finds_staging_written_by_another),
     cmocka_unit_test(plan_check_finds_what_is_put_overwritten),

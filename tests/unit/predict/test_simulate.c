@@ -648,6 +648,23 @@ static void simulate_ranks_share_memory(void **state)
     assert_near(time_us(&question), 4 * 64.0 * MIB * GB / 10, 0.01);
 }
 
+/* All that ranks and copies of 8 GPUs read and write. Sums borrow operands: n read and n written by the ranks of one host, and
+ * n written and n read by the copies, for each rank. An all-gather stages an eighth of it instead: it reads and writes that
+ * once more. */
+static void simulate_sums_pass_no_staging_buffer(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 1, 8, 256 * MIB), 1e4);
+    (void)state;
+    question.host_memory_gb_s = 100;
+    struct shoal_simulated answer = ask(&question);
+    assert_string_equal(answer.algorithm, "owners-lent");
+    assert_near(answer.time_us, 8 * (2 + 2) * 256.0 * MIB * GB / 100, 0.03);
+    question.collective = "allgather";
+    answer = ask(&question);
+    assert_string_equal(answer.algorithm, "copies-staged");
+    assert_near(answer.time_us, 8 * (2 + 2.0 / 8 + 1 + 1.0 / 8) * 256.0 * MIB * GB / 100, 0.03);
+}
+
 /* Small operands travel with the announcements, which wait for them. */
 static void simulate_small_operands_pass_pcie_twice(void **state)
 {
@@ -1102,6 +1119,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(simulate_slices_and_their_adapters_share_switches),
     cmocka_unit_test(simulate_nvlink_alone_needs_no_host),
     cmocka_unit_test(simulate_ranks_share_memory),
+    cmocka_unit_test(simulate_sums_pass_no_staging_buffer),
     cmocka_unit_test(simulate_small_operands_pass_pcie_twice),
     cmocka_unit_test(simulate_ends_with_gpus),
     cmocka_unit_test(simulate_gpus_count_in_their_direction),
