@@ -48,11 +48,17 @@ build: build/build.ninja
 	 { echo "building; the first time takes half a minute"; ninja -C build --quiet; }
 	@echo "built: build/shoal"
 
-demo: build
+demo:
+	@echo "make demo: two workers train in C: half a minute, and another half for building the first time"
+	@$(MAKE) --no-print-directory build
 	@dev/deps.sh demo
 	dev/openblas.sh build/shoal run -n $(WORKERS) build/examples/fashion_mnist $(ARGS)
 
-demo-torch: build build/torch/made
+demo-torch:
+	@echo "make demo-torch: two workers train with PyTorch: less than a minute"
+	@[ -e build/torch/made ] || \
+	 echo "this first time it also builds Shoal, installs PyTorch (1 GB) and compiles the backend: a minute or more"
+	@$(MAKE) --no-print-directory build build/torch/made
 	@dev/deps.sh python
 	$(FROM_PYTHON) build/shoal run -n $(WORKERS) build/torch/bin/python3 examples/torch/fashion_mnist/train.py $(ARGS)
 

@@ -16,7 +16,8 @@ Suites whose names begin with hosts run only if they are named (`make bench-host
 build/torch contains PyTorch, Gloo over emulated hosts, and report the share of the wire that each uses; see
 bench/bench_hosts.py.
 
-Writes docs/figures/bench-SUITE.jsonl (see bench/bench_record.py), and prints the targets that are met and missed.
+Writes bench-SUITE.jsonl (see bench/bench_record.py) into docs/figures, or into bench/records for suites that find regressions
+(cliffs*, four*), and prints the targets that are met and missed.
 """
 import argparse
 import fnmatch
@@ -654,7 +655,7 @@ def arguments_add(parser, which):
     parser.add_argument("--sizes", type=sizes_parse, metavar="LIST", help="sizes of the curves, such as 8,64K,16M")
     parser.add_argument("--limit", type=int, default=900, metavar="S",
                         help="start no further round of a suite after S seconds (900)")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/figures", help="folder for the figures (docs/figures)")
+    parser.add_argument("--out", type=Path, help="folder for the figures (docs/figures; bench/records for cliffs* and four*)")
     parser.add_argument("--targets", action="store_true", help="measure nothing; judge the figures on record")
 
 
@@ -691,7 +692,6 @@ def main():
     if any(SUITES[name].kind == "hosts" for name in options.suites):
         bench_hosts.why_impossible()  # called now, because it may start this program anew
     peers = peers_open(options.shoal.parent)
-    options.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     for number, name in enumerate(options.suites, 1):
         so_far = f"suite {number} of {len(options.suites)}, {(time.monotonic() - start) / 60:.0f} min so far"

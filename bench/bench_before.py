@@ -11,7 +11,7 @@ is above 1 in every round. With R rounds, pure chance makes one size in 2^R slow
 if one build saw cores that share a cache and the other did not (see bench/bench.py). Rows whose options the older command
 lacks are named and left out.
 
-Writes docs/figures/before-after.jsonl, a line per build, row, round and size, and prints the table."""
+Writes build/before-after.jsonl, a line per build, row, round and size, and prints the table."""
 import argparse
 import json
 import sys
@@ -116,7 +116,8 @@ def arguments():
     parser.add_argument("--rounds", type=bench.rounds_parse, default=5, metavar="N", help="rounds of each row (5)")
     parser.add_argument("--seconds", type=int, default=1, metavar="S", help="most time for one size (1)")
     parser.add_argument("--rows", default="", metavar="TEXT", help="only rows whose names contain this text")
-    parser.add_argument("--out", type=Path, default=bench.ROOT / "docs/figures/before-after.jsonl", help="file to which lines are appended")
+    parser.add_argument("--out", type=Path, default=bench.ROOT / "build/before-after.jsonl",
+                        help="file to which lines are appended (build/before-after.jsonl)")
     parser.add_argument("--table", action="store_true", help="measure nothing; print the table of the recorded figures")
     options = parser.parse_args()
     if not options.table and options.before is None:

@@ -7,7 +7,7 @@
 
 #define OPERATIONS 20000000
 
-/* The fields the engine sets (engine.c: start_record, blame, shoal_request_complete). */
+/* The fields the engine sets (engine.c: start_record, note_last_rank; completion.c). */
 static void record(struct shoal_recorder *recorder, uint64_t sequence, uint64_t posted, uint64_t arrived, uint64_t done)
 {
     struct shoal_record *r = shoal_recorder_next(recorder);

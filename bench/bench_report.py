@@ -6,6 +6,7 @@ whose runs saw different states is mixed.
 """
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import bench_record
@@ -15,6 +16,8 @@ COLORS = {"near": "#1f6fb4", "far": "#d9701a", "crowded": "#777777", "mixed": "#
 TITLES = {"impi": "Intel MPI", "openmpi": "Open MPI", "mpich": "MPICH", "gloo": "Gloo", "deepspeed": "DeepSpeed"}
 METRICS = {"ratio_deepspeed": "DeepSpeed "}  # a table's words before the limit, if the limit is not of the main figure
 K, M = 1 << 10, 1 << 20
+ROOT = Path(__file__).resolve().parent.parent
+DEVELOPERS = ("cliffs", "four")  # suites that begin so find regressions
 HUGE = 1 << 62
 
 
@@ -94,14 +97,21 @@ def summary(record):
     return curve_summary(record) if record["kind"] == "curve" else cases_summary(record)
 
 
+def folder_of(suite):
+    """Returns the folder of a suite's record: that of the benchmark if only developers compare it, else that of the manual."""
+    return ROOT / ("bench/records" if suite.startswith(DEVELOPERS) else "docs/figures")
+
+
 def record_path(folder, suite):
-    return folder / f"bench-{suite}.jsonl"
+    """folder: None for the suite's own."""
+    return (folder or folder_of(suite)) / f"bench-{suite}.jsonl"
 
 
 def record_write(folder, record):
     """Writes the record. If the suite has a plot, draws it anew: only the few that the docs show. `make docs` draws all."""
     record["summary"] = summary(record)
     path = record_path(folder, record["suite"])
+    path.parent.mkdir(parents=True, exist_ok=True)
     bench_record.write(path, record)
     if path.with_suffix(".svg").exists():
         path.with_suffix(".svg").write_text(plot(record))

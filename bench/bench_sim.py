@@ -21,11 +21,12 @@ SHOAL = TOP / "build/shoal"
 sys.path[:0] = [str(TOP / "tests/hosts"), str(TOP / "bench")]
 
 import bench_report  # noqa: E402
+import bench_sim_plot  # noqa: E402
 import cluster as emulated  # noqa: E402
 
 HOSTS = ["--hosts", "1-256", "--ranks-per-host", "8", "--bytes", "100M,1G"]
 
-# For GPUs. docs/performance.md names the sources of the numbers.
+# For GPUs. docs/figures/predictions.md names the sources of the numbers.
 PCIE = ["--hosts", "1", "--ranks-per-host", "8", "--bytes", "1M-1G", "--factor", "4", "--pcie", "gen4", "--memory", "24GB/s",
         "--host-memory", "300GB/s"]
 P4D = ["--hosts", "2-64", "--ranks-per-host", "8", "--bytes", "25M,256M", "--rate", "400gbit", "--pcie", "gen3", "--pcie-switch",
@@ -122,12 +123,12 @@ def rows_write(name, rows):
 
 def record(name):
     title, words = SUITES[name]
-    plot = FIGURES / f"sim-{name}.svg"
-    result = subprocess.run([SHOAL, "sim", *words, "--format", "json", "--plot", plot], stdout=subprocess.PIPE, text=True)
+    result = subprocess.run([SHOAL, "sim", *words, "--format", "json"], stdout=subprocess.PIPE, text=True)
     if result.returncode:
         return result.returncode
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     rows_write(name, rows)
+    (FIGURES / f"sim-{name}.svg").write_text(bench_sim_plot.plot(rows))
     (FIGURES / f"sim-{name}.md").write_text(page(name, title, " ".join(["shoal sim", *words]), rows))
     print(f"docs/figures/sim-{name}.md")
     return 0
@@ -148,7 +149,7 @@ where links are not shaped. The smallest size says what CPU time a message takes
 and in each suite the latency, in which are sleeping, waking and ranks that leave the barrier before one another. Operations
 follow each other, each after a barrier: where more goes out than comes into a bucket meanwhile, the next finds only what comes
 in during the pause; where there is none the bucket is full. CPU time is that of all ranks, the time measured also that in which
-they wait awake. All else is the model's default. `docs/performance.md` says what follows."""
+they wait awake. All else is the model's default. `docs/figures/predictions.md` says what follows."""
 
 
 def measured_of(record, size):

@@ -3,35 +3,48 @@
 
   bench/bench_smp.py                                      all of them, three rounds
   bench/bench_smp.py --rounds 1 --steps 4 --layers 2 --width 64     a try
+  bench/bench_smp.py --memory                             the memory of a rank, next to the prediction; no times
 
 Needs `make build/torch/made build/torch/deepspeed`. Each round starts all of them in turns; a rank has one thread and one core. Every
 one trains the same model from the same values on the same batches, so losses must equal those of one process.
 
 Prints a table: the median step in milliseconds, the ratio of steps per second to smdistributed's in the same round (median, least and
-most of the rounds; below 1: slower), the largest relative difference of a loss from one process's, and the memory that
-the model, its gradients, states and activations have on the larger rank (growth of anonymous memory since the model was made, in MiB)
-with what the partitioner has predicted. --json FILE also writes the rounds.
+most of the rounds; below 1: slower), and the largest relative difference of a loss from one process's. --json FILE also writes the
+rounds.
+
+--memory prints another table: the memory of each rank. Each rank first trains a tiny model in the same way, so that what Python, torch
+and connections take is there, and is not counted: MiB "before". Then it trains on, while its memory is sampled (Pss: pages that both
+ranks map count half); the largest sample, less that before the model was made. malloc returns what is freed, because it maps each
+larger block, and Shoal's buffer cache (SHOAL_MEMORY_KEPT) is off. Predicted: what the partitioner counts for a rank, the parameters,
+gradients, states, activations and buffers; for shards what `shoal advise` counts.
 
 Examples:
   bench/bench_smp.py --rounds 5 --json smp.json
   bench/bench_smp.py --only pipeline
+  bench/bench_smp.py --memory --layers 6 --width 192
 
 Exit codes:
   0  all have run
   1  one failed, or its losses differ"""
 import argparse
+import ctypes
+import gc
 import json
 import os
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOAL, PYTHON = ROOT / "build/shoal", ROOT / "build/torch/bin/python3"
 RUN_S, WARMUPS, MICROBATCHES, NEAR = 900, 2, 4, 1e-4
+PERIOD_S, SAMPLE_S = 4.0, 0.02  # how long steps are sampled, and how often
+TINY = {"layers": 1, "width": 64, "words": 32, "context": 8, "batch": 8}
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "SHOAL_MEMORY_KEPT": "0"}
 OURS = {"pipeline": "smp pipeline", "shards": "smp shards"}
 MODES = {"one": ["one process"],
          "pipeline": ["smp pipeline", "torch pipelining over shoal", "torch pipelining over gloo", "DeepSpeed PipelineModule over shoal"],
@@ -202,7 +215,8 @@ def deepspeeds(options):
 def begin(backend):
     import torch.distributed as dist
     import shoal.torch  # noqa: F401
-    dist.init_process_group(backend)
+    if not dist.is_initialized():
+        dist.init_process_group(backend)
 
 
 STEPS_OF = {"one process": one_process, "smp pipeline": smp_pipeline, "smp shards": smp_shards,
@@ -212,20 +226,18 @@ STEPS_OF = {"one process": one_process, "smp pipeline": smp_pipeline, "smp shard
             "DeepSpeed PipelineModule over shoal": deepspeeds}
 
 
-def anonymous_bytes():
-    text = Path("/proc/self/status").read_text()
-    return int(re.search(r"RssAnon:\s+(\d+)", text)[1]) << 10
-
-
-def rank(options):
-    """Trains, and prints a line of JSON."""
+def prepared():
     import warnings
 
     import torch
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     torch.nn.Linear(64, 64)(torch.ones(1, 64)).sum().backward()
-    held = anonymous_bytes()
+
+
+def rank(options):
+    """Trains, and prints a line of JSON."""
+    prepared()
     step = STEPS_OF[options.rank_of](options)
     losses, times = [], []
     for number in range(WARMUPS + options.steps):
@@ -233,44 +245,150 @@ def rank(options):
         began = time.perf_counter()
         losses.append(step(*batch))
         times.append(1e3 * (time.perf_counter() - began))
-    print("RESULT " + json.dumps({"losses": losses, "times": times[WARMUPS:], "bytes": anonymous_bytes() - held}), flush=True)
+    print("RESULT " + json.dumps({"losses": losses, "times": times[WARMUPS:]}), flush=True)
+
+
+def pss(pid="self"):
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Pss:"))
+
+
+def returned():
+    """Frees what is not used, and returns the bytes of this process."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return pss()
+
+
+def rank_for_memory(options):
+    """Trains for some seconds, while the parent samples the memory of this process."""
+    import torch
+    import torch.distributed as dist
+    prepared()
+    tiny = argparse.Namespace(**{**vars(options), **TINY})
+    make, count = STEPS_OF[options.rank_of], int(os.environ["WORLD_SIZE"])
+    step = make(tiny)
+    for number in range(2):
+        step(*batch_of(tiny, number))
+    del step
+    before = returned()
+    step, batch = make(options), batch_of(options, 0)
+    for _ in range(WARMUPS):
+        step(*batch)
+    returned()
+    number, folder = int(os.environ["RANK"]), Path(options.memory_of)
+    if count > 1:
+        dist.barrier()
+    (folder / f"begun.{number}").write_text(json.dumps({"pid": os.getpid(), "before": before}))
+    began, is_over = time.monotonic(), torch.zeros(1)
+    while not is_over.item():
+        step(*batch)
+        is_over.fill_(float(time.monotonic() - began > PERIOD_S))
+        if count > 1:
+            dist.all_reduce(is_over)
+    (folder / f"ended.{number}").write_text("")
+    if count > 1:
+        dist.barrier()
 
 
 # ---- Rounds ----------------------------------------------------------------------------------------------------------------
 
 
-def run(mode, options):
-    """Starts the ranks of a mode. Returns losses of each step, the median step in milliseconds, bytes and the prediction."""
+def command_of(mode, options):
+    """Returns the words and the variables that start the ranks of a mode, and how many there are."""
     count = 1 if mode == "one process" else 2
     words = [SHOAL, "run", "-n", count, "--timeout", RUN_S, PYTHON, Path(__file__).resolve(), "--rank-of", mode]
     for name in ("steps", "layers", "width", "words", "context", "batch"):
         words += [f"--{name}", getattr(options, name)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "SHOAL_LIBRARY": str(ROOT / "build/libshoal.so"),
-                   "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'python/smdistributed'}", "MALLOC_MMAP_THRESHOLD_": "131072"}
-    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, env=environment)
+                   "PYTHONPATH": f"{ROOT / 'python'}:{ROOT / 'python/smdistributed'}"}
+    return list(map(str, words)), environment, count
+
+
+def run(mode, options):
+    """Starts the ranks of a mode. Returns losses of each step, and the median step in milliseconds."""
+    words, environment, count = command_of(mode, options)
+    environment["MALLOC_MMAP_THRESHOLD_"] = "131072"
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
     found = [json.loads(each) for each in re.findall(r"RESULT (\{.*\})", done.stdout)]
     if done.returncode or len(found) != count:
         sys.exit(f"bench_smp.py: {mode} failed:\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}")
     losses = [statistics.mean(each for each in values if each is not None) for values in zip(*(each["losses"] for each in found))]
-    predicted = [float(each) for each in re.findall(r"rank \d: ([\d.]+) MiB", done.stderr)]
-    return {"losses": losses, "ms": max(statistics.median(each["times"]) for each in found), "mib": max(each["bytes"] for each in found) / 2**20,
-            "predicted_mib": max(predicted, default=None)}
+    return {"losses": losses, "ms": max(statistics.median(each["times"]) for each in found)}
 
 
 def table(kind, rounds):
     """Prints the rows of the modes of a kind."""
     reference, ours = [each["one process"]["losses"] for each in rounds], OURS[kind]
-    print(f"\n| {kind} | step, ms | steps per second | loss differs | memory, MiB | predicted |")
-    print("|---|---|---|---|---|---|")
+    print(f"\n| {kind} | step, ms | steps per second | loss differs |")
+    print("|---|---|---|---|")
     for mode in MODES[kind]:
         ratios = [each[ours]["ms"] / each[mode]["ms"] for each in rounds]
         far = max(abs(a - b) / abs(b) for each, wanted in zip(rounds, reference) for a, b in zip(each[mode]["losses"], wanted))
-        last = rounds[-1][mode]
         print(f"| {mode} | {statistics.median(each[mode]['ms'] for each in rounds):.0f} | {statistics.median(ratios):.2f} "
-              f"({min(ratios):.2f} to {max(ratios):.2f}) | {far:.0e} | {last['mib']:.0f} | "
-              f"{'' if last['predicted_mib'] is None else format(last['predicted_mib'], '.0f')} |")
+              f"({min(ratios):.2f} to {max(ratios):.2f}) | {far:.0e} |")
         if far > NEAR:
             sys.exit(f"bench_smp.py: the losses of {mode} differ from one process's by {far:.1e}")
+
+
+# ---- Memory ----------------------------------------------------------------------------------------------------------------
+
+
+def memory(mode, options):
+    """Returns for each rank: bytes before, most bytes that the training has added, and the bytes that are predicted, or None."""
+    words, environment, count = command_of(mode, options)
+    with tempfile.TemporaryDirectory(prefix="shoal-smp-") as place, tempfile.TemporaryFile("w+") as output:
+        folder = Path(place)
+        process = subprocess.Popen([*words, "--memory-of", place], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                   env={**environment, **MALLOC})
+        begun, most = [folder / f"begun.{rank}" for rank in range(count)], [0] * count
+        while process.poll() is None and not (folder / "ended.0").exists():
+            time.sleep(SAMPLE_S)
+            if all(each.exists() and each.stat().st_size for each in begun):
+                for rank, each in enumerate(begun):
+                    most[rank] = max(most[rank], pss(json.loads(each.read_text())["pid"]))
+        code = process.wait()
+        output.seek(0)
+        text = output.read()
+        if code or not all(most):
+            sys.exit(f"bench_smp.py: {mode} failed:\n{text[-3000:]}")
+        before = [json.loads(each.read_text())["before"] for each in begun]
+    predicted = [float(each) * 2**20 for each in re.findall(r"rank \d: ([\d.]+) MiB", text)][-count:] or [None] * count
+    return [(start, top - start, wanted) for start, top, wanted in zip(before, most, predicted)]
+
+
+def profile(options):
+    """Prints the file of the model's profile, for the half of a batch that a rank of shards has."""
+    from torch import nn
+    import shoal.torch
+    prepared()
+    inputs, targets = batch_of(options, 0)
+    half = len(inputs) // 2
+    measured = shoal.torch.profile(nn.Sequential(*layers_of(options)), inputs[:half], lambda result: loss_of(result, targets[:half]), steps=1)
+    measured.save(options.memory_of)
+
+
+def predicted_of_shards(options):
+    """Returns the bytes that `shoal advise` predicts for a rank that has half of parameters, gradients and states."""
+    words, environment, _ = command_of("profile", options)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        subprocess.run([*words[words.index(str(PYTHON)):], "--memory-of", file.name], check=True, env=environment, stderr=subprocess.DEVNULL)
+        advice = subprocess.run([SHOAL, "advise", "--profile", file.name, "--samples", "1000", "--batch", str(options.batch), "--machine", "this",
+                                 "--per-machine", "2", "--worker-memory", "1000G", "--optimizer", "adamw", "--format", "json"], check=True,
+                                capture_output=True, text=True, env={**environment, "CUDA_VISIBLE_DEVICES": ""})
+    rungs = {rung["way"]: rung for rung in json.loads(advice.stdout)["points"][0]["ladder"]}
+    return rungs["sharded parameters"]["total_bytes"] - rungs["sharded parameters"]["constant_bytes"]
+
+
+def memory_table(modes, options):
+    """Prints a row for each rank."""
+    of_shards = predicted_of_shards(options) if OURS["shards"] in modes else None
+    print("| | rank | before, MiB | training, MiB | predicted, MiB | predicted / measured |\n|---|---:|---:|---:|---:|---:|")
+    for mode in modes:
+        for rank, (before, added, predicted) in enumerate(memory(mode, options)):
+            predicted = of_shards if mode == OURS["shards"] else predicted
+            wanted = ["", ""] if predicted is None else [f"{predicted / 2**20:.1f}", f"{predicted / added:.2f}"]
+            print(f"| {mode} | {rank} | {before / 2**20:.0f} | {added / 2**20:.1f} | {' | '.join(wanted)} |", flush=True)
 
 
 def main():
@@ -279,12 +397,18 @@ def main():
         parser.add_argument(f"--{name}", type=int, default=value, metavar="N")
     parser.add_argument("--only", choices=sorted(OURS))
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--memory", action="store_true", help="measure the memory of ranks")
     parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rank_of == "profile":
+        return profile(options)
     if options.rank_of:
-        return rank(options)
+        return rank_for_memory(options) if options.memory_of else rank(options)
     kinds = [options.only] if options.only else list(OURS)
     modes = [mode for kind in ("one", *kinds) for mode in MODES[kind]]
+    if options.memory:
+        return memory_table(modes, options)
     rounds = [{mode: run(mode, options) for mode in modes} for _ in range(options.rounds)]
     if options.json:
         options.json.write_text(json.dumps(rounds))

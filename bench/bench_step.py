@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Measures training steps over emulated hosts (tests/hosts/cluster.py): `shoal bench step` of each profile, on hosts of one
-rank whose links are shaped, compared with the bound that no engine beats (docs/performance.md, "Training steps").
+rank whose links are shaped, compared with the bound that no engine beats (docs/figures/steps.md).
 
 Suites:
   bound    steps in which the wire takes 0.9 of the backward pass: step over (bound + one buffer's own time), and how much of

@@ -386,7 +386,6 @@ def main():
         bench_hosts.why_impossible()  # called now, because it may start this program anew
     contestants, left_out = contestants_open(options)
     versions = versions_of(options)
-    options.out.mkdir(parents=True, exist_ok=True)
     with Scene(options) as scene:
         for number, name in enumerate(options.suites, 1):
             say(f"suite {number} of {len(options.suites)}: {name}: {SUITES[name].title}")

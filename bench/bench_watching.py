@@ -10,7 +10,7 @@ round:
   without   the agent keeps the log and reads nothing
 
 Each worker prints a line in every step. A step computes for about --step-ms: 98 ms, like a step with ResNet-50's gradients
-and busy ranks (docs/performance.md, "Through PyTorch"). 0: one small batch, some 5 ms.
+and busy ranks (docs/figures/steps.md, "Through PyTorch"). 0: one small batch, some 5 ms.
 
 The value of a round is the mean step with metrics divided by the mean step without. It is the mean because the sampler works
 during few steps, which a median would not show. The job runs on all cores of this Python: if each worker has a core and no

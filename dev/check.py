@@ -22,6 +22,7 @@
   ptx       the code for GPUs matches its source (dev/ptx.py)
   figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures;
             pictures match their descriptions (dev/drawings.py)
+  tested    docs/tested-by.md is current (dev/tested.py)
   prose     lines of prose in the pages fit 120 columns and those of code 84; the decisions that they cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
@@ -38,6 +39,7 @@ import drawings
 import native
 import ptx
 import readme
+import tested
 import version
 import version_records
 
@@ -60,9 +62,10 @@ ALLOWED = {
     "transport/hosts": {"base", "membership", "transport/shm", "transport/fabric"},
     "collective": {"base", "plan", "transport"},
     "helpers": {"base", "topology"},
-    "engine": {"base", "observe", "plan", "topology", "device", "transport", "collective", "helpers"},
+    "operand": {"base", "plan", "device", "transport"},
+    "engine": {"base", "observe", "plan", "topology", "device", "transport", "collective", "helpers", "operand"},
     "comm": {"base", "observe", "topology", "device", "memory", "link", "bootstrap", "transport/shm", "transport/fabric", "transport/hosts",
-             "collective", "helpers", "engine"},
+             "collective", "helpers", "operand", "engine"},
     "predict": {"base", "device", "collective", "comm"},
     "inspect": {"base", "topology", "device", "link", "bootstrap", "transport/shm", "transport/fabric", "collective", "helpers", "comm"},
     "fusion": set(),
@@ -88,7 +91,7 @@ ALSO = {"fusion": {"base/struct_bytes.h"},
         "fusion/optimizer": {"base/floats.h"},
         "fusion/scaling": {"base/floats.h"},
         "fusion/reducer": {"base/assert.h", "base/floats.h", "comm/packers.h", "device/gpu_packer.h"},
-        "fusion/outer": {"base/floats.h"},
+        "fusion/outer": {"base/assert.h", "base/floats.h"},
         "fusion/shards": {"base/assert.h", "base/floats.h"},
         "data": {"base/struct_bytes.h"},
         "placement": {"base/struct_bytes.h"},
@@ -112,7 +115,8 @@ COMMANDS = {
 }
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
-    "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/layout.h", "engine/progress.h"},
+    "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/progress.h"},
+    "operand": {"operand/call.h", "operand/makers.h", "operand/operand.h"},
     "membership": {"membership/membership.h", "membership/member_process.h", "membership/same_host.h", "membership/cause_board.h"},
     "memory": {"memory/memory.h", "memory/location.h", "memory/segment.h", "memory/memory_settings.h"},
 }
@@ -512,7 +516,12 @@ def check_figures():
         say(TOP / page, line, "versions", mend)
 
 
-CHECKS = (check_dependencies, check_circles, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_commands, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_words, check_prose)
+def check_tested():
+    for path, line, mend in tested.differences():
+        say(path, line, "tested", mend)
+
+
+CHECKS = (check_dependencies, check_circles, check_contracts, check_parts, check_opaque, check_files, check_names, check_statics, check_lengths, check_settings, check_logs, check_public, check_commands, check_symbols, check_headers, check_python, check_native, check_version, check_ptx, check_figures, check_tested, check_words, check_prose)
 
 
 def main():

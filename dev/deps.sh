@@ -14,7 +14,7 @@ packages_for() {
     python) echo "python3-venv python3-dev g++ bible-kjv-text dataset-fashion-mnist" ;;
     docs) echo "python3-venv gcc libc6-dev" ;;
     aarch64) echo "gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user" ;;
-    wheels) echo "git binutils libpmix-dev pkg-config python3-venv" ;;
+    wheels) echo "git binutils libpmix-dev pkg-config python3-venv g++ g++-aarch64-linux-gnu" ;;
     chroots) echo "mmdebstrap qemu-user-static util-linux iproute2" ;;
     *) echo "deps.sh: unknown purpose \"$1\": build, demo, test, bench, python, docs, aarch64, wheels or chroots" >&2; exit 2 ;;
     esac

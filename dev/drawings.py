@@ -55,7 +55,7 @@ class Drawing:
         self.picture.write(x + 10, y + 22, text, options.color or "soft", "start", "bold")
 
     def _place(self, values):
-        """Keeps the place of a box under its name. Returns the values, lengths in pixels."""
+        """Remembers where the named box is. Returns the values with lengths in pixels."""
         name, *lengths, text = values
         self.boxes[name] = tuple(float(value) * UNIT for value in lengths)
         return (name, *self.boxes[name], text)

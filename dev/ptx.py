@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes src/device/cuda/kernels/kernels.ptx, the kernels for GPUs, from their source, and the table of registers in docs/gpu.md.
+"""Writes src/device/cuda/kernels/kernels.ptx.xz, the kernels for GPUs, from their source, and the table of registers in
+docs/gpu.md. `xz -dc` prints the code.
 
   dev/ptx.py            writes both; needs clang 14 or newer, and for the table ptxas, which comes with the CUDA toolkit
   dev/ptx.py --check    prints differences; exit code 1 if there are any (dev/check.py runs the same check, without a compiler)
@@ -7,6 +8,7 @@
 The code is for compute capability 7.0 and drivers from 11.0 on, which compile it for their device when they load it. Its first
 line names the source by a digest that comments and line breaks do not change."""
 import hashlib
+import lzma
 import os
 import pathlib
 import re
@@ -17,7 +19,7 @@ import tempfile
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = TOP / "src/device/cuda/kernels"
-WRITTEN = FOLDER / "kernels.ptx"
+WRITTEN = FOLDER / "kernels.ptx.xz"
 SOURCES = ("device/cpu/lanes.h", "device/cpu/formats.h", "device/cpu/kernel_lists.h", "device/cuda/kernels/gpu_kernels.h",
            "device/cuda/kernels/gpu_kernel_body.h")
 PAGE = TOP / "docs/gpu.md"
@@ -42,9 +44,14 @@ def source_digest():
     return digest((TOP / "src" / name).read_text() for name in SOURCES)
 
 
-def differences(ptx=None):
-    """Yields the faults of the code in the tree, as texts."""
-    text = WRITTEN.read_text() if ptx is None else ptx
+def committed():
+    """Returns the code in the tree."""
+    return lzma.decompress(WRITTEN.read_bytes()).decode("ascii")
+
+
+def differences(code=None):
+    """Yields the faults of some code, by default that in the tree, as texts."""
+    text = committed() if code is None else code
     made_from = re.match(r"// Written by dev/ptx.py from source (\w+)", text)
     if not made_from or made_from[1] != source_digest():
         yield 1, "its source is another one now: run dev/ptx.py (which needs clang)"
@@ -77,8 +84,10 @@ def find_ptxas():
 def registers(ptxas, device):
     """Returns the registers of each kernel on a device of that compute capability. Ends the program if one needs local
     memory."""
-    with tempfile.NamedTemporaryFile() as binary:
-        command = [ptxas, f"-arch=sm_{device}", "-v", str(WRITTEN), "-o", binary.name]
+    with tempfile.NamedTemporaryFile() as binary, tempfile.NamedTemporaryFile("w", suffix=".ptx") as code:
+        code.write(committed())
+        code.flush()
+        command = [ptxas, f"-arch=sm_{device}", "-v", code.name, "-o", binary.name]
         told = subprocess.run(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=True).stdout
     used = {}
     for entry in told.split("Compiling entry function ")[1:]:
@@ -114,7 +123,7 @@ def write():
     compiler, ptxas = next(filter(None, map(shutil.which, COMPILERS)), None), find_ptxas()
     if not compiler:
         sys.exit("dev/ptx.py needs clang 14 or newer")
-    WRITTEN.write_text(compile_ptx(compiler))
+    WRITTEN.write_bytes(lzma.compress(compile_ptx(compiler).encode("ascii"), preset=9 | lzma.PRESET_EXTREME))
     for line, mend in differences():
         print(f"{WRITTEN.relative_to(TOP)}:{line}: {mend}")
     if not ptxas:

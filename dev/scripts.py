@@ -24,6 +24,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import urllib.error
@@ -41,9 +42,9 @@ GPT_FILES = ("data_pipeline.py", "learning_rates.py", "memory_tracker.py")
 FP16_FILES = tuple(f"fp16/{name}.py" for name in ("__init__", "fp16", "fp16util", "loss_scaler", "megatron/clip_grads", "megatron/fp16",
                                                   "megatron/grad_scaler"))
 
-# files: the first one is the script. edits: (before, after) in it. same: a regular expression of losses, which the first two runs have in
-# common.
-Script = collections.namedtuple("Script", "name repository commit folder files edits venv starter runs same", defaults=(None,))
+# files: the first one is the script. edits: (file, before, after). same: a regular expression of losses, which the first two runs have in
+# common. falls: one of a loss that is smaller at the end of each run.
+Script = collections.namedtuple("Script", "name repository commit folder files edits venv starter runs same falls", defaults=(None, None))
 # seen: regular expressions that the output has, and how often.
 Run = collections.namedtuple("Run", "ranks parameters words seen")
 
@@ -64,6 +65,36 @@ BERT_WORDS = ["--input_dir", "../data/bert", "--config_file", "../data/bert_conf
               "--max_predictions_per_seq", "3", "--train_batch_size", "8", "--learning_rate", "1e-2", "--max_steps", "32",
               "--warmup_proportion", "0.1", "--steps_this_run", "16", "--do_train", "1", "--smp", "1", "--ddp", "1",
               "--num_steps_per_checkpoint", "8", "--seed", "3", "--disable_progress_bar", "1"]
+DETECTION_FILES = {  # of maskrcnn_benchmark
+    "": "", "config": "defaults paths_catalog", "data": "build collate_batch", "data/datasets": "coco concat_dataset voc",
+    "data/datasets/evaluation": "", "data/datasets/evaluation/coco": "coco_eval coco_eval_np", "data/datasets/evaluation/voc": "voc_eval",
+    "data/samplers": "distributed grouped_batch_sampler iteration_based_batch_sampler", "data/transforms": "build transforms",
+    "engine": "inference tester trainer", "fp16": "fp16 fp16util loss_scaler",
+    "layers": "batch_norm ce_loss iou_loss misc nms pisa_loss roi_align roi_pool sigmoid_focal_loss smooth_l1_loss",
+    "layers/nhwc": "UpSampleNearest2d batch_norm conv init max_pool misc transforms",
+    "modeling": "balanced_positive_negative_sampler box_coder make_layers matcher poolers registry utils",
+    "modeling/backbone": "backbone fpn resnet", "modeling/detector": "detectors generalized_rcnn", "modeling/roi_heads": "roi_heads",
+    "modeling/roi_heads/box_head": "box_head inference loss_pisa_box_head roi_box_feature_extractors roi_box_predictors",
+    "modeling/roi_heads/keypoint_head": "inference keypoint_head loss roi_keypoint_feature_extractors roi_keypoint_predictors",
+    "modeling/roi_heads/mask_head": "inference loss mask_head roi_mask_feature_extractors roi_mask_predictors",
+    "modeling/rpn": "anchor_generator inference loss rpn utils", "modeling/rpn/retinanet": "inference loss retinanet",
+    "solver": "build cosine_lr_scheduler fused_sgd lr_scheduler",
+    "structures": "bounding_box boxlist_ops image_list keypoint segmentation_mask",
+    "utils": "async_evaluator c2_model_loading checkpoint collect_env comm env imports logger loss_utils metric_logger miscellaneous "
+             "mlperf_logger model_serialization model_zoo registry"}
+DETECTION_CONFIG = "configs/e2e_mask_rcnn_R_50_FPN_1x.yaml"
+DETECTION = {"partitions": 2, "microbatches": 2, "memory_weight": 1.0, "ddp": True}  # as in the example's notebook
+DETECTION_OPTIONS = {
+    "MODEL.WEIGHT": "../data/maskrcnn.pth", "DATASETS.TRAIN": "('coco_2014_train',)", "DATASETS.TEST": "('coco_2014_val',)", "OUTPUT_DIR": "out",
+    "SAVE_CHECKPOINTS": True, "PER_EPOCH_EVAL": False, "SOLVER.OPTIMIZER": "NovoGrad", "SOLVER.LR_SCHEDULE": "COSINE", "SOLVER.BASE_LR": 0.002,
+    "SOLVER.BETA1": 0.9, "SOLVER.BETA2": 0.4, "SOLVER.WARMUP_ITERS": 2, "SOLVER.MAX_ITER": 60, "SOLVER.CHECKPOINT_PERIOD": 30,
+    "SOLVER.IMS_PER_BATCH": 4, "TEST.IMS_PER_BATCH": 4, "INPUT.MIN_SIZE_TRAIN": "(64,)", "INPUT.MAX_SIZE_TRAIN": 64, "DATALOADER.NUM_WORKERS": 0,
+    "MODEL.BACKBONE.OUT_CHANNELS": 16, "MODEL.RESNETS.WIDTH_PER_GROUP": 8, "MODEL.RESNETS.STEM_OUT_CHANNELS": 8,
+    "MODEL.RESNETS.RES2_OUT_CHANNELS": 16, "MODEL.ROI_BOX_HEAD.MLP_HEAD_DIM": 32, "MODEL.ROI_MASK_HEAD.CONV_LAYERS": "(16,16,16,16)",
+    "MODEL.RPN.PRE_NMS_TOP_N_TRAIN": 60, "MODEL.RPN.FPN_POST_NMS_TOP_N_TRAIN": 60, "MODEL.RPN.PRE_NMS_TOP_N_TEST": 60,
+    "MODEL.RPN.POST_NMS_TOP_N_TEST": 20, "MODEL.RPN.FPN_POST_NMS_TOP_N_TEST": 20, "MODEL.RPN.ANCHOR_SIZES": "(8,16,24,32,48)",
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 32, "MODEL.ROI_BOX_HEAD.NUM_CLASSES": 3}
+DETECTION_WORDS = ["--config-file", DETECTION_CONFIG, *(str(word) for option in DETECTION_OPTIONS.items() for word in option)]
 DONE, SAVED = ("SMP training finished successfully", 1), ("Finished checkpointing after 16 steps", 2)
 LOSS = r"Batch \d+ (?:Validation )?[Ll]oss: ([\d.]+)"
 TWO, ONE = {"pipeline_parallel_degree": 2}, {"pipeline_parallel_degree": 1}
@@ -76,6 +107,9 @@ SCRIPTS = [
                Run(4, {**MNIST, "ddp": True}, ["--assert-losses", "1", "--ddp", "1"], [("SMP training finished successfully", 4)]),
                Run(2, MNIST, ["--epochs", "1", "--partial-checkpoint", "pt_mnist_checkpoint.pt", "--assert-losses", "1"],
                    [("SMP training finished successfully", 2)])]),
+    Script("mnist-launcher", CONTAINERS, "0410cde73424bdd9a40268c1e2579dfb081be2d0", f"{RESOURCES}/mnist",
+           ("smmodelparallel_mnist_script_mode.sh", "smmodelparallel_pt_mnist.py"), (), "torch", "on_cpu.py", [
+               Run(8, None, [], [("SMP training finished successfully", 8)])]),
     Script("bert", EXAMPLES, "7ed6accf315c3f04a3fdc23dcf392726b9f3387b", f"{PYTORCH}/bert/bert_example",
            ("sagemaker_smp_pretrain.py", "modeling.py", "schedulers.py", "utils.py", "file_utils.py"), (), "scripts", "on_cpu.py", [
                Run(2, BERT, BERT_WORDS, [("^0.*Loss: ", 16), (r"__Bert__Loss__", 1), ("Finished syncing model checkpoints", 1)])]),
@@ -99,17 +133,35 @@ SCRIPTS = [
                                 delayed_param=1), [DONE])], LOSS),
     Script("gpt2-custom", EXAMPLES, "53dedee145be9e89c8711de5a2a53f1bdff145b2", f"{PYTORCH}/gpt2-custom",
            ("train_gpt_custom.py", *GPT_FILES, *FP16_FILES),
-           ((" = m.module.module.transformer.h", " = m.module.transformer.h"),), "scripts", "on_cpu.py", [
+           (("train_gpt_custom.py", " = m.module.module.transformer.h", " = m.module.transformer.h"),), "scripts", "on_cpu.py", [
                Run(2, None, gpt(**TWO, checkpoint_freq=8, validation_freq=8), [DONE, SAVED]),
                Run(1, None, gpt(**ONE, validation_freq=8), [DONE])], LOSS),
+    Script("maskrcnn", EXAMPLES, "10d3379f02584308d99dac6be944a78f21850bda", f"{PYTORCH}/mask-rcnn/utils/train_scripts/maskrcnn",
+           ("tools/train_mlperf.py", DETECTION_CONFIG, *(f"maskrcnn_benchmark/{folder}/{name}.py".replace("//", "/")
+                                                         for folder, names in DETECTION_FILES.items() for name in ("__init__", *names.split()))),
+           (("maskrcnn_benchmark/config/paths_catalog.py", 'DATA_DIR = "datasets"', 'DATA_DIR = "../data"'),
+            # it would pass save_partial twice after a partial checkpoint
+            ("maskrcnn_benchmark/engine/trainer.py", "save_partial=False, **arguments)", '**{**arguments, "save_partial": False})'),
+            # it takes parameters on the CPU for those of other ranks
+            ("maskrcnn_benchmark/fp16/fp16util.py", 'if model.device.type == "cpu":', "if False:")),
+           "scripts", "on_maskrcnn.py", [
+               Run(2, DETECTION, DETECTION_WORDS, [("iter/next_eval: 60", 2), (r"Saving checkpoint to out/model_00000\d0_partial.pth", 4),
+                                                   ("Saving checkpoint to out/model_final.pth", 2), ("^0.*Total training time", 1)])],
+           falls=r"^0.* loss_mask: ([\d.]+)"),
     # Of this repository: the published run_glue.py needs a hub of models and data.
     Script("hf-trainer", None, None, "tests/published", ("hf_trainer.py",), (), "scripts", "on_cpu.py", [
         Run(2, {"partitions": 2, "microbatches": 4, "ddp": True}, [], [("evaluated: loss", 4)]),
         Run(1, {"partitions": 1, "microbatches": 4, "ddp": True}, [], [("evaluated: loss", 2)])], r"^0.*evaluated: loss ([\d.]+)"),
     Script("tf2", EXAMPLES, "f2f9985b931eba4bcfb9327fc3c8f522b330b5c0", "training/distributed_training/tensorflow/model_parallel/mnist/utils",
-           ("tf2.py",), (("reset_states()", "reset_state()"), ('"/opt/ml/checkpoints"', '"checkpoints"')), "tensorflow", "on_keras.py", [
+           ("tf2.py",), (("tf2.py", "reset_states()", "reset_state()"), ("tf2.py", '"/opt/ml/checkpoints"', '"checkpoints"')), "tensorflow",
+           "on_keras.py", [
                Run(2, {"partitions": 2, "microbatches": 2}, [], [("Epoch 5, ", 2), ("Finished sync", 1)]),
                Run(1, {"partitions": 1, "microbatches": 2}, [], [("Epoch 5, ", 1)])]),
+    Script("tf2-hvd", EXAMPLES, "f2f9985b931eba4bcfb9327fc3c8f522b330b5c0", "training/distributed_training/tensorflow/model_parallel/mnist/utils",
+           ("tf2_hvd.py",), (("tf2_hvd.py", "import horovod.tensorflow", "import shoal.horovod.tensorflow"),
+                             ("tf2_hvd.py", "reset_states()", "reset_state()"), ("tf2_hvd.py", "optimizer.variables()", "optimizer.variables")),
+           "tensorflow", "on_keras.py", [
+               Run(4, {"partitions": 2, "microbatches": 2, "horovod": True}, [], [("Epoch 5, ", 4)])]),
 ]
 
 
@@ -119,11 +171,11 @@ SCRIPTS = [
 def fetch(script, clones):
     """Returns the folder of a script's files. Raises OSError if they cannot be fetched."""
     folder = FOLDER / script.name
-    for number, name in enumerate(script.files):
+    for name in script.files:
         target = folder / name
         if not target.exists() or script.repository is None:
             text = content(script, name, clones)
-            for before, after in script.edits if number == 0 else ():
+            for before, after in (each[1:] for each in script.edits if each[0] == name):
                 if before not in text:
                     raise OSError(f"{name} has no line with {before!r}")
                 text = text.replace(before, after)
@@ -150,7 +202,7 @@ def content(script, name, clones):
 
 
 def environment_of(run, folder):
-    variables = {**os.environ, "PYTHONPATH": f"{TOP / 'python'}:{TOP / 'python/smdistributed'}", "SHOAL_LIBRARY": str(TOP / "build/libshoal.so"),
+    variables = {**os.environ, "PYTHONPATH": f"{TOP / 'python'}:{TOP / 'python/smdistributed'}:{folder}", "SHOAL_LIBRARY": str(TOP / "build/libshoal.so"),
                  "OMP_NUM_THREADS": "1", "PUBLISHED_SAMPLES": "2048", "TF_CPP_MIN_LOG_LEVEL": "3", "HF_HUB_OFFLINE": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",
                  "SM_NUM_GPUS": "1", "SM_OUTPUT_DATA_DIR": "output", "SM_MODEL_DIR": "model", "SM_CHANNEL_TRAIN": "../data/train",
                  "SM_CHANNEL_TEST": "../data/val", "SM_MODULE_DIR": "s3://bucket/job/source/sourcedir.tar.gz", "SM_CURRENT_HOST": "algo-1",
@@ -162,20 +214,29 @@ def environment_of(run, folder):
 def output_of(script, run, python):
     """Returns the output of a run. Raises AssertionError if it fails."""
     folder = FOLDER / script.name
-    words = [TOP / "build/shoal", "run", "-n", run.ranks, "--timeout", LIMIT_S, python, TOP / "tests/published" / script.starter,
-             folder / script.files[0], *run.words]
-    done = subprocess.run(list(map(str, words)), cwd=folder, env=environment_of(run, folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, errors="replace")
+    published, environment = TOP / "tests/published", environment_of(run, folder)
+    words = [TOP / "build/shoal", "run", "-n", run.ranks, "--timeout", LIMIT_S, python, published / script.starter, folder / script.files[0],
+             *run.words]
+    if script.files[0].endswith(".sh"):  # it calls mpirun, which is a stand-in
+        words = ["sh", folder / script.files[0]]
+        environment.update(PATH=f"{published / 'stand_ins/bin'}:{environment['PATH']}", PUBLISHED_SHOAL=str(TOP / "build/shoal"),
+                           PUBLISHED_PYTHON=str(python), PUBLISHED_STARTER=str(published / script.starter))
+    done = subprocess.run(list(map(str, words)), cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace")
     (folder / "output.txt").write_text(done.stdout)
     assert done.returncode == 0, f"it ended with {done.returncode}:\n{done.stdout[-3000:]}"
     for expression, count in run.seen:
         found = len(re.findall(expression, done.stdout, re.MULTILINE))
         assert found == count, f"\"{expression}\" is there {found} times, not {count}; see {folder / 'output.txt'}"
+    if script.falls is not None:
+        losses = [float(each) for each in re.findall(script.falls, done.stdout, re.MULTILINE)]
+        assert len(losses) > 1 and losses[-1] < losses[0], f"the losses {losses} do not fall; see {folder / 'output.txt'}"
     return done.stdout
 
 
 def test(script, python):
     """Runs a script in each of its ways. Returns what was compared."""
+    shutil.rmtree(FOLDER / script.name / "out", ignore_errors=True)  # checkpoints of a former test
     outputs = [output_of(script, run, python) for run in script.runs]
     if script.same is None:
         return f"{len(outputs)} runs"
@@ -225,7 +286,7 @@ def run_one(script, clones):
     if not (python and maker):
         print(f"build/{script.venv} could not be made", file=sys.stderr)
         sys.exit(2)
-    if not (FOLDER / "data").exists():
+    if not (FOLDER / "data/maskrcnn.pth").exists():  # the newest of them
         subprocess.run([maker, TOP / "tests/published/make_data.py", FOLDER / "data"], check=True)
     try:
         print(f"ok {script.name}: {test(script, python)}", flush=True)

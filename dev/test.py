@@ -54,7 +54,7 @@ MAIN_BUILDS = ("plain", "python")  # of the part "main": all tests of the first,
 ALL = {"plain"}  # compiled completely; of the other builds only the targets that their tests need (`depends`)
 # Tests that are not `is_parallel` run one at a time. LANES_BESIDE of those that are run alongside, and LANES_WAITING more
 # of the suite "waits", which hardly use a processor, as --profile shows.
-LANES_BESIDE, LANES_WAITING = 1, 2
+LANES_BESIDE, LANES_WAITING = 1, 3
 # Further lanes. Each starts a test after IDLE_CORES cores were idle for IDLE_S seconds, so that it slows nothing down.
 LANES_IDLE, IDLE_S, IDLE_CORES = 3, 2, 0.5
 FAILURE_LINES = 60  # of a failed case, repeated at the end

@@ -24,6 +24,7 @@ import sys
 import time
 
 import version_records
+from interpreter import find_python
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 LIMIT_S = 3600  # of a program
@@ -64,13 +65,6 @@ ROWS = [
 
 def run(*words):
     return subprocess.run(list(map(str, words)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "PIP_CONSTRAINT": os.devnull})
-
-
-def find_python(version):
-    """Returns an interpreter of that version that runs, or None. One on PATH may be pyenv's stand-in for a version in
-    another folder."""
-    candidates = [shutil.which(f"python{version}"), *sorted(pathlib.Path.home().glob(f".pyenv/versions/{version}.*/bin/python3"))]
-    return next((one for one in filter(None, candidates) if not subprocess.run([one, "-c", ""], capture_output=True).returncode), None)
 
 
 def make(row):

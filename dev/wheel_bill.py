@@ -5,6 +5,7 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
+import pathlib
 import re
 import shutil
 import uuid
@@ -29,12 +30,13 @@ class Unknown(Exception):
     """The wheel carries something else than this page says; the text names it."""
 
 
-def add(content, one, bundle, tools, headers):
+def add(content, one, bundle, tools, headers, shims):
     """Moves the licences into the unpacked wheel's dist-info, names them in its metadata, and writes the bill of materials.
     `one` has the machine, the commit and its time (`epoch`). `tools` is the environment that made the wheel; `headers` has the
-    versions of headers that it was compiled with."""
+    versions of headers that it was compiled with; `shims` is what dev/wheel_shims.py returned."""
     info = next(content.glob("*.dist-info"))
-    components = [*COMPONENTS, runtime_of(tools)]
+    components = [*COMPONENTS, runtime_of(tools, shims), *headers_of(shims, one.folder)]
+    headers = {**headers, **{f"python{python.version}": python.exact for python in shims.pythons}}
     for component in components:
         place_licence(component, content, info, tools)
     shutil.rmtree(content / "shoal/licenses")
@@ -45,10 +47,30 @@ def add(content, one, bundle, tools, headers):
     (info / "sboms/shoal.cdx.json").write_text(text + "\n")
 
 
-def runtime_of(tools):
+def runtime_of(tools, shims):
     name, licence, source = RUNTIME
-    return Component(name, version_in(tools, "ziglang"), licence, source, COMPILED, "ziglang", "ziglang/LICENSE",
+    return Component(name, version_in(tools, "ziglang"), licence, source, (*COMPILED, *shims.files), "ziglang", "ziglang/LICENSE",
                      "Linked into these files by the compiler.")
+
+
+def headers_of(shims, folder):
+    """Returns the components whose headers have code that is compiled into the shims."""
+    if not shims.files:
+        return []
+    licence = folder / "pytorch.txt"
+    licence.write_text("\n\n".join(path.read_text() for path in shims.torches[-1].licences))
+    versions = ", ".join(torch.version for torch in shims.torches)
+    return [Component("pytorch", versions, "BSD-3-Clause", "https://github.com/pytorch/pytorch", tuple(shims.files), "torch",
+                      licence, "Code of its headers, and of pybind11's, which it contains, is compiled into these files."),
+            Component("libstdc++", shims.library.release, "GPL-3.0-or-later WITH GCC-exception-3.1", "https://gcc.gnu.org/git/gcc.git",
+                      tuple(shims.files), None, libstdcxx_licence(shims.library),
+                      "Code of its headers is compiled into these files, which the exception permits under any terms.")]
+
+
+def libstdcxx_licence(library):
+    """Returns Debian's file about libstdc++, or else a header, which begins with the licence."""
+    files = sorted(pathlib.Path("/usr/share/doc").glob(f"*gcc-{library.release}-base*/copyright"))
+    return files[0] if files else library.folders[0] / "bits/c++allocator.h"
 
 
 def version_in(tools, name):
@@ -94,15 +116,22 @@ def describe(component, content, bundle):
                       "dev/wheel_bundle.txt change? COMPONENTS in dev/wheel_bill.py names the version")
     return {
         "type": "library", "bom-ref": component.name, "name": component.name, "version": component.version,
-        "description": component.note, "licenses": [{"license": {"id": component.licence}}],
+        "description": component.note, "licenses": [licence_of(component)],
         "externalReferences": [{"type": "vcs", "url": component.source}, *origins(component, bundle)],
         "components": [{"type": "file", "bom-ref": f"{component.name}:{name}", "name": name, "hashes": digest(content / name)}
                        for name in component.files],
     }
 
 
+def licence_of(component):
+    is_expression = " " in component.licence
+    return {"expression": component.licence} if is_expression else {"license": {"id": component.licence}}
+
+
 def origins(component, bundle):
-    """Returns the wheel that a component was taken from."""
+    """Returns the wheel that a component was taken from, if there is one."""
+    if component.origin in (None, "torch"):
+        return []
     if component not in COMPONENTS:
         return [{"type": "distribution", "url": f"pkg:pypi/{component.origin}@{component.version}"}]
     found = next((bundle / "files").glob(f"{component.origin}-*.whl"))

@@ -20,6 +20,10 @@ SYSTEM = {"libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0
 # driver. So these two may need them, and nothing else may.
 RDMA_CORE = {"libefa.so.1", "libibverbs.so.1", "librdmacm.so.1"}
 PROVIDERS = {"shoal/lib/libfabric/libefa-fi.so", "shoal/lib/libfabric/libverbs-fi.so"}
+# The shims of torch (dev/wheel_shims.py) are loaded by a torch that has loaded these already.
+SHIM = re.compile(r"shoal/torch/compiled/shoal_torch-(?P<torch>[\d.]+)-(?P<inputs>\w+)\.cpython-\d+-\w+-linux-gnu\.so")
+TORCH = {"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libstdc++.so.6", "libgcc_s.so.1"}
+NEWEST_CXX = {"GLIBCXX": (3, 4, 24), "CXXABI": (1, 3, 11)}  # the policy of manylinux_2_28
 BUNDLED = {"shoal/lib/libfabric.so.1", "shoal/lib/libsodium.so", *PROVIDERS}
 REQUIRED = BUNDLED | {"shoal/lib/libshoal.so.0", "shoal/lib/libshoal_tensorflow.so", "shoal/bin/shoal", "shoal/__init__.py",
                       "shoal/include/shoal/shoal.h"}
@@ -70,12 +74,14 @@ def problems_of_libraries(files, name):
     own = {pathlib.PurePosixPath(file).name for file in files}
     for file in sorted(file for file, content in files.items() if content.startswith(b"\x7fELF")):
         facts = read_elf(files[file])
-        allowed = SYSTEM | own | (RDMA_CORE if file in PROVIDERS else set())
+        allowed = SYSTEM | own | (RDMA_CORE if file in PROVIDERS else TORCH if SHIM.fullmatch(file) else set())
         problems += [f"{file} is for {facts['machine']}"] * (facts["machine"] != MACHINES[name["machine"]])
         problems += [f"{file} needs {library}, which neither the wheel nor every system has"
                      for library in sorted(facts["needed"] - allowed)]
         problems += [f"{file} needs GLIBC_{'.'.join(map(str, version))}, which glibc 2.{name['glibc']} lacks"
-                     for version in sorted(facts["glibc"]) if version > (2, int(name["glibc"]))]
+                     for version in sorted(facts["GLIBC"]) if version > (2, int(name["glibc"]))]
+        problems += [f"{file} needs {kind}_{'.'.join(map(str, version))}, newer than manylinux_2_28 has" for kind, newest in NEWEST_CXX.items()
+                     for version in sorted(facts[kind]) if version > newest]
         problems += [f"{file} searches for libraries in {path}" for path in facts["paths"] if not path.startswith("$ORIGIN")]
         problems += [f"{file} changes its own code when it is loaded (TEXTREL)"] * facts["has_text_relocations"]
         problems += [f"{file} names a folder of the machine that built it: {folder.decode()}"
@@ -96,7 +102,8 @@ def read_elf(content):
         "machine": re.search(r"^ *Machine: *(.*?) *$", text, re.M)[1],
         "needed": set(re.findall(r"\(NEEDED\).*\[(.*)\]", text)),
         "paths": [path for one in paths for path in one.split(":")],
-        "glibc": {tuple(map(int, version.split("."))) for version in re.findall(r"Name: GLIBC_([\d.]+)", text)},
+        **{kind: {tuple(map(int, version.split("."))) for version in re.findall(rf"Name: {kind}_([\d.]+)", text)}
+           for kind in ("GLIBC", "GLIBCXX", "CXXABI")},
         "has_text_relocations": "(TEXTREL)" in text,
     }
 
@@ -147,7 +154,9 @@ def problems_by_others(wheel, python):
     found = re.match(r"manylinux_2_(\d+)_", facts["sym_tag"])
     if not found or int(found[1]) > int(name["glibc"]):
         problems.append(f"auditwheel says that its symbols are of {facts['sym_tag']}")
-    missing = sorted(facts["external_libs"].keys() - RDMA_CORE)
+    with zipfile.ZipFile(wheel) as archive:  # a shim finds libshoal loaded, wherever its file is
+        own = {pathlib.PurePosixPath(file).name for file in archive.namelist()}
+    missing = sorted(facts["external_libs"].keys() - RDMA_CORE - TORCH - own)
     return problems + [f"auditwheel says that it needs {library} from the machine" for library in missing]
 
 

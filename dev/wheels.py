@@ -12,7 +12,8 @@
 A wheel serves every Python from 3.9 on, and every Linux with glibc 2.28 or newer (manylinux_2_28). The compiler is ziglang's
 from PyPI, which has the symbols of each glibc, so this machine's own is as good as any. The wheel holds what the commit holds:
 changes that are not committed are left out. The same commit makes the same bytes (SOURCE_DATE_EPOCH is the commit's time;
-dev/venv/wheel-tools.txt and dev/wheel_bundle.txt name exact versions). docs/releasing.md says what is in a wheel and why.
+dev/venv/wheel-tools.txt and dev/wheel_bundle.txt name exact versions), if the machine has the same headers of PMIx, libstdc++,
+Python and torch, which the bill of materials names. docs/releasing.md says what is in a wheel and why.
 
 Exit code 1: a wheel is wrong. 2: it could not be made. 3: it could not be tried here; the reason is printed."""
 import argparse
@@ -22,20 +23,20 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 
 import wheel_bill
 import wheel_check
+import wheel_shims
 import wheel_try
+from wheel_run import Failed, run
 
 TOP = pathlib.Path(__file__).resolve().parent.parent
 OUT = TOP / "build/wheels"
 TOOLS = TOP / "build/wheel-tools"  # made from dev/venv/wheel-tools.txt
 PYTHON = TOOLS / "bin/python3"
 MACHINES = ("x86_64", "aarch64")
-BUILD_TIMEOUT_S = 1200
 NEW_ENOUGH = "312"  # pyzmq has one wheel for all Pythons from 3.12 on; its libsodium is the same for all
 
 # An unoptimized build by this compiler traps undefined behavior. Meson's buildtype is "release", and the flag says it again.
@@ -63,24 +64,6 @@ endian = 'little'
 
 # One wheel. `epoch`: the time of the commit. `folder`: everything of this build.
 One = collections.namedtuple("One", "machine commit epoch folder")
-
-
-class Failed(Exception):
-    """A wheel could not be made; the text says why."""
-
-
-def run(*words, **options):
-    """Returns what a command prints. Raises Failed with its last lines."""
-    words = [str(word) for word in words]
-    try:
-        done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=BUILD_TIMEOUT_S, **options)
-    except (OSError, subprocess.TimeoutExpired) as fault:
-        raise Failed(str(fault)) from None
-    if done.returncode:
-        last = "\n".join(done.stdout.splitlines()[-30:])
-        raise Failed(f"{last}\nexit code {done.returncode} from {' '.join(words[:6])}")
-    return done.stdout
 
 
 def git(*words):
@@ -145,13 +128,14 @@ def compile_wheel(one, bundle):
 
 
 def finish_wheel(one, compiled, bundle, pmix):
-    """Returns the finished wheel: with its tag, the licences and the bill of materials."""
+    """Returns the finished wheel: with its tag, the shims of torch, the licences and the bill of materials."""
     run(PYTHON, "-m", "wheel", "unpack", "--dest", one.folder / "unpacked", compiled)
     content = next((one.folder / "unpacked").iterdir())
     info = next(content.glob("*.dist-info"))
     tags = re.sub(r"^Tag: .*$", f"Tag: py3-none-manylinux_2_28_{one.machine}", (info / "WHEEL").read_text(), flags=re.M)
     (info / "WHEEL").write_text(tags)
-    wheel_bill.add(content, one, bundle, TOOLS, {"pmix": pmix})
+    shims = wheel_shims.add(one, content, OUT / "torch", PYTHON, environment_of(one))
+    wheel_bill.add(content, one, bundle, TOOLS, {"pmix": pmix}, shims)
     for path in content.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.read_bytes()[:4] == b"\x7fELF" else 0o644)
     (one.folder / "packed").mkdir()

@@ -38,9 +38,9 @@ START = ["docs/quick-start", "docs/coming-from", "docs/model-parallel", "docs/la
          "docs/not-planned"]
 GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/torch-sagemaker", "docs/jobs", "docs/gradients", "docs/shards", "docs/checkpoints", "docs/pipelines", "docs/which-parallelism", "docs/make-it-fit", "docs/advice", "docs/batch-size", "docs/outer", "docs/gpu", "docs/threads",
           "docs/errors", "docs/trace", "docs/performance"]
-CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/link", "docs/glossary", "docs/style", "docs/testing", "docs/releasing"]
+CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/link", "docs/glossary", "docs/style", "docs/testing", "docs/tested-by", "docs/releasing"]
 FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",
-           "launch": "Starting and ending a job", "cliffs": "Shoal against its own smooth curve", "four": "Four ranks of one host", "": "Two ranks of one host"}
+           "launch": "Starting and ending a job", "": "One host"}
 LATEST = 1 << 30  # in the order of versions
 FRONT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Shoal</title><meta http-equiv="refresh" content="0; url=latest/index.html">

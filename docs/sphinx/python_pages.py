@@ -7,18 +7,46 @@ import re
 
 import rest
 
+SAGEMAKER = "smdistributed.modelparallel.v2.sagemaker"
 # Page -> (title, modules in a reader's order). Names that a package re-exports are shown with it.
 PAGES = {
-    "torch": ("shoal.torch", ["shoal.torch", "shoal.torch.ddp", "shoal.torch.sharded", "shoal.torch.pipeline", "shoal.torch.outer",
-                              "shoal.torch.sampler", "shoal.torch.norm", "shoal.torch.scheduler", "shoal.torch.profiles", "shoal.torch.hooks", "shoal.torch.torchft",
-                              "shoal.torch.keras"]),
-    "tensorflow": ("shoal.tensorflow", ["shoal.tensorflow", "shoal.tensorflow.keras", "shoal.tensorflow.distribute", "shoal.tensorflow.profiles"]),
-    "horovod": ("shoal.horovod", ["shoal.horovod.torch", "shoal.horovod.torch.elastic", "shoal.horovod.tensorflow", "shoal.horovod.keras"]),
+    "torch": ("shoal.torch", ["shoal.torch", "shoal.torch.ddp", "shoal.torch.sharded", "shoal.torch.pipeline", "shoal.torch.tensor",
+                              "shoal.torch.outer", "shoal.torch.sampler", "shoal.torch.norm", "shoal.torch.scheduler",
+                              "shoal.torch.profiles", "shoal.torch.hooks", "shoal.torch.torchft", "shoal.torch.keras",
+                              "shoal.torch.keras.callbacks"]),
+    "tensorflow": ("shoal.tensorflow", ["shoal.tensorflow", "shoal.tensorflow.data", "shoal.tensorflow.keras",
+                                        "shoal.tensorflow.keras.callbacks", "shoal.tensorflow.distribute",
+                                        "shoal.tensorflow.profiles"]),
+    "horovod": ("shoal.horovod", ["shoal.horovod.torch", "shoal.horovod.torch.elastic",
+                                  "shoal.horovod.torch.compression", "shoal.horovod.tensorflow",
+                                  "shoal.horovod.tensorflow.compression",
+                                  "shoal.horovod.tensorflow.elastic", "shoal.horovod.tensorflow.keras",
+                                  "shoal.horovod.tensorflow.keras.callbacks", "shoal.horovod.tensorflow.keras.elastic",
+                                  "shoal.horovod.keras"]),
     "job": ("shoal.job", ["shoal.job"]),
-    "smdistributed": ("smdistributed", ["smdistributed.dataparallel.torch.distributed", "smdistributed.dataparallel.torch.parallel.distributed",
-                                        "smdistributed.dataparallel.tensorflow", "smdistributed.modelparallel.torch"]),
+    "smdistributed": ("smdistributed", ["smdistributed.dataparallel.torch.distributed",
+                                        "smdistributed.dataparallel.torch.parallel.distributed",
+                                        "smdistributed.dataparallel.tensorflow", "smdistributed.dataparallel.tensorflow.keras",
+                                        "smdistributed.dataparallel.exceptions", "smdistributed.modelparallel.torch",
+                                        "smdistributed.modelparallel.torch.nn",
+                                        "smdistributed.modelparallel.torch.nn.huggingface.gpt2",
+                                        "smdistributed.modelparallel.torch.nn.huggingface.gptj",
+                                        "smdistributed.modelparallel.torch.amp", "smdistributed.modelparallel.torch.optimizers",
+                                        "smdistributed.modelparallel.torch.utils", "smdistributed.modelparallel.tensorflow",
+                                        "smdistributed.modelparallel.exceptions"]),
+    # `torch.sagemaker` in a program (docs/torch-sagemaker.md).
+    "torch_sagemaker": ("torch.sagemaker", [f"{SAGEMAKER}{name}" for name in (
+        "", ".state_handler", ".delayed_param", ".grad_norm", ".tensor_parallel.transformer", ".nn.attn",
+        ".nn.huggingface.llama_flashattn", ".moe.moe_config", ".moe.moe_layer", ".distributed.checkpoint.state_dict_saver",
+        ".distributed.checkpoint.state_dict_loader", ".distributed.checkpoint.state_dict_utils",
+        ".distributed.checkpoint.filesystem", ".distributed.checkpoint.async_utils", ".checkpoint.utils",
+        ".utils.module_utils", ".utils.process_group_utils", ".utils.utils", ".logger")]),
     "shoal": ("shoal", ["shoal", "shoal.checkpoint"]),
 }
+
+# Without an underscore, but no program imports them.
+HELPERS = {"shoal.tensorflow.variables.assign_broadcasts", "shoal.tensorflow.variables.gather_objects",
+           "shoal.tensorflow.variables.share_object", "smdistributed.modelparallel.extend_torch"}
 
 
 class Sources:
@@ -64,7 +92,8 @@ class Sources:
         base = module.split(".")
         if node.level:
             return ".".join([*base[:len(base) - node.level + 1], node.module])
-        return node.module if node.module.split(".")[0] == base[0] else None
+        named = re.sub(r"^torch\.sagemaker\b", SAGEMAKER, node.module)  # as this package is imported
+        return named if named.split(".")[0] == base[0] else None
 
     def _find(self, module, name):
         """Returns the function or class of that name. Follows imports through other modules."""
@@ -140,3 +169,18 @@ def pages_of(top):
                     out += entry("class" if isinstance(node, ast.ClassDef) else "function", name, node)
         made[f"python/{page}"] = "\n".join(out)
     return made
+
+
+def left_out(top):
+    """Returns the public functions and classes that are on no page, as MODULE.NAME, except HELPERS. Those of shoal.job are in
+    its one list."""
+    sources = Sources(top / "python")
+    shown = {id(node) for _, modules in PAGES.values() for module in modules for _, node in sources.public(module)}
+    missing = []
+    for path in sorted((top / "python").rglob("*.py")):
+        parts = path.relative_to(top / "python").with_suffix("").parts
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if len(parts) < 2 or module.startswith("shoal.job") or any(part.startswith("_") for part in module.split(".")):
+            continue
+        missing += [f"{module}.{name}" for name, node in sources.public(module) if node is not None and id(node) not in shown]
+    return sorted(set(missing) - HELPERS)

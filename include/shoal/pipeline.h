@@ -60,7 +60,7 @@ struct shoal_action {
     X(V_MIN, 6, "v-min", "two stages per rank, forth and back; keeps about p / 3 activations (Qi et al. 2024)")             \
     X(V_HALF, 7, "v-half", "as V_MIN, and keeps about p / 2 activations")                                                   \
     X(V_ZB, 8, "v-zb", "as V_MIN, and keeps p activations, with hardly a bubble")                                           \
-    X(AUTO, 9, "auto", "the one of the shortest step among all of these that keep at most `activations`")
+    X(AUTO, 9, "auto", "the one with the shortest step, of those that keep at most `activations`")
 
 enum shoal_schedule_kind {
 #define SHOAL_SCHEDULE_ENUM(name, number, word, text) SHOAL_SCHEDULE_##name = (number),

@@ -613,7 +613,7 @@ SHOAL_API void shoal_track_start(struct shoal_track *track);
 SHOAL_API void shoal_track_end(struct shoal_track *track, enum shoal_status status);
 
 /* Prints the flight recorder of comm: the last 1,024 operations of this rank, oldest first, one JSON object per line. The spans
- * of its tracks follow. On failure Shoal also writes it to the file named by SHOAL_RECORDER_FILE, or to one in the temporary
+ * of its tracks follow. On failure Shoal also writes it to the file named by SHOAL_TRACE_FILE, or to one in the temporary
  * folder. */
 SHOAL_API void shoal_flight_print(struct shoal_comm *comm, FILE *out);
 

@@ -13,8 +13,7 @@
 enum shoal_setting_type { SHOAL_SETTING_NUMBER, SHOAL_SETTING_BYTES, SHOAL_SETTING_TEXT };
 
 struct shoal_setting {
-    const char *name;   /* "SHOAL_DEPTH" */
-    const char *former; /* its previous name, which still works; NULL if none */
+    const char *name; /* "SHOAL_DEPTH" */
     enum shoal_setting_type type;
     size_t offset; /* of its value in the module's struct */
     const char *preset;
@@ -24,6 +23,7 @@ struct shoal_setting {
     bool (*is_valid)(const char *value); /* further check of a text; NULL: none */
     const char *form;                    /* what is_valid requires, in words */
     bool is_secret;                      /* its value is not printed */
+    bool is_for_tests;                   /* lists of settings leave it out */
     bool is_agreed;                      /* ranks compare it when they meet */
     size_t agreed_offset;                /* for a text: offset of the number that ranks compare, which its reader sets */
     const char *disagreement;            /* the message if texts differ */

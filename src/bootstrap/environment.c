@@ -43,7 +43,8 @@ enum shoal_status shoal_environment_ports(const struct shoal_bootstrap_settings 
 {
     if (settings->port == 0 && master_port == 65535)
         return shoal_log_fail(log, SHOAL_ERR_ARGUMENT, "bootstrap",
-                              "MASTER_PORT is 65535, and no port comes after it; choose a lower one, or set SHOAL_PORT");
+                              "MASTER_PORT is 65535, and no port comes after it; choose a lower one, or set "
+                              "SHOAL_STORE_PORT");
     *first_out = settings->port ? (int)settings->port : master_port + 1;
     *count_out = settings->port ? 1 : 65535 - master_port < PORTS_AFTER_MASTER ? 65535 - master_port : PORTS_AFTER_MASTER;
     return SHOAL_OK;

@@ -29,7 +29,7 @@ SHOAL_MUST_USE enum shoal_status shoal_tcp_store_open(const struct shoal_tcp_poi
 /* For a job of one rank: a table in memory. */
 SHOAL_MUST_USE enum shoal_status shoal_single_store_open(struct shoal_log *log, struct shoal_bootstrap *bootstrap);
 
-/* Finds the ports that rank 0 tries in order: SHOAL_PORT, or those after MASTER_PORT. */
+/* Finds the ports that rank 0 tries in order: SHOAL_STORE_PORT, or those after MASTER_PORT. */
 SHOAL_MUST_USE enum shoal_status shoal_environment_ports(const struct shoal_bootstrap_settings *settings, int master_port,
                                                          struct shoal_log *log, int *first_out, int *count_out);
 

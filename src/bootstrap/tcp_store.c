@@ -67,7 +67,7 @@ static enum shoal_status tcp_store_fail_to_listen(const struct shoal_tcp_point *
     if (error == EADDRINUSE)
         return shoal_log_fail(log, SHOAL_ERR_SYSTEM, "bootstrap", "rank 0 cannot listen at %s: %s in use by other programs; %s",
                               point->host, ports,
-                              point->port_count > 1 ? "choose another MASTER_PORT, or a free SHOAL_PORT"
+                              point->port_count > 1 ? "choose another MASTER_PORT, or a free SHOAL_STORE_PORT"
                               : point->is_by_hand
                                   ? "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET alike on all ranks: "
                                     "ranks then recognize their own rank 0, and the next 15 ports are also tried"

@@ -363,7 +363,7 @@ void shoal_rails_deliver(const struct shoal_rails *rails, int slice, int j)
     const struct shoal_block result = shoal_rails_result(rails, rails->rank, slice, j);
     int count = shoal_rails_wanted(rails, slice, j, false, dests);
 
-    if (count > 0 && dests[count - 1].operand == SHOAL_OPERAND_STAGING) /* it is already there */
+    if (count > 0 && dests[count - 1].operand == SHOAL_STAGING) /* it is already there */
         count--;
     if (count > 0)
         shoal_plan_reduce(rails->plan, &result, 1, dests, count);

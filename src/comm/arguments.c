@@ -9,9 +9,7 @@
 /* A call being checked. */
 struct attempt {
     const struct shoal_comm *comm;
-    const char *name; /* the public function's name, for messages */
     struct shoal_call *call;
-    const struct shoal_extra *extra; /* NULL if none */
     const struct shoal_shape *shape;
     size_t element;                   /* bytes; a power of two */
     size_t input_parts, output_parts; /* this rank's parts; 1 for a whole operand, 0 if it has none */
@@ -51,9 +49,12 @@ static enum shoal_status take_options(const struct attempt *attempt, const struc
     if (!options)
         return SHOAL_OK;
     if (options->struct_bytes < offsetof(struct shoal_options, scale))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
+                                      "options->struct_bytes is not set: use SHOAL_OPTIONS_INIT");
     call->timeout_ms = options->timeout_ms;
     call->trace_tag = options->trace_tag;
+    if (options->struct_bytes >= offsetof(struct shoal_options, stream) + sizeof options->stream)
+        call->stream = options->stream;
     if (options->struct_bytes >= offsetof(struct shoal_options, wait_ms))
         call->scale = options->scale;
     return SHOAL_OK;
@@ -63,15 +64,15 @@ static enum shoal_status check_operator(const struct attempt *attempt)
 {
     const struct shoal_call *call = attempt->call;
     if (SHOAL_UNLIKELY((unsigned)call->op >= SHOAL_OP_END))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "op is %d, none of enum shoal_op", (int)call->op);
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "op is %d, none of enum shoal_op", (int)call->op);
     if (SHOAL_UNLIKELY(!attempt->comm->context->kernels->reduce[call->type][call->op]))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "the bitwise operators are only for integers");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "the bitwise operators are only for integers");
     if (SHOAL_LIKELY(call->op != SHOAL_SCALED_SUM) || !is_integer(call->type))
         return SHOAL_OK;
     const bool is_whole = call->scale > -0x1p62 && call->scale < 0x1p62 && (double)(int64_t)call->scale == call->scale;
     if (!is_whole)
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "the scale of integers is %g, but must be a whole number",
-                                      call->scale);
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
+                                      "the scale of integers is %g, but must be a whole number", call->scale);
     return SHOAL_OK;
 }
 
@@ -83,13 +84,13 @@ static bool is_aligned(const struct attempt *attempt, const void *operand)
 
 static enum shoal_status refuse_unaligned(const struct attempt *attempt, const char *what, const void *operand)
 {
-    return shoal_arguments_refuse(attempt->comm, attempt->name, "%s is %p, not aligned to its elements of %zu bytes", what,
-                                  operand, attempt->element);
+    return shoal_arguments_refuse(attempt->comm, attempt->call->name, "%s is %p, not aligned to its elements of %zu bytes",
+                                  what, operand, attempt->element);
 }
 
 static enum shoal_status refuse_count(const struct attempt *attempt, const char *what, size_t count)
 {
-    return shoal_arguments_refuse(attempt->comm, attempt->name,
+    return shoal_arguments_refuse(attempt->comm, attempt->call->name,
                                   "%s is %zu, larger than memory can be; was a negative number given?", what, count);
 }
 
@@ -100,9 +101,9 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
 {
     const char *a = input, *b = output;
     if (SHOAL_UNLIKELY(input_bytes && !input))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "input is NULL, but count is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "input is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(output_bytes && !output))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "output is NULL, but count is not 0");
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "output is NULL, but count is not 0");
     if (SHOAL_UNLIKELY(input_bytes && !is_aligned(attempt, input)))
         return refuse_unaligned(attempt, "input", input);
     if (SHOAL_UNLIKELY(output_bytes && !is_aligned(attempt, output)))
@@ -115,7 +116,7 @@ static enum shoal_status check_operands(const struct attempt *attempt, const voi
     if (SHOAL_LIKELY(is_in_place))
         return SHOAL_OK;
     return shoal_arguments_refuse(
-        attempt->comm, attempt->name,
+        attempt->comm, attempt->call->name,
         attempt->shape->is_input_partitioned == attempt->shape->is_output_partitioned
             ? "input and output overlap; they must be the same address or apart"
             : "input and output overlap; one must be this rank's part of the other, or they must be apart");
@@ -158,7 +159,7 @@ static enum shoal_status check_apart(const struct attempt *attempt, const size_t
     int used = 0;
     bool is_apart = true;
     if (!parts)
-        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->name);
+        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->call->name);
     for (int i = 0; i < size; i++) {
         if (counts[i])
             parts[used++] = (struct stretch){at[i], at[i] + counts[i]};
@@ -168,7 +169,7 @@ static enum shoal_status check_apart(const struct attempt *attempt, const size_t
     for (int i = 1; i < used; i++)
         is_apart &= parts[i - 1].end <= parts[i].begin;
     free(parts);
-    return is_apart ? SHOAL_OK : shoal_arguments_refuse(attempt->comm, attempt->name, "parts of the output overlap");
+    return is_apart ? SHOAL_OK : shoal_arguments_refuse(attempt->comm, attempt->call->name, "parts of the output overlap");
 }
 
 /* *end_out: elements from the operand's start to the end of its last part; *own_at_out: start of this rank's part. */
@@ -195,46 +196,46 @@ static enum shoal_status check_counts(const struct attempt *attempt, const size_
 /* In place, each rank overwrites the elements that it has just sent. */
 static enum shoal_status check_same_parts(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     const size_t bytes = (size_t)attempt->comm->size * sizeof(size_t);
-    const bool has_same_counts = memcmp(extra->sent, extra->received, bytes) == 0;
-    const bool has_same_places =
-        !extra->sent_at == !extra->received_at && (!extra->sent_at || memcmp(extra->sent_at, extra->received_at, bytes) == 0);
+    const bool has_same_counts = memcmp(arrays->sent, arrays->received, bytes) == 0;
+    const bool has_same_places = !arrays->sent_at == !arrays->received_at &&
+                                 (!arrays->sent_at || memcmp(arrays->sent_at, arrays->received_at, bytes) == 0);
     if (has_same_counts && has_same_places)
         return SHOAL_OK;
-    return shoal_arguments_refuse(attempt->comm, attempt->name,
+    return shoal_arguments_refuse(attempt->comm, attempt->call->name,
                                   "in place, counts and offsets of input and output must be equal");
 }
 
 static enum shoal_status check_parts(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     const struct shoal_call *call = attempt->call;
     const int rank = attempt->comm->rank;
     const size_t element = attempt->element;
     size_t sent_end = 0, received_end = 0, own_at = 0;
-    if ((attempt->shape->is_input_partitioned && !extra->sent) || (attempt->shape->is_output_partitioned && !extra->received))
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "an array of counts is NULL");
+    if ((attempt->shape->is_input_partitioned && !arrays->sent) || (attempt->shape->is_output_partitioned && !arrays->received))
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "an array of counts is NULL");
     const int most_locals = shoal_engine_most_locals(attempt->comm->engine);
-    if (extra->sent && extra->received && (size_t)most_locals > SHOAL_PEER_COUNTS_MAX)
-        return shoal_arguments_refuse(attempt->comm, attempt->name,
+    if (arrays->sent && arrays->received && (size_t)most_locals > SHOAL_CALL_PARTS_MAX)
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
                                       "%d ranks on one host are too many for parts of different lengths; at most %zu",
-                                      most_locals, SHOAL_PEER_COUNTS_MAX);
-    if (extra->sent)
-        SHOAL_TRY(check_counts(attempt, extra->sent, extra->sent_at, &sent_end, &own_at));
-    if (extra->received)
-        SHOAL_TRY(check_counts(attempt, extra->received, extra->received_at, &received_end, &own_at));
-    if (extra->received && extra->received_at)
-        SHOAL_TRY(check_apart(attempt, extra->received, extra->received_at));
-    const size_t input = extra->sent ? sent_end : extra->received[rank],
-                 output = extra->received ? received_end : extra->sent[rank];
+                                      most_locals, SHOAL_CALL_PARTS_MAX);
+    if (arrays->sent)
+        SHOAL_TRY(check_counts(attempt, arrays->sent, arrays->sent_at, &sent_end, &own_at));
+    if (arrays->received)
+        SHOAL_TRY(check_counts(attempt, arrays->received, arrays->received_at, &received_end, &own_at));
+    if (arrays->received && arrays->received_at)
+        SHOAL_TRY(check_apart(attempt, arrays->received, arrays->received_at));
+    const size_t input = arrays->sent ? sent_end : arrays->received[rank],
+                 output = arrays->received ? received_end : arrays->sent[rank];
     SHOAL_TRY(check_operands(attempt, call->input, input * element, call->output, output * element, own_at * element));
-    if (extra->sent && extra->received && extra->sent[rank] != extra->received[rank])
-        return shoal_arguments_refuse(attempt->comm, attempt->name,
-                                      "this rank sends %zu elements to itself, but receives %zu from itself", extra->sent[rank],
-                                      extra->received[rank]);
+    if (arrays->sent && arrays->received && arrays->sent[rank] != arrays->received[rank])
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name,
+                                      "this rank sends %zu elements to itself, but receives %zu from itself",
+                                      arrays->sent[rank], arrays->received[rank]);
     const bool is_in_place = input && output && call->input == call->output;
-    return extra->sent && extra->received && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
+    return arrays->sent && arrays->received && is_in_place ? check_same_parts(attempt) : SHOAL_OK;
 }
 
 /* ---- Several tensors ----------------------------------------------------------------------------------------------------- */
@@ -302,45 +303,45 @@ static bool are_apart(const struct range *ranges, size_t count)
 
 static enum shoal_status check_tensors_apart(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     const size_t element = attempt->element;
-    struct range *ranges = malloc((2 * extra->tensor_count + 1) * sizeof *ranges);
+    struct range *ranges = malloc((2 * arrays->tensor_count + 1) * sizeof *ranges);
     size_t used = 0;
     if (!ranges)
-        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->name);
-    for (size_t t = 0; t < extra->tensor_count; t++) {
-        const struct shoal_tensor *tensor = &extra->tensors[t];
+        return shoal_log_fail(&attempt->comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory", attempt->call->name);
+    for (size_t t = 0; t < arrays->tensor_count; t++) {
+        const struct shoal_tensor *tensor = &arrays->tensors[t];
         const size_t part = tensor->count * element;
         used = add_range(ranges, used, tensor->input, part * attempt->input_parts, t, false);
         used = add_range(ranges, used, tensor->output, part * attempt->output_parts, t, true);
     }
-    SHOAL_ASSERT(used <= 2 * extra->tensor_count);
+    SHOAL_ASSERT(used <= 2 * arrays->tensor_count);
     qsort(ranges, used, sizeof *ranges, compare_ranges);
     const bool is_apart = are_apart(ranges, used);
     free(ranges);
-    return is_apart ? SHOAL_OK
-                    : shoal_arguments_refuse(attempt->comm, attempt->name, "an output overlaps an operand of another tensor");
+    return is_apart
+               ? SHOAL_OK
+               : shoal_arguments_refuse(attempt->comm, attempt->call->name, "an output overlaps an operand of another tensor");
 }
 
 static enum shoal_status check_tensors(const struct attempt *attempt)
 {
-    const struct shoal_extra *extra = attempt->extra;
+    const struct shoal_call_arrays *arrays = attempt->call->arrays;
     struct shoal_call *call = attempt->call;
-    if (extra->tensor_count && !extra->tensors)
-        return shoal_arguments_refuse(attempt->comm, attempt->name, "tensors is NULL, but their number is not 0");
+    if (arrays->tensor_count && !arrays->tensors)
+        return shoal_arguments_refuse(attempt->comm, attempt->call->name, "tensors is NULL, but their number is not 0");
     size_t total = 0;
-    for (size_t t = 0; t < extra->tensor_count; t++) {
+    for (size_t t = 0; t < arrays->tensor_count; t++) {
         struct shoal_call one = *call;
         struct attempt alone = *attempt;
         alone.call = &one;
-        alone.extra = NULL;
-        one.input = extra->tensors[t].input;
-        one.output = extra->tensors[t].output;
-        one.count = extra->tensors[t].count;
+        one.input = arrays->tensors[t].input;
+        one.output = arrays->tensors[t].output;
+        one.count = arrays->tensors[t].count;
         SHOAL_TRY(check_plain(&alone));
         total += one.count;
         if (!is_count(attempt->comm, total))
-            return shoal_arguments_refuse(attempt->comm, attempt->name, "the tensors are larger than memory can be");
+            return shoal_arguments_refuse(attempt->comm, attempt->call->name, "the tensors are larger than memory can be");
     }
     call->count = total;
     return check_tensors_apart(attempt);
@@ -348,22 +349,12 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
 
 /* ---- Checking a whole call ----------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                          const struct shoal_extra *extra)
+enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, struct shoal_call *call)
 {
-    SHOAL_ASSERT(!call->layout);
-    if (extra->tensor_count == 1) { /* peers may access all memory that they can reach of a single tensor */
-        call->input = extra->tensors[0].input;
-        call->output = extra->tensors[0].output;
+    if (shoal_call_lay_out(call, comm->rank, comm->size))
         return SHOAL_OK;
-    }
-    call->layout = extra->has_tensors
-                       ? shoal_layout_of_tensors(call->collective, call->type, comm->size, extra->tensors, extra->tensor_count)
-                       : shoal_layout_of_parts(comm->size, extra->sent, extra->sent_at, extra->received, extra->received_at,
-                                               extra->sent && extra->received);
-    if (call->layout)
-        return SHOAL_OK;
-    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", name, comm->name);
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", call->name,
+                          comm->name);
 }
 
 static size_t count_parts(const struct shoal_comm *comm, bool has_operand, bool is_partitioned)
@@ -371,16 +362,14 @@ static size_t count_parts(const struct shoal_comm *comm, bool has_operand, bool 
     return !has_operand ? 0 : is_partitioned ? (size_t)comm->size : 1;
 }
 
-enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                        const struct shoal_extra *extra, const struct shoal_options *options)
+enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, struct shoal_call *call,
+                                        const struct shoal_options *options)
 {
-    SHOAL_TRY(shoal_comm_check(comm, name));
+    SHOAL_TRY(shoal_comm_check(comm, call->name));
     split_type(call);
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
     const struct attempt whole = {.comm = comm,
-                                  .name = name,
                                   .call = call,
-                                  .extra = extra,
                                   .shape = shape,
                                   .element = shoal_type_bytes(call->type),
                                   .input_parts = count_parts(comm, shoal_shape_contributes(shape, comm->rank, call->root),
@@ -390,27 +379,28 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, const cha
                          *attempt = &whole;
     SHOAL_TRY(take_options(attempt, options));
     if (SHOAL_UNLIKELY((unsigned)call->type >= SHOAL_TYPE_END))
-        return shoal_arguments_refuse(comm, name, "type is %d, none of enum shoal_type", (int)call->type);
+        return shoal_arguments_refuse(comm, call->name, "type is %d, none of enum shoal_type", (int)call->type);
     if (attempt->shape->is_reduced)
         SHOAL_TRY(check_operator(attempt));
     if (SHOAL_UNLIKELY(call->root < 0 || call->root >= comm->size))
-        return shoal_arguments_refuse(comm, name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
+        return shoal_arguments_refuse(comm, call->name, "root is %d, but there are %d ranks, from 0", call->root, comm->size);
     call->input = attempt->input_parts ? call->input : NULL;
     call->output = attempt->output_parts ? call->output : NULL;
-    if (SHOAL_LIKELY(!extra))
+    if (SHOAL_LIKELY(!call->arrays))
         return check_plain(attempt);
-    SHOAL_TRY(extra->has_tensors ? check_tensors(attempt) : check_parts(attempt));
-    return shoal_arguments_lay_out(comm, name, call, extra);
+    SHOAL_TRY(call->arrays->has_tensors ? check_tensors(attempt) : check_parts(attempt));
+    return shoal_arguments_lay_out(comm, call);
 }
 
 enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, const char *name,
                                                 const struct shoal_message *message, const struct shoal_options *options,
                                                 struct shoal_call *call)
 {
-    const struct attempt attempt = {.comm = comm, .name = name, .call = call, .element = shoal_type_bytes(message->type)};
+    const struct attempt attempt = {.comm = comm, .call = call, .element = shoal_type_bytes(message->type)};
     const char *operand = message->is_send ? "input" : "output";
     SHOAL_TRY(shoal_comm_check(comm, name));
-    *call = (struct shoal_call){.collective = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
+    *call = (struct shoal_call){.name = name,
+                                .collective = message->is_send ? SHOAL_COLLECTIVE_SEND : SHOAL_COLLECTIVE_RECV,
                                 .type = message->type,
                                 .root = message->peer,
                                 .tag = message->tag,

@@ -15,19 +15,13 @@ static uint32_t wait_of(const struct shoal_options *options)
     return options && options->struct_bytes >= wanted ? options->wait_ms : 0;
 }
 
-static void *calls_stream_of(const struct shoal_options *options)
-{
-    const size_t wanted = offsetof(struct shoal_options, stream) + sizeof options->stream;
-    return options && options->struct_bytes >= wanted ? options->stream : NULL;
-}
-
-/* Posts the device copies, then waits for the request. */
-static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct shoal_posting *posting, uint32_t wait_ms,
+/* For calls with operands on a device: their owner works while this thread waits for the request. */
+static enum shoal_status launch_on_device(struct shoal_comm *comm, struct shoal_call *calls, size_t count, uint32_t wait_ms,
                                           struct shoal_request **request_out)
 {
     struct shoal_request *request;
     void *driver_context;
-    SHOAL_TRY(shoal_devices_post(comm, posting, &driver_context, &request));
+    SHOAL_TRY(shoal_devices_post(comm, calls, count, &driver_context, &request));
     SHOAL_ASSERT(request && !blocking);
     if (request_out != BLOCKING) {
         *request_out = request;
@@ -40,33 +34,33 @@ static enum shoal_status launch_on_device(struct shoal_comm *comm, const struct 
     return status;
 }
 
-static enum shoal_status launch(struct shoal_comm *comm, const struct shoal_posting *posting,
+/* Posts one call, or `count` messages in one request. The path of a call forks only here: calls with operands on a device are
+ * posted with the device's copies, by which these operands are replaced. Both ways end in the same engine. */
+static enum shoal_status launch(struct shoal_comm *comm, struct shoal_call *calls, size_t count,
                                 const struct shoal_options *options, struct shoal_request **request_out)
 {
-    const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, wait_of(options)};
-    SHOAL_ASSERT(posting->is_group || posting->count == 1);
     if (SHOAL_UNLIKELY(!request_out))
-        return shoal_posting_drop(posting, shoal_arguments_refuse(comm, posting->name, "request_out is NULL"));
+        return shoal_call_drop(calls, count, shoal_arguments_refuse(comm, calls->name, "request_out is NULL"));
     if (SHOAL_UNLIKELY(comm->devices.ask != NULL)) {
         bool is_on_device;
-        const enum shoal_status status = shoal_devices_look(comm, posting, &is_on_device);
+        const enum shoal_status status = shoal_devices_look(comm, calls, count, &is_on_device);
         if (status != SHOAL_OK)
-            return shoal_posting_drop(posting, status);
+            return shoal_call_drop(calls, count, status);
         if (is_on_device)
-            return launch_on_device(comm, posting, batch.wait_ms, request_out);
+            return launch_on_device(comm, calls, count, wait_of(options), request_out);
     }
     if (SHOAL_LIKELY(request_out == BLOCKING))
-        return shoal_engine_run(comm->engine, &batch);
-    const enum shoal_status started = shoal_engine_start(comm->engine, &batch, request_out);
-    return started == SHOAL_OK ? SHOAL_OK : shoal_posting_drop(posting, started);
+        return shoal_engine_run(comm->engine, calls, count);
+    const enum shoal_status started = shoal_engine_start(comm->engine, calls, count, wait_of(options), request_out);
+    return started == SHOAL_OK ? SHOAL_OK : shoal_call_drop(calls, count, started);
 }
 
 static enum shoal_status calls_start(struct shoal_comm *comm, const char *name, struct shoal_call *call,
-                                     const struct shoal_extra *extra, const struct shoal_options *options,
-                                     struct shoal_request **request_out)
+                                     const struct shoal_options *options, struct shoal_request **request_out)
 {
-    SHOAL_TRY(shoal_arguments_check(comm, name, call, extra, options));
-    return launch(comm, &(struct shoal_posting){name, call, 1, false, extra, calls_stream_of(options)}, options, request_out);
+    call->name = name;
+    SHOAL_TRY(shoal_arguments_check(comm, call, options));
+    return launch(comm, call, 1, options, request_out);
 }
 
 static enum shoal_status start_message(struct shoal_comm *comm, const char *name, struct shoal_message message,
@@ -74,7 +68,7 @@ static enum shoal_status start_message(struct shoal_comm *comm, const char *name
 {
     struct shoal_call call;
     SHOAL_TRY(shoal_arguments_check_message(comm, name, &message, options, &call));
-    return launch(comm, &(struct shoal_posting){name, &call, 1, false, NULL, calls_stream_of(options)}, options, request_out);
+    return launch(comm, &call, 1, options, request_out);
 }
 
 static enum shoal_status start_exchange(struct shoal_comm *comm, const char *name, const struct shoal_message *messages,
@@ -86,12 +80,12 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     struct shoal_call *calls = count < SIZE_MAX / 4096 ? calloc(count + 1, sizeof *calls) : NULL;
     if (!calls)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s: no memory for %zu messages", name, count);
+    calls->name = name;
     enum shoal_status status = SHOAL_OK;
     for (size_t i = 0; i < count && status == SHOAL_OK; i++)
         status = shoal_arguments_check_message(comm, name, &messages[i], options, &calls[i]);
     if (status == SHOAL_OK)
-        status = launch(comm, &(struct shoal_posting){name, calls, count, true, NULL, calls_stream_of(options)}, options,
-                        request_out);
+        status = launch(comm, calls, count, options, request_out);
     free(calls);
     return status;
 }
@@ -117,54 +111,56 @@ static enum shoal_status start_exchange(struct shoal_comm *comm, const char *nam
     {                                                            \
         .collective = SHOAL_COLLECTIVE_##COLLECTIVE, __VA_ARGS__ \
     }
-#define EXTRA(...)              \
-    &(const struct shoal_extra) \
-    {                           \
-        __VA_ARGS__             \
+#define ARRAYS(...)                             \
+    .arrays = &(const struct shoal_call_arrays) \
+    {                                           \
+        __VA_ARGS__                             \
     }
 #define OPERANDS .type = type, .input = input, .output = output
-#define TENSORS EXTRA(.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true)
+#define TENSORS ARRAYS(.tensors = tensors, .tensor_count = tensor_count, .has_tensors = true)
 
 DEFINE_BOTH(shoal_allreduce, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op),
-            calls_start, CALL(ALLREDUCE, OPERANDS, .count = count, .op = op), NULL)
+            calls_start, CALL(ALLREDUCE, OPERANDS, .count = count, .op = op))
 DEFINE_BOTH(shoal_reduce, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op, int root),
-            calls_start, CALL(REDUCE, OPERANDS, .count = count, .op = op, .root = root), NULL)
+            calls_start, CALL(REDUCE, OPERANDS, .count = count, .op = op, .root = root))
 DEFINE_BOTH(shoal_reduce_scatter, (const void *input, void *output, size_t count, enum shoal_type type, enum shoal_op op),
-            calls_start, CALL(REDUCE_SCATTER, OPERANDS, .count = count, .op = op), NULL)
+            calls_start, CALL(REDUCE_SCATTER, OPERANDS, .count = count, .op = op))
 DEFINE_BOTH(shoal_broadcast, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
-            CALL(BROADCAST, OPERANDS, .count = count, .root = root), NULL)
+            CALL(BROADCAST, OPERANDS, .count = count, .root = root))
 DEFINE_BOTH(shoal_allgather, (const void *input, void *output, size_t count, enum shoal_type type), calls_start,
-            CALL(ALLGATHER, OPERANDS, .count = count), NULL)
+            CALL(ALLGATHER, OPERANDS, .count = count))
 DEFINE_BOTH(shoal_gather, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
-            CALL(GATHER, OPERANDS, .count = count, .root = root), NULL)
+            CALL(GATHER, OPERANDS, .count = count, .root = root))
 DEFINE_BOTH(shoal_scatter, (const void *input, void *output, size_t count, enum shoal_type type, int root), calls_start,
-            CALL(SCATTER, OPERANDS, .count = count, .root = root), NULL)
+            CALL(SCATTER, OPERANDS, .count = count, .root = root))
 DEFINE_BOTH(shoal_alltoall, (const void *input, void *output, size_t count, enum shoal_type type), calls_start,
-            CALL(ALLTOALL, OPERANDS, .count = count), NULL)
+            CALL(ALLTOALL, OPERANDS, .count = count))
 
 DEFINE_BOTH(shoal_allgatherv,
             (const void *input, void *output, const size_t *counts, const size_t *offsets, enum shoal_type type), calls_start,
-            CALL(ALLGATHER, OPERANDS), EXTRA(.received = counts, .received_at = offsets))
+            CALL(ALLGATHER, OPERANDS, ARRAYS(.received = counts, .received_at = offsets)))
 DEFINE_BOTH(shoal_reduce_scatterv,
             (const void *input, void *output, const size_t *counts, enum shoal_type type, enum shoal_op op), calls_start,
-            CALL(REDUCE_SCATTER, OPERANDS, .op = op), EXTRA(.sent = counts))
+            CALL(REDUCE_SCATTER, OPERANDS, .op = op, ARRAYS(.sent = counts)))
 DEFINE_BOTH(shoal_alltoallv,
             (const void *input, const size_t *input_counts, const size_t *input_offsets, void *output,
              const size_t *output_counts, const size_t *output_offsets, enum shoal_type type),
-            calls_start, CALL(ALLTOALL, OPERANDS),
-            EXTRA(.sent = input_counts, .sent_at = input_offsets, .received = output_counts, .received_at = output_offsets))
+            calls_start,
+            CALL(ALLTOALL, OPERANDS,
+                 ARRAYS(.sent = input_counts, .sent_at = input_offsets, .received = output_counts,
+                        .received_at = output_offsets)))
 
 DEFINE_BOTH(shoal_allreduce_coalesced,
             (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, enum shoal_op op), calls_start,
-            CALL(ALLREDUCE, .type = type, .op = op), TENSORS)
+            CALL(ALLREDUCE, .type = type, .op = op, TENSORS))
 DEFINE_BOTH(shoal_reduce_scatter_coalesced,
             (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, enum shoal_op op), calls_start,
-            CALL(REDUCE_SCATTER, .type = type, .op = op), TENSORS)
+            CALL(REDUCE_SCATTER, .type = type, .op = op, TENSORS))
 DEFINE_BOTH(shoal_broadcast_coalesced,
             (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type, int root), calls_start,
-            CALL(BROADCAST, .type = type, .root = root), TENSORS)
+            CALL(BROADCAST, .type = type, .root = root, TENSORS))
 DEFINE_BOTH(shoal_allgather_coalesced, (const struct shoal_tensor *tensors, size_t tensor_count, enum shoal_type type),
-            calls_start, CALL(ALLGATHER, .type = type), TENSORS)
+            calls_start, CALL(ALLGATHER, .type = type, TENSORS))
 
 DEFINE_BOTH(shoal_send, (const void *buffer, size_t count, enum shoal_type type, int peer, int tag), start_message,
             (struct shoal_message){true, (void *)(uintptr_t)buffer, count, type, peer, tag})
@@ -175,11 +171,11 @@ DEFINE_BOTH(shoal_exchange, (const struct shoal_message *messages, size_t messag
 
 enum shoal_status shoal_barrier(struct shoal_comm *comm, const struct shoal_options *options)
 {
-    return calls_start(comm, "shoal_barrier", CALL(BARRIER, .count = 0), NULL, options, BLOCKING);
+    return calls_start(comm, "shoal_barrier", CALL(BARRIER, .count = 0), options, BLOCKING);
 }
 
 enum shoal_status shoal_barrier_post(struct shoal_comm *comm, const struct shoal_options *options,
                                      struct shoal_request **request_out)
 {
-    return calls_start(comm, "shoal_barrier_post", CALL(BARRIER, .count = 0), NULL, options, request_out);
+    return calls_start(comm, "shoal_barrier_post", CALL(BARRIER, .count = 0), options, request_out);
 }

@@ -269,14 +269,11 @@ static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_
 static void name_unknown_variables(struct shoal_context *context)
 {
     char name[SHOAL_SETTING_NAME_MAX];
-    const char *nearest, *present;
-    size_t at = 0, former_at = 0;
+    const char *nearest;
+    size_t at = 0;
     /* relaxed: the first thread logs; no other data depend on it */
     if (context->log.rank != 0 || atomic_exchange_explicit(&context->has_named_variables, true, memory_order_relaxed))
         return;
-    for (const char *former; shoal_settings_find_former(&context->settings, &former_at, &former, &present);)
-        shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is called %s now; the former name still works", former,
-                       present);
     while (shoal_settings_find_unknown(&at, name, &nearest)) {
         if (nearest)
             shoal_log_line(&context->log, SHOAL_LOG_WARN, "comm", "%s is not a setting; did you mean %s?", name, nearest);
@@ -506,11 +503,14 @@ int shoal_comm_size(const struct shoal_comm *comm)
     return comm ? comm->size : -1;
 }
 
-/* Call with the lock held. */
+/* Writes the flight recorder if the user has named a file. Call with the lock held. */
 static void write_trace(struct shoal_comm *comm)
 {
     struct shoal_context *context = comm->context;
-    const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", context->settings.comm.trace_file, false};
+    const char *name = context->settings.engine.trace_file;
+    const struct shoal_recorder_file file = {&context->log, "SHOAL_TRACE_FILE", name, false};
+    if (!strcmp(name, "auto") || !strcmp(name, "no"))
+        return;
     (void)shoal_recorder_append(shoal_engine_recorder(comm->engine), comm->name, comm->rank,
                                 shoal_progress_anchor(context->progress)->ns_per_tick, &file, NULL);
 }

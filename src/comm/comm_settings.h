@@ -7,8 +7,6 @@
 struct shoal_comm_settings {
     uint64_t timeout_ms;
     uint64_t bootstrap_timeout_ms;
-    char trace_file[SHOAL_SETTING_TEXT_MAX];
-    char dump_signal[SHOAL_SETTING_TEXT_MAX];
 };
 extern const struct shoal_setting_table shoal_comm_setting_table;
 

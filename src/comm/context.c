@@ -4,7 +4,6 @@
 #include "base/clock.h"
 #include "base/struct_bytes.h"
 #include "comm/comm_world.h"
-#include "comm/dump.h"
 #include "helpers/helper_cores.h"
 
 #include <errno.h>
@@ -80,7 +79,6 @@ static enum shoal_status context_fill(struct shoal_context *context, uint32_t th
     context->flights = shoal_flights_create();
     if (!context->flights)
         return shoal_log_fail(&context->log, SHOAL_ERR_MEMORY, "comm", "no memory for a context");
-    shoal_dump_start(&context->log, &context->settings);
     return SHOAL_OK;
 }
 
@@ -152,7 +150,6 @@ void shoal_context_destroy(struct shoal_context *context)
     if (is_child)
         return;
     SHOAL_ASSERT(!context->comms);
-    shoal_dump_stop(&context->log);
     shoal_drivers_fini(context);
     if (context->progress) {
         shoal_world_end_left(context);

@@ -68,7 +68,7 @@ void shoal_tracks_free(struct shoal_comm *comm);
 /* Runs a call with valid arguments and waits for it. */
 SHOAL_MUST_USE static inline enum shoal_status shoal_comm_run(struct shoal_comm *comm, const struct shoal_call *call)
 {
-    return shoal_engine_run(comm->engine, &(struct shoal_batch){call, 1, false, 0});
+    return shoal_engine_run(comm->engine, call, 1);
 }
 
 #endif

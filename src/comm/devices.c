@@ -9,6 +9,7 @@
 #include "base/assert.h"
 #include "comm/arguments.h"
 #include "comm/device_exports.h"
+#include "operand/makers.h"
 
 /* ---- Locating operands --------------------------------------------------------------------------------------------------- */
 
@@ -17,53 +18,51 @@ static const struct shoal_shape *shape_of(const struct shoal_call *call)
     return &shoal_collective_traits(call->collective)->shape;
 }
 
-static bool is_partitioned(const struct shoal_call *call, enum shoal_operand operand)
+static bool is_partitioned(const struct shoal_call *call, enum shoal_block_operand operand)
 {
-    return operand == SHOAL_OPERAND_INPUT ? shape_of(call)->is_input_partitioned : shape_of(call)->is_output_partitioned;
+    return operand == SHOAL_INPUT ? shape_of(call)->is_input_partitioned : shape_of(call)->is_output_partitioned;
 }
 
 /* Memory of one operand, or of one tensor of it. */
 struct piece {
     const char *at;
     size_t bytes; /* from there to the end of the memory that the rank may access */
-    enum shoal_operand operand;
+    enum shoal_block_operand operand;
     size_t tensor;
 };
 
+/* A single tensor is plain memory. */
+static bool has_tensors(const struct shoal_call *call)
+{
+    return call->arrays && call->arrays->has_tensors && call->arrays->tensor_count != 1;
+}
+
 static size_t count_pieces(const struct shoal_call *call)
 {
-    return 2 * (call->layout && call->layout->tensors ? call->layout->tensor_count : 1);
+    return 2 * (has_tensors(call) ? call->arrays->tensor_count : 1);
 }
 
-static bool is_message(const struct shoal_call *call)
+static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
 {
-    return call->collective == SHOAL_COLLECTIVE_SEND || call->collective == SHOAL_COLLECTIVE_RECV;
-}
-
-static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
-{
-    if (is_message(call))
-        return (operand == SHOAL_OPERAND_INPUT) == (call->collective == SHOAL_COLLECTIVE_SEND);
-    return operand == SHOAL_OPERAND_INPUT ? shoal_shape_contributes(shape_of(call), comm->rank, call->root)
-                                          : shoal_shape_receives(shape_of(call), comm->rank, call->root);
+    if (shoal_call_has_peer(call->collective))
+        return (operand == SHOAL_INPUT) == (call->collective == SHOAL_COLLECTIVE_SEND);
+    return operand == SHOAL_INPUT ? shoal_shape_contributes(shape_of(call), comm->rank, call->root)
+                                  : shoal_shape_receives(shape_of(call), comm->rank, call->root);
 }
 
 /* Bytes of an operand that is a single tensor. */
-static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_operand operand)
+static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
 {
     const size_t element = shoal_type_bytes(call->type);
-    if (is_message(call))
-        return call->count * element;
-    return operand == SHOAL_OPERAND_INPUT ? shoal_call_input_bytes(call, comm->rank, comm->size, element, comm->rank)
-                                          : shoal_call_output_bytes(call, comm->rank, comm->size, element, comm->rank);
+    return shoal_call_bytes(call, operand, comm->rank, comm->size, element, comm->rank);
 }
 
 /* Returns piece i of count_pieces; `at` is NULL if the rank has no bytes of it. */
 static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_call *call, size_t i)
 {
-    struct piece piece = {.operand = i % 2 == 0 ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT, .tensor = i / 2};
+    struct piece piece = {.operand = i % 2 == 0 ? SHOAL_INPUT : SHOAL_OUTPUT, .tensor = i / 2};
     const struct shoal_tensor whole = {call->input, call->output, 0};
-    const struct shoal_tensor *tensor = call->layout && call->layout->tensors ? &call->layout->tensors[piece.tensor] : &whole;
+    const struct shoal_tensor *tensor = has_tensors(call) ? &call->arrays->tensors[piece.tensor] : &whole;
     SHOAL_ASSERT(i < count_pieces(call));
     if (!has_operand(comm, call, piece.operand))
         return piece;
@@ -71,17 +70,49 @@ static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_c
     piece.bytes =
         tensor == &whole ? operand_bytes(comm, call, piece.operand) : parts * tensor->count * shoal_type_bytes(call->type);
     if (piece.bytes)
-        piece.at = piece.operand == SHOAL_OPERAND_INPUT ? tensor->input : tensor->output;
+        piece.at = piece.operand == SHOAL_INPUT ? tensor->input : tensor->output;
     return piece;
 }
 
-static void name_piece(const struct shoal_posting *posting, size_t call, const struct piece *piece, char *name, size_t bytes)
+/* ---- A call under way ---------------------------------------------------------------------------------------------------- */
+
+/* An operand on a device. */
+struct side {
+    const struct shoal_call *call; /* the call of its struct leg */
+    int rank;
+    enum shoal_block_operand operand;
+    struct shoal_device_ring_operand *ring_operand; /* NULL if in host memory */
+    const struct side *own; /* for an output: the input that stays on the device and that it is copied from; or NULL */
+};
+
+/* One call. The engine may free the call's layout while copies are still being posted, so a leg has its own layout
+ * to look up addresses. */
+struct leg {
+    struct shoal_call call;
+    struct side sides[2]; /* enum shoal_block_operand */
+};
+
+struct trip {
+    struct shoal_comm *comm;
+    struct shoal_call *calls; /* several messages, if count is not 1 */
+    size_t count;
+    void *driver_context; /* NULL until the first operand on a device is found; */
+    char first[64];       /* then the name of that operand */
+    struct shoal_devices_port *port;
+    struct shoal_device_sum *sum;         /* NULL if the communicator's GPUs do not sum among themselves */
+    struct leg *legs;                     /* [count] */
+    size_t *order;                        /* [count] the order in which messages of a group pass through the rings */
+    struct shoal_gpu_transfer *transfers; /* [2 * count] */
+    size_t transfer_count;
+};
+
+static void name_piece(const struct trip *trip, size_t call, const struct piece *piece, char *name, size_t bytes)
 {
-    const char *operand = piece->operand == SHOAL_OPERAND_INPUT ? "input" : "output";
-    const struct shoal_call *at = &posting->calls[call];
-    if (at->layout && at->layout->tensors)
+    const char *operand = piece->operand == SHOAL_INPUT ? "input" : "output";
+    const struct shoal_call *at = &trip->calls[call];
+    if (has_tensors(at))
         snprintf(name, bytes, "the %s of tensor %zu", operand, piece->tensor);
-    else if (posting->is_group)
+    else if (trip->count != 1)
         snprintf(name, bytes, "the buffer of message %zu", call);
     else
         snprintf(name, bytes, "%s", operand);
@@ -96,95 +127,65 @@ bool shoal_devices_is_readable(const char *at)
     return syscall(SYS_rt_sigprocmask, ~0, set, NULL, set_bytes) == 0 || errno != EFAULT;
 }
 
-static enum shoal_status refuse_in_callback(const struct shoal_comm *comm, const struct shoal_posting *posting,
-                                            const char *operand)
+static enum shoal_status refuse_in_callback(const struct trip *trip, const char *operand)
 {
+    const struct shoal_comm *comm = trip->comm;
     return shoal_log_fail(&comm->context->log, SHOAL_ERR_STATE, "comm",
                           "%s on communicator %s in a callback: %s is on a device, whose driver must not be called there, or "
                           "was freed; post it from another thread, or copy it to host memory",
-                          posting->name, comm->name, operand);
+                          trip->calls->name, comm->name, operand);
 }
 
 /* Finds out which memory a piece is in. A driver does not know freed memory or memory of another process; the engine would
  * treat it as host memory and crash. So this reads the last byte first, which the call would access anyway. In a callback this
  * read is the only check, because the driver may be waiting for this thread. */
-static enum shoal_status classify_piece(const struct shoal_comm *comm, const struct shoal_posting *posting, size_t call,
-                                        const struct piece *piece, struct shoal_gpu_pointer *pointer_out)
+static enum shoal_status classify_piece(const struct trip *trip, size_t call, const struct piece *piece,
+                                        struct shoal_gpu_pointer *pointer_out)
 {
+    const struct shoal_comm *comm = trip->comm;
     const bool is_inside = shoal_progress_is_inside(comm->context->progress);
     char name[64];
     *pointer_out = is_inside ? (struct shoal_gpu_pointer){SHOAL_GPU_MEMORY_HOST, -1, NULL, 0}
                              : shoal_gpu_classify(comm->devices.ask, piece->at);
     if (pointer_out->memory != SHOAL_GPU_MEMORY_HOST || shoal_devices_is_readable(piece->at + piece->bytes - 1))
         return SHOAL_OK;
-    name_piece(posting, call, piece, name, sizeof name);
+    name_piece(trip, call, piece, name, sizeof name);
     if (is_inside)
-        return refuse_in_callback(comm, posting, name);
+        return refuse_in_callback(trip, name);
     if (pointer_out->error)
         return shoal_log_fail(
             &comm->context->log, SHOAL_ERR_SYSTEM, "comm",
             "%s on communicator %s: the driver cannot describe the memory of %s: cuPointerGetAttributes answered "
             "%s",
-            posting->name, comm->name, name, shoal_gpu_error_name(pointer_out->error));
-    return shoal_arguments_refuse(comm, posting->name,
+            trip->calls->name, comm->name, name, shoal_gpu_error_name(pointer_out->error));
+    return shoal_arguments_refuse(comm, trip->calls->name,
                                   "%s, %zu bytes at %p, is neither in memory of this process nor on a device that its driver "
                                   "knows: was it freed, or does it belong to another process?",
                                   name, piece->bytes, (const void *)piece->at);
 }
 
-static enum shoal_status look_for_device(const struct shoal_comm *comm, const struct shoal_posting *posting, size_t call,
-                                         bool *is_found_out)
+static enum shoal_status look_for_device(const struct trip *trip, size_t call, bool *is_found_out)
 {
-    const struct shoal_call *at = &posting->calls[call];
+    const struct shoal_call *at = &trip->calls[call];
     for (size_t i = 0; i < count_pieces(at) && !*is_found_out; i++) {
-        const struct piece piece = piece_at(comm, at, i);
+        const struct piece piece = piece_at(trip->comm, at, i);
         struct shoal_gpu_pointer pointer;
         if (!piece.at)
             continue;
-        SHOAL_TRY(classify_piece(comm, posting, call, &piece, &pointer));
+        SHOAL_TRY(classify_piece(trip, call, &piece, &pointer));
         *is_found_out = pointer.memory != SHOAL_GPU_MEMORY_HOST;
     }
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_devices_look(const struct shoal_comm *comm, const struct shoal_posting *posting, bool *is_found_out)
+enum shoal_status shoal_devices_look(struct shoal_comm *comm, struct shoal_call *calls, size_t count, bool *is_found_out)
 {
+    const struct trip trip = {.comm = comm, .calls = calls, .count = count};
     *is_found_out = false;
-    for (size_t i = 0; i < posting->count && !*is_found_out; i++)
-        SHOAL_TRY(look_for_device(comm, posting, i, is_found_out));
+    for (size_t i = 0; i < count && !*is_found_out; i++)
+        SHOAL_TRY(look_for_device(&trip, i, is_found_out));
     return SHOAL_OK;
 }
-
-/* ---- A call under way ---------------------------------------------------------------------------------------------------- */
-
-/* An operand on a device. */
-struct side {
-    const struct shoal_call *call; /* the call of its struct leg */
-    int rank;
-    enum shoal_operand operand;
-    struct shoal_device_ring_operand *ring_operand; /* NULL if in host memory */
-    const struct side *own; /* for an output: the input that stays on the device and that it is copied from; or NULL */
-};
-
-/* One call of a posting. The engine may free the call's layout while copies are still being posted, so a leg has its own layout
- * to look up addresses. */
-struct leg {
-    struct shoal_call call;
-    struct side sides[2]; /* enum shoal_operand */
-};
-
-struct trip {
-    struct shoal_comm *comm;
-    const struct shoal_posting *posting;
-    void *driver_context; /* NULL until the first operand on a device is found; */
-    char first[64];       /* then the name of that operand */
-    struct shoal_devices_port *port;
-    struct shoal_device_sum *sum;         /* NULL if the communicator's GPUs do not sum among themselves */
-    struct leg *legs;                     /* [count] */
-    size_t *order;                        /* [count] the order in which messages of a group pass through the rings */
-    struct shoal_gpu_transfer *transfers; /* [2 * count] */
-    size_t transfer_count;
-};
 
 /* Finds the driver context in which a piece is used, which must be the same for all pieces. *is_on_device_out is false for host
  * memory. */
@@ -195,17 +196,17 @@ static enum shoal_status look_at_piece(struct trip *trip, size_t call, const str
     struct shoal_gpu_pointer pointer;
     char name[64];
     void *found = NULL;
-    SHOAL_TRY(classify_piece(comm, trip->posting, call, piece, &pointer));
+    SHOAL_TRY(classify_piece(trip, call, piece, &pointer));
     *is_on_device_out = pointer.memory != SHOAL_GPU_MEMORY_HOST;
     if (!*is_on_device_out)
         return SHOAL_OK;
-    name_piece(trip->posting, call, piece, name, sizeof name);
+    name_piece(trip, call, piece, name, sizeof name);
     pthread_mutex_lock(&drivers->lock);
-    const enum shoal_status status = shoal_gpu_find_context(drivers->gpu, &pointer, trip->posting->stream, name, &found);
+    const enum shoal_status status = shoal_gpu_find_context(drivers->gpu, &pointer, trip->calls->stream, name, &found);
     pthread_mutex_unlock(&drivers->lock);
     SHOAL_TRY(status);
     if (trip->driver_context && trip->driver_context != found)
-        return shoal_arguments_refuse(comm, trip->posting->name,
+        return shoal_arguments_refuse(comm, trip->calls->name,
                                       "%s and %s are on different devices, or in different contexts of the driver: use one "
                                       "call for each",
                                       trip->first, name);
@@ -218,9 +219,8 @@ static enum shoal_status look_at_piece(struct trip *trip, size_t call, const str
 /* Several tensors count as one vector, because one function looks up their addresses. */
 static enum shoal_status look_at_call(struct trip *trip, size_t call)
 {
-    const struct shoal_call *at = &trip->posting->calls[call];
+    const struct shoal_call *at = &trip->calls[call];
     struct leg *leg = &trip->legs[call];
-    const bool has_tensors = at->layout && at->layout->tensors;
     bool is_any_on_device = false, is_any_in_host = false, is_on_device[2] = {false, false};
     for (size_t i = 0; i < count_pieces(at); i++) {
         const struct piece piece = piece_at(trip->comm, at, i);
@@ -232,14 +232,14 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
         is_any_on_device |= is_there;
         is_any_in_host |= !is_there;
     }
-    if (has_tensors && is_any_on_device && is_any_in_host)
-        return shoal_arguments_refuse(trip->comm, trip->posting->name,
+    if (has_tensors(at) && is_any_on_device && is_any_in_host)
+        return shoal_arguments_refuse(trip->comm, trip->calls->name,
                                       "some of the tensors are in host memory, but %s is on a device: use one call for each",
                                       trip->first);
     for (int operand = 0; operand < 2; operand++)
         leg->sides[operand] = (struct side){.call = is_on_device[operand] ? &leg->call : NULL,
                                             .rank = trip->comm->rank,
-                                            .operand = (enum shoal_operand)operand};
+                                            .operand = (enum shoal_block_operand)operand};
     return SHOAL_OK;
 }
 
@@ -248,26 +248,26 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
 /* Copies the call, with its own layout. */
 static enum shoal_status copy_call(struct trip *trip, size_t i)
 {
-    const struct shoal_call *call = &trip->posting->calls[i];
+    const struct shoal_call *call = &trip->calls[i];
     struct leg *leg = &trip->legs[i];
     SHOAL_ASSERT(!leg->call.layout); /* copied once */
     leg->call = *call;
     leg->call.layout = NULL;
-    return call->layout ? shoal_arguments_lay_out(trip->comm, trip->posting->name, &leg->call, trip->posting->extra) : SHOAL_OK;
+    return call->layout ? shoal_arguments_lay_out(trip->comm, &leg->call) : SHOAL_OK;
 }
 
 /* Returns true if the plan of a call lets its input stay where it is. */
 static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
 {
     struct shoal_comm *comm = trip->comm;
-    const struct shoal_call *call = &trip->posting->calls[i];
+    const struct shoal_call *call = &trip->calls[i];
     const uint64_t least = comm->context->settings.fabric.gpudirect_bytes;
-    if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) || is_message(call) ||
-        !trip->legs[i].sides[SHOAL_OPERAND_INPUT].call || (call->layout && call->layout->tensors) ||
-        operand_bytes(comm, call, SHOAL_OPERAND_INPUT) < least)
+    if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) ||
+        shoal_call_has_peer(call->collective) || !trip->legs[i].sides[SHOAL_INPUT].call || has_tensors(call) ||
+        operand_bytes(comm, call, SHOAL_INPUT) < least)
         return false;
     shoal_progress_lock(comm->context->progress);
-    const bool may = shoal_engine_may_input_stay(comm->engine, call, copies_out);
+    const bool may = shoal_engine_only_puts_input(comm->engine, call, copies_out);
     shoal_progress_unlock(comm->context->progress);
     return may;
 }
@@ -276,56 +276,60 @@ static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
 static bool open_stay(struct trip *trip, size_t i)
 {
     struct side *sides = trip->legs[i].sides;
-    const struct shoal_call *call = &trip->posting->calls[i];
+    const struct shoal_call *call = &trip->calls[i];
     struct shoal_device_ring *ring = shoal_gpu_port_stays(trip->port->port);
     bool copies;
-    if (!ring || !may_stay(trip, i, &copies) || (copies && !sides[SHOAL_OPERAND_OUTPUT].call))
+    if (!ring || !may_stay(trip, i, &copies) || (copies && !sides[SHOAL_OUTPUT].call))
         return false;
     atomic_int *registration =
-        shoal_devices_hold_export(trip->comm, (uintptr_t)call->input, operand_bytes(trip->comm, call, SHOAL_OPERAND_INPUT));
-    struct side *input = &sides[SHOAL_OPERAND_INPUT];
+        shoal_devices_hold_export(trip->comm, (uintptr_t)call->input, operand_bytes(trip->comm, call, SHOAL_INPUT));
+    struct side *input = &sides[SHOAL_INPUT];
     input->ring_operand = registration ? shoal_device_ring_open_stay(ring, call->count, registration) : NULL;
     if (registration && !input->ring_operand)
         atomic_fetch_sub_explicit(registration, 1, memory_order_release);
-    sides[SHOAL_OPERAND_OUTPUT].own = input->ring_operand && copies ? input : NULL;
+    sides[SHOAL_OUTPUT].own = input->ring_operand && copies ? input : NULL;
     return input->ring_operand != NULL;
 }
 
 static void open_in_ring(struct trip *trip, const struct shoal_call *call, struct side *side)
 {
     const int size = trip->comm->size;
-    const bool is_any_partitioned = is_partitioned(call, SHOAL_OPERAND_INPUT) || is_partitioned(call, SHOAL_OPERAND_OUTPUT);
-    struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, side->operand == SHOAL_OPERAND_INPUT);
+    const bool is_any_partitioned = is_partitioned(call, SHOAL_INPUT) || is_partitioned(call, SHOAL_OUTPUT);
+    struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, side->operand == SHOAL_INPUT);
     SHOAL_ASSERT(!side->ring_operand && side->call);
     side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? size : 1,
                                                 is_any_partitioned ? size : 1, call->count, shoal_type_bytes(call->type));
 }
 
+/* Returns the operand that the engine sees. Returns NULL if out of memory. */
+static struct shoal_operand *open_side(struct trip *trip, size_t i, struct side *side)
+{
+    if (side->operand != SHOAL_INPUT || !open_stay(trip, i))
+        open_in_ring(trip, &trip->calls[i], side);
+    struct shoal_operand *operand = side->ring_operand ? shoal_operand_of_device_copy(side->ring_operand) : NULL;
+    if (!operand)
+        shoal_device_ring_leave(side->ring_operand); /* on the engine's behalf */
+    return operand;
+}
+
 static enum shoal_status open_leg(struct trip *trip, size_t i)
 {
     struct shoal_comm *comm = trip->comm;
-    struct shoal_call *call = &trip->posting->calls[i];
-    struct leg *leg = &trip->legs[i];
+    struct side *sides = trip->legs[i].sides;
+    struct shoal_operand *operands[2] = {NULL, NULL};
     SHOAL_TRY(copy_call(trip, i));
-    struct shoal_device_operand *bases[2] = {NULL, NULL};
-    for (int operand = 0; operand < 2; operand++) {
-        struct side *side = &leg->sides[operand];
-        if (!side->call)
-            continue;
-        if (operand != SHOAL_OPERAND_INPUT || !open_stay(trip, i))
-            open_in_ring(trip, call, side);
-        bases[operand] = side->ring_operand ? &side->ring_operand->base : NULL;
-        if (!bases[operand])
-            break;
+    bool has_all = true;
+    for (int operand = 0; operand < 2 && has_all; operand++) {
+        operands[operand] = sides[operand].call ? open_side(trip, i, &sides[operand]) : NULL;
+        has_all = !sides[operand].call || operands[operand];
     }
-    const bool has_all = !leg->sides[0].call == !bases[0] && !leg->sides[1].call == !bases[1];
     if (has_all &&
-        shoal_layout_put_on_device(call, comm->rank, comm->size, bases[SHOAL_OPERAND_INPUT], bases[SHOAL_OPERAND_OUTPUT]))
+        shoal_call_put_operands(&trip->calls[i], comm->rank, comm->size, operands[SHOAL_INPUT], operands[SHOAL_OUTPUT]))
         return SHOAL_OK;
-    for (int operand = 0; operand < 2; operand++) /* on the engine's behalf */
-        shoal_device_ring_leave(leg->sides[operand].ring_operand);
-    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
-                          trip->posting->name, comm->name);
+    shoal_operand_drop(operands[SHOAL_INPUT]);
+    shoal_operand_drop(operands[SHOAL_OUTPUT]);
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", trip->calls->name,
+                          comm->name);
 }
 
 /* All ranks must come to the same answer. Their kinds of memory decide it; ranks that differ find out when their calls are
@@ -333,7 +337,7 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
 static bool goes_among_gpus(const struct trip *trip)
 {
     const struct shoal_devices_port *peers = trip->comm->devices.peers;
-    const struct shoal_call *call = &trip->posting->calls[0];
+    const struct shoal_call *call = &trip->calls[0];
     const struct side *sides = trip->legs[0].sides;
     return peers && call->collective == SHOAL_COLLECTIVE_ALLREDUCE && sides[0].call && sides[1].call &&
            call->count * shoal_type_bytes(call->type) >= trip->comm->context->settings.gpu.peer_bytes &&
@@ -344,16 +348,20 @@ static enum shoal_status prepare_sum(struct trip *trip)
 {
     struct shoal_comm *comm = trip->comm;
     struct shoal_gpu_peers *peers = comm->devices.peers->peers;
-    struct shoal_call *call = &trip->posting->calls[0];
-    SHOAL_ASSERT(trip->posting->count == 1 && !trip->port && !trip->sum);
-    SHOAL_TRY(shoal_gpu_peers_check(peers, trip->posting->stream));
+    struct shoal_call *call = &trip->calls[0];
+    SHOAL_ASSERT(trip->count == 1 && !trip->port && !trip->sum);
+    SHOAL_TRY(shoal_gpu_peers_check(peers, trip->calls->stream));
     SHOAL_TRY(copy_call(trip, 0));
     trip->sum = shoal_device_sum_open(shoal_gpu_peers_stage(peers), call->count, shoal_type_bytes(call->type));
-    if (trip->sum && shoal_layout_put_on_peers(call, trip->sum))
+    struct shoal_operand *both = trip->sum ? shoal_operand_of_device_sum(trip->sum) : NULL;
+    if (both && shoal_call_put_operands(call, comm->rank, comm->size, both, both))
         return SHOAL_OK;
-    shoal_device_sum_leave(trip->sum); /* on the engine's behalf */
-    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory",
-                          trip->posting->name, comm->name);
+    if (both)
+        shoal_operand_drop(both);
+    else
+        shoal_device_sum_leave(trip->sum); /* on the engine's behalf */
+    return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "%s on communicator %s: no memory", trip->calls->name,
+                          comm->name);
 }
 
 static unsigned long long find_element(const void *arg, int part, size_t at, size_t *run)
@@ -361,10 +369,10 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
     const struct side *side = arg;
     const struct shoal_call *call = side->call;
     const int peer = is_partitioned(call, side->operand) ? part : side->rank;
-    const bool is_input = side->operand == SHOAL_OPERAND_INPUT;
-    const size_t length = is_message(call) ? call->count
-                          : is_input       ? shoal_call_length(call, side->rank, side->rank, peer)
-                                           : shoal_call_length(call, side->rank, peer, side->rank);
+    const bool is_input = side->operand == SHOAL_INPUT;
+    const size_t length = shoal_call_has_peer(call->collective) ? call->count
+                          : is_input                            ? shoal_call_length(call, side->rank, side->rank, peer)
+                                                                : shoal_call_length(call, side->rank, peer, side->rank);
     SHOAL_ASSERT(part >= 0);
     *run = at < length ? shoal_min_size(*run, length - at) : 0;
     if (!*run)
@@ -376,11 +384,11 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
 static unsigned long long find_own_element(const void *arg, int part, size_t at, size_t *run)
 {
     const struct side *side = arg;
-    const bool is_in_parts = is_partitioned(side->call, SHOAL_OPERAND_OUTPUT);
-    SHOAL_ASSERT(side->own && side->operand == SHOAL_OPERAND_OUTPUT);
+    const bool is_in_parts = is_partitioned(side->call, SHOAL_OUTPUT);
+    SHOAL_ASSERT(side->own && side->operand == SHOAL_OUTPUT);
     if (side->rank != (is_in_parts ? part : side->call->root))
         return 0;
-    return find_element(side->own, is_partitioned(side->call, SHOAL_OPERAND_INPUT) ? side->rank : 0, at, run);
+    return find_element(side->own, is_partitioned(side->call, SHOAL_INPUT) ? side->rank : 0, at, run);
 }
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
@@ -392,7 +400,7 @@ static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
 {
     const int from = call->collective == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
     const int to = call->collective == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
-    SHOAL_ASSERT(is_message(call) && call->root >= 0 && call->root < comm->size);
+    SHOAL_ASSERT(shoal_call_has_peer(call->collective) && call->root >= 0 && call->root < comm->size);
     return to >= from ? to - from : to - from + comm->size;
 }
 
@@ -400,8 +408,8 @@ static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
  * short and mostly in order. */
 static void order_messages(struct trip *trip)
 {
-    const struct shoal_call *calls = trip->posting->calls;
-    for (size_t i = 0; i < trip->posting->count; i++) {
+    const struct shoal_call *calls = trip->calls;
+    for (size_t i = 0; i < trip->count; i++) {
         const int way = way_of(trip->comm, &calls[i]);
         size_t at = i;
         for (; at > 0; at--) {
@@ -422,22 +430,22 @@ static void reserve_all(struct trip *trip)
         shoal_device_sum_reserve(trip->sum);
         return;
     }
-    if (trip->posting->is_group)
+    if (trip->count != 1)
         order_messages(trip);
-    for (size_t i = 0; i < trip->posting->count; i++) {
+    for (size_t i = 0; i < trip->count; i++) {
         struct leg *leg = &trip->legs[trip->order[i]];
         for (int operand = 0; operand < 2; operand++) {
             struct side *side = &leg->sides[operand];
             if (!side->ring_operand)
                 continue;
-            SHOAL_ASSERT(trip->transfer_count < 2 * trip->posting->count);
+            SHOAL_ASSERT(trip->transfer_count < 2 * trip->count);
             shoal_device_ring_reserve(side->ring_operand);
-            trip->transfers[trip->transfer_count++] = (struct shoal_gpu_transfer){
-                .operand = side->ring_operand,
-                .input = operand == SHOAL_OPERAND_OUTPUT ? leg->sides[SHOAL_OPERAND_INPUT].ring_operand : NULL,
-                .find = find_element,
-                .find_own = side->own ? find_own_element : NULL,
-                .arg = side};
+            trip->transfers[trip->transfer_count++] =
+                (struct shoal_gpu_transfer){.operand = side->ring_operand,
+                                            .input = operand == SHOAL_OUTPUT ? leg->sides[SHOAL_INPUT].ring_operand : NULL,
+                                            .find = find_element,
+                                            .find_own = side->own ? find_own_element : NULL,
+                                            .arg = side};
         }
     }
 }
@@ -467,13 +475,6 @@ static enum shoal_status of_driver(enum shoal_status status)
     return status == SHOAL_ERR_MEMORY ? status : SHOAL_ERR_SYSTEM;
 }
 
-enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status)
-{
-    for (size_t i = 0; i < posting->count; i++)
-        shoal_layout_free(posting->calls[i].layout);
-    return status;
-}
-
 /* Call if nothing was posted and the engine has not dropped its operands yet. */
 static void take_back(struct trip *trip)
 {
@@ -491,29 +492,27 @@ static enum shoal_status post_sum(struct trip *trip)
                                       .op = call->op,
                                       .argument = call->op == SHOAL_AVG ? trip->comm->size : call->scale,
                                       .find = find_element,
-                                      .input = &trip->legs[0].sides[SHOAL_OPERAND_INPUT],
-                                      .output = &trip->legs[0].sides[SHOAL_OPERAND_OUTPUT]};
-    return shoal_gpu_peers_post(trip->comm->devices.peers->peers, &sum, trip->posting->stream);
+                                      .input = &trip->legs[0].sides[SHOAL_INPUT],
+                                      .output = &trip->legs[0].sides[SHOAL_OUTPUT]};
+    return shoal_gpu_peers_post(trip->comm->devices.peers->peers, &sum, trip->calls->stream);
 }
 
 static enum shoal_status post_on_streams(struct trip *trip)
 {
     return trip->sum ? post_sum(trip)
-                     : shoal_gpu_port_post(trip->port->port, trip->transfers, trip->transfer_count, trip->posting->stream);
+                     : shoal_gpu_port_post(trip->port->port, trip->transfers, trip->transfer_count, trip->calls->stream);
 }
 
 static enum shoal_status devices_post_all(struct trip *trip, struct shoal_request **request_out)
 {
-    const struct shoal_posting *posting = trip->posting;
     reserve_all(trip);
     if (!trip->sum)
         shoal_gpu_port_map(trip->port->port, trip->transfers, trip->transfer_count,
                            (size_t)trip->comm->context->settings.gpu.gdrcopy_bytes);
-    const struct shoal_batch batch = {posting->calls, posting->count, posting->is_group, 0};
-    enum shoal_status status = shoal_engine_start(trip->comm->engine, &batch, request_out);
+    enum shoal_status status = shoal_engine_start(trip->comm->engine, trip->calls, trip->count, 0, request_out);
     if (status != SHOAL_OK) {
         take_back(trip);
-        return shoal_posting_drop(posting, status);
+        return shoal_call_drop(trip->calls, trip->count, status);
     }
     if (trip->sum)
         shoal_device_sum_put_on_streams(trip->sum);
@@ -530,20 +529,20 @@ static enum shoal_status devices_post_all(struct trip *trip, struct shoal_reques
     return status;
 }
 
-/* The caller that drops the posting frees the layouts of calls that were not posted. */
+/* On an error the caller frees the layouts of the calls. */
 static enum shoal_status devices_prepare(struct trip *trip)
 {
     struct shoal_comm *comm = trip->comm;
     SHOAL_TRY(shoal_drivers_open(comm->context));
-    for (size_t i = 0; i < trip->posting->count; i++) {
+    for (size_t i = 0; i < trip->count; i++) {
         trip->order[i] = i;
         SHOAL_TRY(look_at_call(trip, i));
     }
     if (goes_among_gpus(trip))
         return prepare_sum(trip);
     SHOAL_TRY(shoal_devices_find_port(comm, trip->driver_context, &trip->port));
-    SHOAL_TRY(shoal_gpu_port_check(trip->port->port, trip->posting->stream));
-    for (size_t i = 0; i < trip->posting->count; i++)
+    SHOAL_TRY(shoal_gpu_port_check(trip->port->port, trip->calls->stream));
+    for (size_t i = 0; i < trip->count; i++)
         SHOAL_TRY(open_leg(trip, i));
     return SHOAL_OK;
 }
@@ -551,9 +550,9 @@ static enum shoal_status devices_prepare(struct trip *trip)
 static enum shoal_status travel(struct trip *trip, struct shoal_request **request_out)
 {
     enum shoal_status status = devices_prepare(trip);
-    status = status == SHOAL_OK ? devices_post_all(trip, request_out) : shoal_posting_drop(trip->posting, status);
+    status = status == SHOAL_OK ? devices_post_all(trip, request_out) : shoal_call_drop(trip->calls, trip->count, status);
     shoal_device_sum_leave(trip->sum);
-    for (size_t i = 0; i < trip->posting->count; i++) {
+    for (size_t i = 0; i < trip->count; i++) {
         shoal_layout_free(trip->legs[i].call.layout);
         for (int operand = 0; operand < 2; operand++)
             shoal_device_ring_leave(trip->legs[i].sides[operand].ring_operand);
@@ -562,32 +561,31 @@ static enum shoal_status travel(struct trip *trip, struct shoal_request **reques
 }
 
 /* Call with the lock for posting held. */
-static enum shoal_status post_in_order(struct shoal_comm *comm, const struct shoal_posting *posting, void **driver_context_out,
-                                       struct shoal_request **request_out)
+static enum shoal_status post_in_order(struct trip *trip, struct shoal_request **request_out)
 {
-    struct trip trip = {.comm = comm,
-                        .posting = posting,
-                        .legs = calloc(posting->count, sizeof *trip.legs),
-                        .order = calloc(posting->count, sizeof *trip.order),
-                        .transfers = calloc(2 * posting->count, sizeof *trip.transfers)};
+    trip->legs = calloc(trip->count, sizeof *trip->legs);
+    trip->order = calloc(trip->count, sizeof *trip->order);
+    trip->transfers = calloc(2 * trip->count, sizeof *trip->transfers);
+    const bool has_all = trip->legs && trip->order && trip->transfers;
     const enum shoal_status status =
-        trip.legs && trip.order && trip.transfers
-            ? travel(&trip, request_out)
-            : shoal_posting_drop(posting, shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm",
-                                                         "%s on communicator %s: no memory", posting->name, comm->name));
-    *driver_context_out = trip.driver_context;
-    free(trip.legs);
-    free(trip.order);
-    free(trip.transfers);
+        has_all ? travel(trip, request_out)
+                : shoal_call_drop(trip->calls, trip->count,
+                                  shoal_log_fail(&trip->comm->context->log, SHOAL_ERR_MEMORY, "comm",
+                                                 "%s on communicator %s: no memory", trip->calls->name, trip->comm->name));
+    free(trip->legs);
+    free(trip->order);
+    free(trip->transfers);
     return status;
 }
 
-enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting, void **driver_context_out,
+enum shoal_status shoal_devices_post(struct shoal_comm *comm, struct shoal_call *calls, size_t count, void **driver_context_out,
                                      struct shoal_request **request_out)
 {
+    struct trip trip = {.comm = comm, .calls = calls, .count = count};
     pthread_mutex_lock(&comm->devices.posting);
-    const enum shoal_status status = post_in_order(comm, posting, driver_context_out, request_out);
+    const enum shoal_status status = post_in_order(&trip, request_out);
     pthread_mutex_unlock(&comm->devices.posting);
+    *driver_context_out = trip.driver_context;
     return status;
 }
 

@@ -9,33 +9,19 @@
 #include "comm/device_ports.h"
 #include "engine/engine.h"
 
-struct shoal_extra;
-
-/* Calls whose arguments have been checked, with their layouts. The posting owns the layouts. */
-struct shoal_posting {
-    const char *name; /* the public function's name, for messages */
-    struct shoal_call *calls;
-    size_t count;
-    bool is_group;                   /* a group of messages */
-    const struct shoal_extra *extra; /* what the layout of a single call was made from; NULL if none */
-    void *stream;
-};
-
-/* Frees the layouts of calls that are not posted; returns status. */
-enum shoal_status shoal_posting_drop(const struct shoal_posting *posting, enum shoal_status status);
-
 /* Returns true if the processor can read this byte. */
 bool shoal_devices_is_readable(const char *at);
 
 /* Sets *is_found_out to true if an operand is on a device. Call it only if the communicator has a driver to ask. ERR_ARGUMENT:
  * an operand is neither in memory of this process nor on a device. ERR_STATE: an operand is not in host memory, and this is a
  * callback, which must not ask a driver. */
-SHOAL_MUST_USE enum shoal_status shoal_devices_look(const struct shoal_comm *comm, const struct shoal_posting *posting,
+SHOAL_MUST_USE enum shoal_status shoal_devices_look(struct shoal_comm *comm, struct shoal_call *calls, size_t count,
                                                     bool *is_found_out);
 
-/* Posts calls with operands on a device; not in a callback. Errors as in the public header. On OK the caller owns *request_out.
- * *driver_context_out is the context in which the operands are used. */
-SHOAL_MUST_USE enum shoal_status shoal_devices_post(struct shoal_comm *comm, const struct shoal_posting *posting,
+/* Posts calls with operands on a device, whose arguments have been checked; not in a callback. Takes over their layouts. Errors
+ * as in the public header. On OK the caller owns *request_out. *driver_context_out is the context in which the operands are
+ * used. */
+SHOAL_MUST_USE enum shoal_status shoal_devices_post(struct shoal_comm *comm, struct shoal_call *calls, size_t count,
                                                     void **driver_context_out, struct shoal_request **request_out);
 
 /* Waits for a request of shoal_devices_post. If a device's context has failed, its copies never finish, and the engine would

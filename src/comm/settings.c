@@ -27,8 +27,6 @@ static const struct {
     {&shoal_gpu_setting_table, offsetof(struct shoal_settings, gpu)},
 };
 
-#define SETTINGS_MAX 64 /* former_names has a bit for each */
-
 /* Variables that are not settings: `shoal run` sets some for its workers, the Python package reads others. */
 static const char *const others[] = {"SHOAL_RUN_TERMINAL", "SHOAL_RESTART",     "SHOAL_LIBRARY",
                                      "SHOAL_TORCH_SHIM",   "SHOAL_TORCH_CACHE", NULL};
@@ -55,20 +53,14 @@ static void *settings_values_of(struct shoal_settings *settings, struct found fo
     return (char *)settings + found.offset;
 }
 
-static bool is_former(struct found found, const char *name)
-{
-    return found.setting->former && strcmp(found.setting->former, name) == 0;
-}
-
-/* Returns the number of the setting with this present or former name, or SETTINGS_MAX if there is none. */
-static size_t settings_find_name(const char *name)
+static struct found settings_find_name(const char *name)
 {
     struct found found;
     for (size_t i = 0; (found = setting_at(i)).setting; i++) {
-        if (strcmp(found.setting->name, name) == 0 || is_former(found, name))
-            return i;
+        if (strcmp(found.setting->name, name) == 0)
+            break;
     }
-    return SETTINGS_MAX;
+    return found;
 }
 
 /* Returns the setting that `name` may be meant for, or NULL if it is not similar to any. */
@@ -91,27 +83,12 @@ static const char *settings_find_nearest(const char *name)
 
 /* ---- Loading ------------------------------------------------------------------------------------------------------------- */
 
-/* Returns the value of setting i in the environment: under its present name, otherwise under its former name, which is then
- * noted. NULL if it is not set. */
-static const char *find_value(struct shoal_settings *settings, size_t i)
-{
-    const struct shoal_setting *setting = setting_at(i).setting;
-    const char *value = shoal_setting_from_environment(setting->name);
-    if (value || !setting->former || !(value = shoal_setting_from_environment(setting->former)))
-        return value;
-    settings->former_names |= UINT64_C(1) << i;
-    return value;
-}
-
 static enum shoal_status assign_override(struct shoal_settings *settings, const char *text, char *error, size_t error_bytes)
 {
     char name[SHOAL_SETTING_NAME_MAX];
     const char *equals = strchr(text, '=');
     snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - text) : 0, text);
-    const size_t i = settings_find_name(name);
-    const struct found found = setting_at(i);
-    if (found.setting && is_former(found, name))
-        settings->former_names |= UINT64_C(1) << i;
+    const struct found found = settings_find_name(name);
     if (found.setting)
         return shoal_setting_assign(found.setting, settings_values_of(settings, found), equals + 1, error, error_bytes);
     const char *nearest = settings_find_nearest(name);
@@ -137,7 +114,7 @@ enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const
     struct found found;
     memset(&settings, 0, sizeof settings);
     for (size_t i = 0; (found = setting_at(i)).setting; i++) {
-        const char *value = find_value(&settings, i);
+        const char *value = shoal_setting_from_environment(found.setting->name);
         void *values = settings_values_of(&settings, found);
         SHOAL_TRY(shoal_setting_assign(found.setting, values, found.setting->preset, error, error_bytes));
         if (value)
@@ -156,7 +133,7 @@ void shoal_settings_load_right(struct shoal_settings *settings_out, void (*tell)
     struct found found;
     memset(settings_out, 0, sizeof *settings_out);
     for (size_t i = 0; (found = setting_at(i)).setting; i++) {
-        const char *value = find_value(settings_out, i);
+        const char *value = shoal_setting_from_environment(found.setting->name);
         void *values = settings_values_of(settings_out, found);
         if (shoal_setting_assign(found.setting, values, found.setting->preset, error, sizeof error) != SHOAL_OK ||
             (value && shoal_setting_assign(found.setting, values, value, error, sizeof error) != SHOAL_OK))
@@ -174,7 +151,7 @@ bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], 
         if (strncmp(text, PREFIX, strlen(PREFIX)) != 0)
             continue;
         snprintf(name, SHOAL_SETTING_NAME_MAX, "%.*s", (int)strcspn(text, "="), text);
-        if (settings_find_name(name) < SETTINGS_MAX || shoal_setting_is_one_of(others, name, strlen(name)))
+        if (settings_find_name(name).setting || shoal_setting_is_one_of(others, name, strlen(name)))
             continue;
         *nearest_out = settings_find_nearest(name);
         ++*at;
@@ -183,22 +160,11 @@ bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], 
     return false;
 }
 
-bool shoal_settings_find_former(const struct shoal_settings *settings, size_t *at, const char **former_out,
-                                const char **present_out)
-{
-    while (*at < SETTINGS_MAX && !(settings->former_names >> *at & 1))
-        ++*at;
-    if (*at == SETTINGS_MAX)
-        return false;
-    const struct shoal_setting *setting = setting_at((*at)++).setting;
-    *former_out = setting->former;
-    *present_out = setting->name;
-    return true;
-}
-
 void shoal_settings_print(const struct shoal_settings *settings, FILE *out)
 {
     struct found found;
-    for (size_t i = 0; (found = setting_at(i)).setting; i++)
-        shoal_setting_print(found.setting, (const char *)settings + found.offset, out);
+    for (size_t i = 0; (found = setting_at(i)).setting; i++) {
+        if (!found.setting->is_for_tests)
+            shoal_setting_print(found.setting, (const char *)settings + found.offset, out);
+    }
 }

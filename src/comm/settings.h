@@ -29,10 +29,9 @@ struct shoal_settings {
     struct shoal_shm_settings shm;
     struct shoal_nic_settings nic;
     struct shoal_fabric_settings fabric;
-    uint64_t former_names; /* bits: the settings that were set by their former names */
 };
 
-/* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>, or a former name of it), then overrides (a
+/* Fills *settings_out from the defaults, then the environment (SHOAL_<NAME>), then overrides (a
  * NULL-terminated list of "SHOAL_NAME=value", or NULL). On ERR_ARGUMENT, error (of at least 256 bytes) says which value is
  * wrong and what is allowed. */
 SHOAL_MUST_USE enum shoal_status shoal_settings_load(struct shoal_settings *settings_out, const char *const *overrides,
@@ -48,12 +47,7 @@ void shoal_settings_update_agreed(struct shoal_settings *settings);
  * Returns false at the end. *at begins as 0. *nearest_out is the setting that it may be meant for, or NULL. */
 bool shoal_settings_find_unknown(size_t *at, char name[SHOAL_SETTING_NAME_MAX], const char **nearest_out);
 
-/* Finds the next former name by which one of these settings was set. Returns false at the end. *at begins as 0. Both names are
- * static. */
-bool shoal_settings_find_former(const struct shoal_settings *settings, size_t *at, const char **former_out,
-                                const char **present_out);
-
-/* Prints the tables. */
+/* Prints the tables, without settings for tests. */
 void shoal_settings_print(const struct shoal_settings *settings, FILE *out);
 
 #endif

@@ -73,20 +73,14 @@ void shoal_device_ring_let_go(struct shoal_device_ring *ring)
 
 /* ---- Functions for the engine -------------------------------------------------------------------------------------------- */
 
-static struct shoal_device_ring_operand *ring_operand_of(const struct shoal_device_operand *base)
-{
-    return (struct shoal_device_ring_operand *)(uintptr_t)base;
-}
-
 /* The stream's copies happen before. */
 static bool has_reached(const struct shoal_device_ring *ring, const struct shoal_device_ring_unit *unit, uint64_t number)
 {
     return shoal_device_ring_counter_has(&ring->by_stream[unit->slot], number);
 }
 
-static bool ring_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
+bool shoal_device_ring_is_ready(const struct shoal_device_ring_operand *operand, size_t begin, size_t end)
 {
-    const struct shoal_device_ring_operand *operand = ring_operand_of(base);
     const struct shoal_device_ring *ring = operand->ring;
     end = shoal_min_size(end, operand->count);
     if (operand->writes && !shoal_device_ring_counter_has(operand->opening, operand->opening_value))
@@ -99,9 +93,8 @@ static bool ring_is_ready(const struct shoal_device_operand *base, size_t begin,
     return true;
 }
 
-static char *ring_address(const struct shoal_device_operand *base, int part, size_t at, size_t *run)
+char *shoal_device_ring_address(const struct shoal_device_ring_operand *operand, int part, size_t at, size_t *run)
 {
-    const struct shoal_device_ring_operand *operand = ring_operand_of(base);
     *run = shoal_min_size(*run, operand->unit_elements - at % operand->unit_elements);
     return shoal_device_ring_at(operand, part, at);
 }
@@ -137,9 +130,8 @@ static void release_unit(struct shoal_device_ring_operand *operand, uint64_t num
     ring_hand_over(operand, &unit);
 }
 
-static void ring_release(struct shoal_device_operand *base, size_t begin, size_t end)
+void shoal_device_ring_release(struct shoal_device_ring_operand *operand, size_t begin, size_t end)
 {
-    struct shoal_device_ring_operand *operand = ring_operand_of(base);
     end = shoal_min_size(end, operand->count);
     for (size_t at = begin, until; at < end; at = until) {
         const uint64_t unit = at / operand->unit_elements;
@@ -149,28 +141,20 @@ static void ring_release(struct shoal_device_operand *base, size_t begin, size_t
 }
 
 /* A stream processes units in order. */
-static bool ring_is_finished(const struct shoal_device_operand *base)
+bool shoal_device_ring_is_finished(const struct shoal_device_ring_operand *operand)
 {
-    const struct shoal_device_ring_operand *operand = ring_operand_of(base);
     if (!operand->units)
         return true;
     const struct shoal_device_ring_unit last = shoal_device_ring_unit(operand, operand->units - 1);
     return has_reached(operand->ring, &last, last.number);
 }
 
-static void ring_drop(struct shoal_device_operand *base)
+void shoal_device_ring_drop(struct shoal_device_ring_operand *operand)
 {
-    struct shoal_device_ring_operand *operand = ring_operand_of(base);
     if (operand->units_released < operand->units)
         shoal_device_ring_let_go(operand->ring);
     shoal_device_ring_leave(operand);
 }
-
-static const struct shoal_device_ops ring_ops = {.is_ready = ring_is_ready,
-                                                 .address = ring_address,
-                                                 .release = ring_release,
-                                                 .is_finished = ring_is_finished,
-                                                 .drop = ring_drop};
 
 /* ---- Operands ------------------------------------------------------------------------------------------------------------ */
 
@@ -180,7 +164,6 @@ struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_rin
     struct shoal_device_ring_operand *operand = calloc(1, sizeof *operand + ring->slots * sizeof operand->released[0]);
     if (!operand)
         return NULL;
-    operand->base.ops = &ring_ops;
     operand->ring = ring;
     atomic_init(&operand->holders, 2);
     operand->parts = parts;
@@ -197,7 +180,7 @@ struct shoal_device_ring_operand *shoal_device_ring_open_stay(struct shoal_devic
     struct shoal_device_ring_operand *operand = calloc(1, sizeof *operand + ring->slots * sizeof operand->released[0]);
     if (!operand)
         return NULL;
-    operand->base = (struct shoal_device_operand){.ops = &ring_ops, .stays = true};
+    operand->stays = true;
     operand->ring = ring;
     atomic_init(&operand->holders, 2);
     operand->count = count;

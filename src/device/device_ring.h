@@ -19,19 +19,19 @@
  *   written  stream: write opening                             engine: opening, taken >= k-1: write, copy out; done = k
  *            stream: wait done >= k, taken = k
  *
- * An input that stays on the device (device/device.h) is one unit of another kind of ring, whose slots hold no bytes:
+ * An input that stays on the device, where adapters read it, is one unit of another kind of ring, whose slots hold no bytes:
  *
  *   stays    stream: wait done >= k-1, ready = k               engine: ready >= k: put; done = k when all puts have completed
  *            stream, at the end of the call: wait done >= k
  *
  * Threads: a poster reserves units and puts the stream's work on the stream, one thread at a time under its own lock. The
- * functions of struct shoal_device_ops are called under the progress engine's lock. Both may run at once. */
+ * functions for the engine are called under the progress engine's lock. Both may run at once. */
 #ifndef SHOAL_DEVICE_DEVICE_RING_H
 #define SHOAL_DEVICE_DEVICE_RING_H
 
 #include <stdatomic.h>
 
-#include "device/device.h"
+#include "base/compiler.h"
 
 #define SHOAL_DEVICE_RING_FAR_AHEAD (UINT64_C(1) << 62)
 
@@ -78,11 +78,10 @@ struct shoal_device_ring {
     bool is_let_go;                              /* under the progress engine's lock */
 };
 
-/* An operand that passes through a ring. The engine sees its first member. It is freed once the engine has dropped it and the
- * poster has left it. */
+/* An operand that passes through a ring. It is freed once the engine has dropped it and the poster has left it. */
 struct shoal_device_ring_operand {
-    struct shoal_device_operand base;
     struct shoal_device_ring *ring;
+    bool stays; /* an input that stays on the device */
     atomic_int holders;
     int parts;
     size_t element;       /* bytes per element */
@@ -139,6 +138,15 @@ void shoal_device_ring_write_out(struct shoal_device_ring_operand *operand, cons
                                  struct shoal_device_ring_write *writes, size_t count);
 /* The poster no longer uses the operand. NULL is allowed. */
 void shoal_device_ring_leave(struct shoal_device_ring_operand *operand);
+
+/* ---- Functions for the engine, as in operand/operand.h ------------------------------------------------------------------- */
+
+bool shoal_device_ring_is_ready(const struct shoal_device_ring_operand *operand, size_t begin, size_t end);
+char *shoal_device_ring_address(const struct shoal_device_ring_operand *operand, int part, size_t at, size_t *run);
+void shoal_device_ring_release(struct shoal_device_ring_operand *operand, size_t begin, size_t end);
+bool shoal_device_ring_is_finished(const struct shoal_device_ring_operand *operand);
+/* If a range was not released, also releases the ring for good. */
+void shoal_device_ring_drop(struct shoal_device_ring_operand *operand);
 
 /* ---- Queries of the poster about unit 0, 1, ... of an operand ------------------------------------------------------------ */
 

@@ -14,6 +14,7 @@ bool shoal_engine_is_stopped(struct shoal_engine *engine, int peer)
 /* Returns the rank to blame for a step that waits for peer. A running peer may itself wait for a stopped rank. */
 static int find_stopped(struct shoal_engine *engine, int peer)
 {
+    SHOAL_ASSERT(peer >= 0 && peer < engine->size);
     for (int i = 0; i < engine->size; i++) {
         const int r = (peer + i) % engine->size;
         if (r != engine->rank && shoal_engine_is_stopped(engine, r))
@@ -29,9 +30,10 @@ static int waited_for_by(struct shoal_engine *engine, int rank)
 }
 
 /* Follows the chain of published waits: the peer may have published that it waits for another rank, and so on, or that it waits
- * for itself (for its device). What a rank published before it was stopped is out of date. */
+ * for itself (for the owner of its operand). What a rank published before it was stopped is out of date. */
 static int end_of_chain(struct shoal_engine *engine, int peer)
 {
+    SHOAL_ASSERT(peer >= 0 && peer < engine->size);
     int end = peer;
     for (int i = 0; i < engine->size; i++) {
         const int next = waited_for_by(engine, end);
@@ -71,24 +73,18 @@ static bool is_any_behind(const struct shoal_engine *engine, uint64_t first)
     return false;
 }
 
-/* Returns true if an operand of the request is not ready on this rank's device. */
-static bool is_unready_here(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return shoal_request_is_message(request) ? shoal_p2p_is_unready(engine, request)
-                                             : shoal_runner_find_unready(engine, request) >= 0;
-}
-
 static bool is_leaving(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     return !shoal_request_is_message(request) && shoal_runner_is_leaving(engine, request);
 }
 
-struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request)
+struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->engine == engine);
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
-    wait.is_for_device = is_unready_here(engine, request);
+    wait.is_for_owner = shoal_runner_is_unready(engine, request);
     shoal_runner_find_step(engine, request, &step, &wait.peer);
     if (shoal_call_has_peer(request->call.collective))
         wait.peer = shoal_p2p_is_helped(request) ? -1 : request->call.root;
@@ -125,6 +121,7 @@ static bool is_met_by(struct shoal_engine *engine, const struct shoal_engine_wai
 
 static bool is_next_of_rounds(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int peer)
 {
+    SHOAL_ASSERT(wait->request->in_rounds);
     (void)engine;
     return peer == wait->request->next_missing;
 }
@@ -154,7 +151,7 @@ static bool is_waited_for(struct shoal_engine *engine, const struct shoal_engine
 
 bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank)
 {
-    if (wait->is_for_device)
+    if (wait->is_for_owner)
         return rank == engine->rank;
     if (wait->peer >= 0 || shoal_request_is_message(wait->request))
         return rank == wait->peer;
@@ -177,7 +174,7 @@ struct shoal_request *shoal_engine_awaited(struct shoal_engine *engine)
 int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request)
 {
     uint16_t *const nearest = engine->nearest;
-    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_find_wait(engine, request);
     int first = 0;
     memset(nearest, 0, (size_t)engine->size * sizeof *nearest);
     for (int r = 0; r < engine->size; r++) {
@@ -193,14 +190,14 @@ int shoal_blame_find(struct shoal_engine *engine, struct shoal_request *request)
 }
 
 /* "rank 3 (process 17 on h2, alive; rank 2 waits for it)" */
-static void blame_append_rank(struct shoal_engine *engine, int rank, int nearest, bool is_for_device, char *text, size_t bytes)
+static void blame_append_rank(struct shoal_engine *engine, int rank, int nearest, bool is_for_owner, char *text, size_t bytes)
 {
     struct shoal_transport_peer name;
     char state[96];
     engine->ops->peer_name(engine->transport, rank, &name);
     engine->ops->describe(engine->transport, rank, state, sizeof state);
     shoal_engine_append(text, bytes, "rank %d (process %d on %s, %s", rank, name.pid, name.host, state);
-    if (rank == engine->rank && !is_for_device)
+    if (rank == engine->rank && !is_for_owner)
         shoal_engine_append(text, bytes, "; it has not called the other side of its message to itself");
     else if (rank == engine->rank || waited_for_by(engine, rank) == rank)
         shoal_engine_append(text, bytes, "; its own operand is not ready on its device");
@@ -213,14 +210,14 @@ int shoal_blame_name(struct shoal_engine *engine, struct shoal_request *request,
 {
     const uint16_t *const nearest = engine->nearest;
     const int first = shoal_blame_find(engine, request);
-    const bool is_for_device = shoal_engine_look(engine, request).is_for_device;
+    const bool is_for_owner = shoal_engine_find_wait(engine, request).is_for_owner;
     int named = 0;
     snprintf(text, bytes, "%s", is_leaving(engine, request) ? "its data to leave for " : "");
     for (int r = 0; r < engine->size; r++) {
         if (!nearest[r] || ++named > 8)
             continue;
         shoal_engine_append(text, bytes, "%s", named > 1 ? ", " : "");
-        blame_append_rank(engine, r, nearest[r] - 1, is_for_device, text, bytes);
+        blame_append_rank(engine, r, nearest[r] - 1, is_for_owner, text, bytes);
     }
     if (named > 8)
         shoal_engine_append(text, bytes, " and %d more", named - 8);

@@ -20,9 +20,9 @@ struct shoal_engine_wait {
     int peer;            /* the one rank whose message or step it waits for; -1: not a single rank */
     uint64_t first_open; /* the first operation that some rank of this host has not completed */
     bool is_any_behind;  /* some rank of this host has not called it */
-    bool is_for_device;  /* an operand of this rank is not ready on its device: the rank waits for itself */
+    bool is_for_owner;   /* an operand of this rank is not ready: the rank waits for itself */
 };
-struct shoal_engine_wait shoal_engine_look(const struct shoal_engine *engine, struct shoal_request *request);
+struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engine, struct shoal_request *request);
 /* Returns true if the request waits directly for that rank: it has not announced the operation, has not received what was sent,
  * or is the peer of the request's step. */
 bool shoal_engine_wait_is_for(struct shoal_engine *engine, const struct shoal_engine_wait *wait, int rank);

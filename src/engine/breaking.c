@@ -12,6 +12,7 @@
  * job break at one time, and again for those that the program makes afterwards. */
 static bool is_teller(const struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(engine->is_broken);
     static _Atomic uint64_t told, told_ns; /* the job that this process last logged this for, and when */
     const uint64_t now_ns = shoal_clock_ns();
     const struct shoal_failure *failure = shoal_engine_failure(engine);
@@ -34,7 +35,7 @@ static void keep_recorder(struct shoal_engine *engine)
     const struct shoal_recorder_file file = {engine->log, "the flight recorder to", pattern, true};
     if (!shoal_recorder_find_path(&engine->recorder, pattern, sizeof pattern, all, sizeof all)) {
         shoal_log_line(engine->log, SHOAL_LOG_WARN, "engine",
-                       "cannot write the flight recorder to %s: %m; set SHOAL_RECORDER_FILE to another file, or to no", all);
+                       "cannot write the flight recorder to %s: %m; set SHOAL_TRACE_FILE to another file, or to no", all);
         return;
     }
     if (shoal_recorder_append(&engine->recorder, engine->name, engine->rank, shoal_engine_ns_per_tick(engine), &file, NULL) &&
@@ -47,8 +48,8 @@ static void keep_recorder(struct shoal_engine *engine)
 /* A recorder that names no job belongs to a test of the engine alone, and is written only if the test names a file. */
 static void write_recorder(struct shoal_engine *engine)
 {
-    const char *name = engine->settings->recorder_file;
-    const struct shoal_recorder_file file = {engine->log, "SHOAL_RECORDER_FILE", name, false};
+    const char *name = engine->settings->trace_file;
+    const struct shoal_recorder_file file = {engine->log, "SHOAL_TRACE_FILE", name, false};
     char written[SHOAL_RECORDER_NAME_MAX];
     if (!strcmp(name, "no") || (!strcmp(name, "auto") && !engine->recorder.job))
         return;

@@ -74,8 +74,8 @@ static void cache_find_named(const struct shoal_plan *plan, uint8_t *named)
 {
     for (uint32_t i = 0; i < plan->block_count; i++) {
         const struct shoal_block *block = &plan->blocks[i];
-        if (block->operand == SHOAL_OPERAND_INPUT || block->operand == SHOAL_OPERAND_OUTPUT)
-            named[block->rank + (block->operand == SHOAL_OPERAND_OUTPUT ? plan->size : 0)] = 1;
+        if (block->operand == SHOAL_INPUT || block->operand == SHOAL_OUTPUT)
+            named[block->rank + (block->operand == SHOAL_OUTPUT ? plan->size : 0)] = 1;
     }
 }
 
@@ -186,6 +186,7 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
     const struct shoal_view view = view_of(engine, request, shared);
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     const struct shoal_algorithm *entry = shoal_select_plan(&selection, &view, request->call.root, NULL);
+    SHOAL_ASSERT(entry && entry->collective == request->call.collective);
     struct shoal_cached_plan *cached = find_kept(engine, request, entry, shared);
     if (!cached)
         SHOAL_TRY(build_plan(engine, request, entry, &view, &cached));
@@ -281,6 +282,7 @@ static size_t count_flags(const uint8_t *flags, int size)
 bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set, struct shoal_request *request)
 {
     const size_t met = count_flags(peer_set->is_member, engine->size), sources = count_flags(peer_set->is_source, engine->size);
+    SHOAL_ASSERT(sources <= met && peer_set->is_source[engine->rank]); /* sources are members, and this rank is one */
     peer_set->lists = malloc((met + sources + 1) * sizeof *peer_set->lists);
     peer_set->bytes = sizeof *peer_set + 2 * (size_t)engine->size + (met + sources) * sizeof *peer_set->lists;
     engine->peer_sets_bytes += peer_set->bytes;
@@ -323,19 +325,19 @@ enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const str
                           engine->size, engine->hosts, status == SHOAL_ERR_MEMORY ? "no memory" : "the algorithm serves fewer");
 }
 
-static bool reads_devices_for_all(const struct shoal_engine *engine, const struct shoal_plan *plan)
+static bool reads_registered_for_all(const struct shoal_engine *engine, const struct shoal_plan *plan)
 {
     for (uint32_t i = 0; i < plan->step_count; i++) {
         const struct shoal_step *step = &plan->steps[i];
-        if (step->kind == SHOAL_STEP_PUT && plan->blocks[step->first_block].operand == SHOAL_OPERAND_INPUT &&
-            !engine->ops->reads_devices_for(engine->transport, step->peer))
+        if (step->kind == SHOAL_STEP_PUT && plan->blocks[step->first_block].operand == SHOAL_INPUT &&
+            !engine->ops->reads_registered_for(engine->transport, step->peer))
             return false;
     }
     return true;
 }
 
 /* If the plan only puts the input, no rank of this host reads it, whichever operands are shared. As long as adapters cannot
- * read devices the answer is not final, because a later check may find that they can. */
+ * read such inputs the answer is not final, because a later check may find that they can. */
 static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct shoal_request *request,
                                  const struct shoal_algorithm *entry, bool *is_final_out)
 {
@@ -345,13 +347,13 @@ static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct
     shoal_plan_init(&plan, engine->rank, engine->size);
     entry->build(&plan, &view, engine->rank, request->call.root);
     const bool only_sends = plan.status == SHOAL_OK && shoal_plan_only_sends_input(&plan, &copies);
-    const bool may_stay = only_sends && reads_devices_for_all(engine, &plan);
+    const bool may_stay = only_sends && reads_registered_for_all(engine, &plan);
     *is_final_out = may_stay || (plan.status == SHOAL_OK && !only_sends);
     shoal_plan_fini(&plan);
     return !may_stay ? SHOAL_STAY_NEVER : copies ? SHOAL_STAY_COPIED : SHOAL_STAY_SENT;
 }
 
-bool shoal_engine_plan_lets_input_stay(struct shoal_engine *engine, const struct shoal_request *request,
+bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct shoal_request *request,
                                        const struct shoal_selection *selection, bool *copies_out)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};

@@ -5,11 +5,6 @@
 
 #include "engine/engine_state.h"
 
-static inline bool shoal_call_has_peer_counts(const struct shoal_call *call)
-{
-    return call->layout && call->layout->peer_counts;
-}
-
 /* Returns the elements that a rank contributes: all of a whole operand, or all parts together. */
 static inline size_t shoal_engine_contributed(const struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
@@ -53,7 +48,7 @@ static inline struct shoal_selection shoal_engine_selection(const struct shoal_e
                                     .inline_bytes = engine->settings->inline_bytes,
                                     .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
                                     .sends_cheaply = engine->transport->sends_cheaply,
-                                    .is_on_devices = shoal_call_sum(&request->call) != NULL,
+                                    .is_on_devices = shoal_call_way(&request->call) == SHOAL_WAY_OWNERS,
                                     .tuning = engine->tuning};
 }
 

@@ -66,7 +66,7 @@ void shoal_engine_print_call(const struct shoal_descriptor *d, char *text, size_
         shoal_engine_append(text, bytes, ", ");
         append_word(text, bytes, op_name(d->op));
     }
-    if (d->way == SHOAL_WAY_DEVICES)
+    if (d->way == SHOAL_WAY_OWNERS)
         shoal_engine_append(text, bytes, ", summed by GPUs");
     if (shape->root_contributes || shape->root_receives || has_peer)
         shoal_engine_append(text, bytes, ", %s %d", has_peer ? "peer" : "root", d->root);
@@ -83,7 +83,7 @@ static struct shoal_descriptor describe_call(const struct shoal_request *request
                                      .type = (uint8_t)call->type,
                                      .op = (uint8_t)call->op,
                                      .type_tag = call->type_tag,
-                                     .way = shoal_call_sum(call) ? SHOAL_WAY_DEVICES : SHOAL_WAY_HOST};
+                                     .way = (uint8_t)shoal_call_way(call)};
 }
 
 void shoal_engine_print_request(const struct shoal_request *request, char *text, size_t bytes)

@@ -1,9 +1,10 @@
 /* The end of a request: its flight record, the sums that other processes read, its callback. */
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
-void shoal_engine_go_on(struct shoal_engine *engine)
+void shoal_engine_withdraw_wait(struct shoal_engine *engine)
 {
     if (!engine->is_wait_said || engine->is_broken)
         return;
@@ -40,11 +41,12 @@ static inline void note_end(struct shoal_engine *engine, const struct shoal_requ
     shoal_recorder_count(&engine->recorder, request->bytes, record->last_rank == engine->rank, record->late);
     note_sums(engine, request, record->done);
     if (SHOAL_UNLIKELY(engine->is_wait_said))
-        shoal_engine_go_on(engine);
+        shoal_engine_withdraw_wait(engine);
 }
 
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status)
 {
+    SHOAL_ASSERT(status != SHOAL_PENDING && shoal_request_status(request) == SHOAL_PENDING); /* it ends once */
     const bool is_detached = request->is_detached;
     const shoal_done_fn fn = request->done_fn;
     void *arg = request->done_arg;

@@ -4,6 +4,7 @@
  * published before may be out of date and is ignored. */
 #include <string.h>
 
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 #define HOPS_MAX 16
@@ -26,6 +27,7 @@ static int blocked_on(struct shoal_engine *engine, int rank)
 /* Returns a rank's number on another communicator, or -1 if the rank is not in it or shares its process with other ranks. */
 static int number_on(struct shoal_engine *engine, struct shoal_engine *other, int rank)
 {
+    SHOAL_ASSERT(rank >= 0 && rank < other->size);
     struct shoal_transport_peer wanted, name;
     int number = -1;
     if (engine == other)
@@ -86,6 +88,7 @@ static void deadlock_append_rank(struct shoal_engine *engine, int rank, char *te
 
 static void print_cycle(const struct hop *hops, int count, char *text, size_t bytes)
 {
+    SHOAL_ASSERT(count >= 2 && hops[count - 1].to == hops[count - 1].engine->rank); /* it returns to this rank */
     snprintf(text, bytes, "deadlock: ");
     for (int i = 0; i < count; i++) {
         shoal_engine_append(text, bytes, "%s", i ? ", " : "");
@@ -103,7 +106,7 @@ bool shoal_engine_find_deadlock(struct shoal_engine *engine, char *text, size_t 
     struct hop hops[HOPS_MAX];
     if (!request)
         return false;
-    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_find_wait(engine, request);
     for (int r = 0; r < engine->size; r++) {
         if (r == engine->rank || !shoal_engine_wait_is_for(engine, &wait, r))
             continue;

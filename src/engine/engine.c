@@ -47,6 +47,7 @@ static void push_queue(struct shoal_engine *engine, struct shoal_request *reques
 
 static void push_active(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(engine->size == 1 || engine->intake.active_count < SHOAL_ACTIVE_MAX);
     request->next = NULL;
     if (engine->intake.active_head)
         engine->intake.active_tail->next = request;
@@ -66,8 +67,8 @@ static inline __attribute__((always_inline)) void copy_alone(struct shoal_engine
     const size_t element = request->element_bytes;
     for (size_t at = begin, run; at < end; at += run) {
         run = end - at;
-        const void *from = shoal_call_address(call, 0, element, SHOAL_OPERAND_INPUT, 0, at, &run);
-        void *const to = shoal_call_address(call, 0, element, SHOAL_OPERAND_OUTPUT, 0, at, &run);
+        const void *from = shoal_call_address(call, 0, element, SHOAL_INPUT, 0, at, &run);
+        void *const to = shoal_call_address(call, 0, element, SHOAL_OUTPUT, 0, at, &run);
         if (call->op == SHOAL_SCALED_SUM)
             engine->kernels->reduce[call->type][call->op](&to, 1, &from, 1, run, call->scale, SHOAL_STORES_CACHED);
         else if (to != from)
@@ -105,9 +106,10 @@ static size_t count_alone(const struct shoal_request *request)
     return request->shape->is_empty ? 0 : shoal_call_length(&request->call, 0, 0, 0);
 }
 
-/* For operands in host memory: all of their elements are ready. */
+/* For operands of which all elements are ready. */
 static void run_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(!engine->intake.active_head); /* operations end in order */
     const size_t count = count_alone(request);
     if (SHOAL_UNLIKELY(count * request->element_bytes >= ALONE_HELPED_BYTES) && engine->helpers)
         copy_alone_helped(engine, request, count);
@@ -119,7 +121,7 @@ static void run_alone(struct shoal_engine *engine, struct shoal_request *request
     shoal_request_complete(request, SHOAL_OK);
 }
 
-/* For a call with an operand on a device, or for any call queued behind such a call. */
+/* For a call with an operand that becomes ready later, or for any call queued behind such a call. */
 static void begin_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     request->is_direct = true;
@@ -136,7 +138,7 @@ static void begin_alone(struct shoal_engine *engine, struct shoal_request *reque
 static void post_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
     const uintptr_t is_rare = (uintptr_t)request->call.layout | (uintptr_t)engine->intake.active_head; /* one test for both */
-    if (SHOAL_UNLIKELY(is_rare) && (engine->intake.active_head || shoal_call_is_on_device(&request->call)))
+    if (SHOAL_UNLIKELY(is_rare) && (engine->intake.active_head || shoal_call_is_asynchronous(&request->call)))
         begin_alone(engine, request);
     else
         run_alone(engine, request);
@@ -145,14 +147,15 @@ static void post_alone(struct shoal_engine *engine, struct shoal_request *reques
 /* Copies the next range of the request if it is ready. */
 static bool advance_alone(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->chunks_done < request->chunk_count);
     const size_t begin = request->chunks_done * request->chunk_elements;
     const size_t end = shoal_min_size(begin + request->chunk_elements, count_alone(request));
-    if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_INPUT, begin, end) ||
-        !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, begin, end))
+    if (!shoal_runner_is_ready(engine, request, SHOAL_INPUT, begin, end) ||
+        !shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, begin, end))
         return false;
     copy_alone(engine, request, begin, end);
-    shoal_runner_release(request, SHOAL_OPERAND_INPUT, begin, end);
-    shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, begin, end);
+    shoal_operand_release(shoal_call_operand(&request->call, SHOAL_INPUT), begin, end);
+    shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), begin, end);
     request->chunks_done++;
     return true;
 }
@@ -206,8 +209,10 @@ static void fill_request(struct shoal_engine *engine, const struct shoal_call *c
     request->engine = engine;
     request->progress = engine->progress;
     request->call = *call;
+    request->call.arrays = NULL;
     request->state = SHOAL_REQUEST_QUEUED;
     request->record = NULL;
+    request->unready.operand = 0;
     request->cached = NULL;
     request->next_missing = request->next_expected = 0;
     request->peer_set = NULL;
@@ -264,22 +269,23 @@ void shoal_engine_post(struct shoal_engine *engine, const struct shoal_call *cal
         post_collective(engine, request);
 }
 
-bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out)
+bool shoal_engine_only_puts_input(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out)
 {
     struct shoal_request request = {.call = *call};
     const struct shoal_algorithm *in_rounds;
-    if (engine->hosts == 1 || engine->is_broken || shoal_engine_scales_inputs(engine, call) || !engine->ops->reads_devices_for)
+    if (engine->hosts == 1 || engine->is_broken || !engine->ops->reads_registered_for ||
+        shoal_engine_scales_inputs(engine, call))
         return false;
     engine_measure(engine, &request);
     const struct shoal_selection selection = shoal_engine_selection(engine, &request);
     return !shoal_select_is_direct(&selection, &in_rounds) &&
-           shoal_engine_plan_lets_input_stay(engine, &request, &selection, copies_out);
+           shoal_engine_plan_only_puts_input(engine, &request, &selection, copies_out);
 }
 
 /* ---- Announcing ---------------------------------------------------------------------------------------------------------- */
 
 /* Publishes up to which operation this rank no longer needs its peers' announcements, because peers may wait to reuse them. */
-static void engine_tell(struct shoal_engine *engine)
+static void acknowledge_done(struct shoal_engine *engine)
 {
     const struct shoal_intake *intake = &engine->intake;
     const uint64_t acknowledged =
@@ -297,6 +303,7 @@ static void engine_tell(struct shoal_engine *engine)
  * arrived yet, or if they differ and the engine is broken. */
 static bool agree_on(struct shoal_engine *engine, uint64_t sequence)
 {
+    SHOAL_ASSERT(sequence == engine->intake.agreed_sequence + 1);
     const struct shoal_peer_set *peer_set = engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
     for (int i = 0; i < shoal_engine_source_count(engine, peer_set); i++) {
         const int r = shoal_peer_set_source(peer_set, i);
@@ -324,7 +331,7 @@ static inline bool agree_up_to(struct shoal_engine *engine, uint64_t last)
 static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct shoal_peer_set *peer_set)
 {
     agree_up_to(engine, engine->intake.done_sequence);
-    engine_tell(engine);
+    acknowledge_done(engine);
     uint64_t least = engine->intake.acknowledged_sequence;
     for (int i = 0; i < (peer_set ? peer_set->met.count : engine->size); i++) {
         const int r = peer_set ? peer_set->met.at[i] : i;
@@ -335,13 +342,13 @@ static uint64_t find_completed_by_all(struct shoal_engine *engine, const struct 
 }
 
 /* An announcement and its payload may be overwritten once every rank has completed their operation. */
-static bool may_announce(struct shoal_engine *engine, const struct shoal_request *request)
+static bool may_announce(struct shoal_engine *engine, struct shoal_request *request)
 {
     const size_t bytes = request->in_rounds ? request->bytes : request->payload_bytes;
     const uint64_t kept = bytes > SHOAL_PAYLOAD_INLINE ? SHOAL_PAYLOADS : SHOAL_ANNOUNCEMENTS;
     if (engine->intake.active_count == SHOAL_ACTIVE_MAX)
         return false;
-    if (request->is_direct && !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_INPUT, 0, request->call.count))
+    if (request->is_direct && !shoal_runner_is_ready(engine, request, SHOAL_INPUT, 0, request->call.count))
         return false; /* the data leave with the announcement */
     if (!request->peer_set && request->sequence - engine->intake.completed_by_all <= kept)
         return true;
@@ -353,33 +360,20 @@ static bool may_announce(struct shoal_engine *engine, const struct shoal_request
     return request->sequence - completed <= kept;
 }
 
-/* Announces the location of each operand that peers need and can reach. A peer touches only operands that its plan names, and
- * this rank's plan ends after that. An operand that no plan names is not announced, because its owner may free it earlier. */
-static void locate_operands(struct shoal_engine *engine, const struct shoal_request *request,
-                            struct shoal_announcement *announcement)
+/* Returns where peers can reach an operand, or 0. An operand that no plan names is not announced, because the program may free
+ * it earlier. */
+static shoal_location locate_operand(struct shoal_engine *engine, const struct shoal_request *request,
+                                     enum shoal_block_operand operand)
 {
-    const struct shoal_call *call = &request->call;
-    const struct shoal_collective_traits *traits = shoal_collective_traits(call->collective);
-    const int rank = engine->rank, size = engine->size;
-    const size_t element = request->element_bytes;
-    const bool is_overwritten =
-        call->input == call->output && traits->shape.is_input_partitioned && traits->shape.is_output_partitioned;
-    if (call->layout && (call->layout->tensors || call->layout->sum))
-        return;
-    if (traits->is_input_reached && !is_overwritten && !shoal_call_device(call, SHOAL_OPERAND_INPUT) &&
-        shoal_shape_contributes(&traits->shape, rank, call->root))
-        announcement->input =
-            engine->ops->locate(engine->transport, call->input, shoal_call_input_bytes(call, rank, size, element, rank));
-    if (traits->is_output_reached && !shoal_call_device(call, SHOAL_OPERAND_OUTPUT) &&
-        (!call->layout || call->layout->is_received_in_row) && shoal_shape_receives(&traits->shape, rank, call->root))
-        announcement->output =
-            engine->ops->locate(engine->transport, call->output, shoal_call_output_bytes(call, rank, size, element, rank));
+    const struct shoal_call_memory memory =
+        shoal_call_locate(&request->call, operand, engine->rank, engine->size, request->element_bytes);
+    return memory.at ? engine->ops->locate(engine->transport, memory.at, memory.bytes) : 0;
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
-static const struct shoal_peer_count *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
+static const struct shoal_call_part *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
 {
-    struct shoal_peer_count *picked = layout->peer_counts + layout->size;
+    struct shoal_call_part *picked = layout->peer_counts + layout->size;
     if (engine->hosts == 1)
         return layout->peer_counts;
     for (int r = 0, count = 0; r < engine->size; r++) {
@@ -393,11 +387,12 @@ static const struct shoal_peer_count *pick_local_peer_counts(const struct shoal_
 static const void *find_payload(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
+    SHOAL_ASSERT(request->payload_bytes <= SHOAL_PAYLOAD_MAX);
     if (!request->payload_bytes)
         return NULL;
     if (shoal_call_has_peer_counts(call))
         return pick_local_peer_counts(engine, call->layout);
-    return call->layout && call->layout->input_scratch ? shoal_engine_pack(engine, request) : call->input;
+    return call->layout ? shoal_engine_pack(engine, request) : call->input;
 }
 
 /* Returns a hash of the values that must agree but have no field of their own. */
@@ -423,7 +418,7 @@ static const uint8_t *find_receivers(const struct shoal_request *request)
 /* Starts with the next rank, so that not all ranks send to the same rank first. */
 static void send_notices(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_peer_count *peer_counts = request->call.layout->peer_counts;
+    const struct shoal_call_part *peer_counts = request->call.layout->peer_counts;
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
         if (!shoal_engine_is_local(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
@@ -454,15 +449,14 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         .collective = (uint8_t)call->collective,
         .type = (uint8_t)call->type,
         .op = (uint8_t)call->op,
-        .way = SHOAL_WAY_HOST,
+        .way = (uint8_t)shoal_call_way(call),
         .type_tag = call->type_tag,
         .posted = (uint32_t)(request->posted_ticks >> 8),
     };
-    if (shoal_call_sum(call))
-        announcement->descriptor.way = SHOAL_WAY_DEVICES;
     announcement->input = announcement->output = 0;
     if (!request->is_direct) {
-        locate_operands(engine, request, announcement);
+        announcement->input = locate_operand(engine, request, SHOAL_INPUT);
+        announcement->output = locate_operand(engine, request, SHOAL_OUTPUT);
         announcement->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
     }
     engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = announcement->descriptor;
@@ -474,7 +468,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     engine->must_flush = true;
     request->state = SHOAL_REQUEST_ANNOUNCED;
     if (request->is_direct && SHOAL_UNLIKELY(call->layout != NULL))
-        shoal_runner_release(request, SHOAL_OPERAND_INPUT, 0, call->count);
+        shoal_operand_release(shoal_call_operand(call, SHOAL_INPUT), 0, call->count);
     if (request->is_direct || engine->hosts > 1)
         return;
     shoal_engine_start_early(engine, request);
@@ -506,6 +500,7 @@ static bool announce_queued(struct shoal_engine *engine)
         if (SHOAL_UNLIKELY(engine->hosts > 1) && (!request->is_direct || request->in_rounds) && !request->peer_set &&
             !engine_meet(engine, request))
             return true;
+        SHOAL_ASSERT(request->state == SHOAL_REQUEST_QUEUED);
         if (!may_announce(engine, request))
             break;
         engine->intake.queue_head = request->next;
@@ -528,8 +523,9 @@ static inline bool is_needed(const struct shoal_engine *engine, const struct sho
 
 /* Finds the rank that came last and its delay after the first. Posting times are ticks / 256 in 32 bits, so differences are
  * valid for minutes. */
-static void engine_blame(struct shoal_engine *engine, struct shoal_request *request)
+static void note_last_rank(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->next_missing == engine->size); /* all announcements that it needs have arrived */
     struct shoal_record *record = request->record;
     int32_t first = 0, last = 0;
     record->arrived = shoal_clock_ticks();
@@ -585,7 +581,7 @@ static bool have_all_announced(struct shoal_engine *engine, struct shoal_request
             return false;
         engine->intake.agreed_sequence = request->sequence;
     }
-    engine_blame(engine, request);
+    note_last_rank(engine, request);
     return true;
 }
 
@@ -600,7 +596,7 @@ static bool advance_rounds(struct shoal_engine *engine, struct shoal_request *re
         engine->intake.agreed_sequence = request->sequence;
     if (engine->is_broken)
         return true;
-    engine_blame(engine, request);
+    note_last_rank(engine, request);
     request->record->algorithm = request->in_rounds->name;
     request->record->done = request->record->arrived;
     request->state = SHOAL_REQUEST_DONE;
@@ -623,7 +619,7 @@ static bool start_announced(struct shoal_engine *engine)
         if (!have_all_announced(engine, request))
             return did || engine->is_broken;
         if (request->is_direct) {
-            if (!shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
+            if (!shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, 0, request->call.count))
                 return did;
             did = true;
             shoal_engine_finish_direct(engine, request);
@@ -660,7 +656,7 @@ static bool retire_done(struct shoal_engine *engine)
         SHOAL_ASSERT((int64_t)(request->sequence - engine->intake.done_sequence) > 0); /* operations end in order */
         engine->intake.active_count--;
         engine->intake.done_sequence = request->sequence;
-        engine_tell(engine);
+        acknowledge_done(engine);
         if (request->cached) {
             shoal_trial_learn(engine, request);
             shoal_engine_release_plan(request);
@@ -670,7 +666,7 @@ static bool retire_done(struct shoal_engine *engine)
     }
     if (SHOAL_UNLIKELY(engine->intake.done_sequence - engine->intake.acknowledged_sequence > UNCOMPARED_MAX)) {
         agree_up_to(engine, engine->intake.done_sequence);
-        engine_tell(engine);
+        acknowledge_done(engine);
     }
     return did;
 }
@@ -680,7 +676,7 @@ static bool retire_done(struct shoal_engine *engine)
 static bool progress_once(struct shoal_engine *engine)
 {
     bool did = false;
-    engine->awaits_device = false;
+    engine->awaits_operand = false;
     if (engine->intake.queue_head)
         did |= announce_queued(engine);
     if (engine->intake.active_head) {
@@ -710,6 +706,7 @@ bool shoal_engine_progress(struct shoal_engine *engine)
         return false;
     engine->is_in_progress = true;
     const bool did = progress_once(engine);
+    SHOAL_ASSERT(engine->is_broken || !shoal_runner_failed_step(engine));
     engine->is_in_progress = false;
     return did;
 }

@@ -13,9 +13,9 @@
 #include "collective/select.h"
 #include "device/kernels.h"
 #include "engine/engine_settings.h"
-#include "engine/layout.h"
 #include "helpers/helpers.h"
 #include "observe/recorder.h"
+#include "operand/call.h"
 #include "transport/transport.h"
 
 struct shoal_engine;
@@ -50,28 +50,21 @@ void shoal_engine_finalize(struct shoal_engine *engine);
  * true. When it returns false, *rank_out is a peer that has not stopped. */
 void shoal_engine_close(struct shoal_engine *engine);
 bool shoal_engine_is_quiet(struct shoal_engine *engine, int *rank_out);
-/* Returns true while inputs of failed calls are kept on a device because adapters may still read them: two seconds at most. */
+/* Returns true while inputs of failed calls are held because adapters may still read them: two seconds at most. */
 bool shoal_engine_is_holding(struct shoal_engine *engine);
 /* Closes and frees. NULL is allowed. */
 void shoal_engine_destroy(struct shoal_engine *engine);
 
 /* ---- Calls --------------------------------------------------------------------------------------------------------------- */
 
-/* One call, or several messages in one request. The arguments have been checked. */
-struct shoal_batch {
-    const struct shoal_call *calls;
-    size_t count;
-    bool is_group;
-    uint32_t wait_ms; /* how long shoal_engine_start() waits for the end; 0: it does not wait */
-};
-
-/* Posts the batch and waits for its end. Frees the layouts of its calls, even on an error. Acquires the lock itself: call it
- * without the lock, or in a callback. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_batch *batch);
-/* Posts the batch. *request_out is for shoal_request_wait() and the other public functions on requests, which the engine
- * implements. On an error nothing was posted, and the caller still owns the layouts. Otherwise like shoal_engine_run(). */
-SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_batch *batch,
-                                                    struct shoal_request **request_out);
+/* Posts a call whose arguments have been checked, and waits for its end; if `count` is not 1, posts that number of messages in
+ * one request. Frees the layouts of the calls, even on an error. Acquires the lock itself: call it without the lock, or in a
+ * callback. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_run(struct shoal_engine *engine, const struct shoal_call *calls, size_t count);
+/* Like shoal_engine_run(), but waits at most wait_ms. *request_out is for shoal_request_wait() and the other public functions
+ * on requests, which the engine implements. On an error nothing was posted, and the caller still owns the layouts. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_start(struct shoal_engine *engine, const struct shoal_call *calls, size_t count,
+                                                    uint32_t wait_ms, struct shoal_request **request_out);
 
 /* Fails a request because something that the call needs is missing, for example when a driver refused. The request ends with
  * the status and this thread's last error, and the communicator breaks on all ranks. A request that is done is unchanged. */
@@ -81,12 +74,12 @@ void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request
 
 /* Returns true while a callback of this engine runs: the engine must not be freed then. */
 bool shoal_engine_is_in_callback(const struct shoal_engine *engine);
-/* Returns true if the call's input, if it is on a device, may stay there (device/device.h): the plan only puts it, through an
- * adapter that can read registered device memory. *copies_out is set if the output must also be on the device, because the
- * device copies this rank's own contribution to it. Not for calls with several tensors. Under the lock. */
-SHOAL_MUST_USE bool shoal_engine_may_input_stay(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out);
-/* Returns the most bytes of a whole operand, or of each part, that the engine requests from a device at once (device/device.h).
- * Constant. Any thread. */
+/* Returns true if the call's input may be one that is only put (operand/operand.h): the plan does nothing else with it, and an
+ * adapter reads it. *copies_out is set if the plan also copies from it to this rank's output, so that both must have one owner.
+ * Not for calls with several tensors. Under the lock. */
+SHOAL_MUST_USE bool shoal_engine_only_puts_input(struct shoal_engine *engine, const struct shoal_call *call, bool *copies_out);
+/* Returns the most bytes of a whole operand, or of each part, of which the engine asks at once whether they are ready
+ * (operand/operand.h). Constant. Any thread. */
 size_t shoal_engine_range_bytes(const struct shoal_engine *engine, bool is_in_parts);
 /* Returns the largest number of ranks on any host. Constant. Any thread. */
 int shoal_engine_most_locals(const struct shoal_engine *engine);

@@ -1,4 +1,5 @@
 /* Creating and ending an engine, and the queries of engine.h. */
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 #include <stdlib.h>
@@ -80,6 +81,7 @@ static void count_hosts(struct shoal_engine *engine)
         engine->local += r < engine->rank && shoal_engine_is_local(engine, r);
         engine->locals += shoal_engine_is_local(engine, r);
     }
+    SHOAL_ASSERT(engine->local < engine->locals);
 }
 
 enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
@@ -159,6 +161,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     if (!engine)
         return;
     shoal_engine_close(engine);
+    SHOAL_ASSERT(!engine->dispute || !shoal_intake_first(engine)); /* everything has ended */
     shoal_engine_drop_held(engine);
     shoal_p2p_destroy(engine);
     shoal_engine_free_kept(engine);

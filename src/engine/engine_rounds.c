@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 /* ---- Peers of a request -------------------------------------------------------------------------------------------------- */
@@ -46,8 +47,7 @@ enum shoal_status shoal_engine_prepare_rounds(struct shoal_engine *engine, struc
 /* Returns the memory in which sums and parts accumulate. */
 static void *result_of(const struct shoal_request *request)
 {
-    const struct shoal_layout *layout = request->call.layout;
-    return layout && layout->output_scratch ? layout->output_scratch : request->call.output;
+    return shoal_call_contiguous(&request->call, SHOAL_OUTPUT);
 }
 
 static size_t part_bytes(const struct shoal_request *request)
@@ -107,6 +107,7 @@ static const void *collect_parts(struct shoal_engine *engine, const struct shoal
 {
     const size_t bytes = part_bytes(request);
     const char *from = result_of(request);
+    SHOAL_ASSERT((size_t)parts.count * bytes <= SHOAL_PAYLOAD_MAX); /* the scratch memory has room */
     for (int i = 0; i < parts.count; i++)
         memcpy(engine->rounds_scratch + (size_t)i * bytes, from + parts.at[i] * bytes, bytes);
     return engine->rounds_scratch;
@@ -139,6 +140,7 @@ static void send_held(struct shoal_engine *engine, const struct shoal_request *r
 
 static void rounds_take(struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_rounds_step *round)
 {
+    SHOAL_ASSERT(round->from >= 0 && round->from != engine->rank);
     const size_t bytes = rounds_bytes_of(request, round->came);
     if (!bytes)
         return;
@@ -188,7 +190,7 @@ static bool end_round(struct shoal_engine *engine, struct shoal_request *request
     return true;
 }
 
-/* Copies the result to the tensors of a call that has several, or to the device. */
+/* Copies the result to an output that is not plain memory. */
 static void give_result(const struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
@@ -202,6 +204,7 @@ bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_reque
 {
     const struct shoal_rounds *rounds = &request->peer_set->rounds;
     bool did = false;
+    SHOAL_ASSERT(request->round >= -1 && request->round <= rounds->count + 1);
     for (; request->round < rounds->count; request->round++) {
         const bool is_over =
             request->round < 0 ? begin_local(engine, request) : end_round(engine, request, &rounds->rounds[request->round]);
@@ -210,10 +213,10 @@ bool shoal_engine_advance_rounds(struct shoal_engine *engine, struct shoal_reque
         request->has_sent = false;
         did = true;
     }
-    if (request->round > rounds->count || !shoal_runner_is_ready(engine, request, SHOAL_OPERAND_OUTPUT, 0, request->call.count))
+    if (request->round > rounds->count || !shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, 0, request->call.count))
         return did;
     give_result(engine, request);
-    shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+    shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), 0, request->call.count);
     request->round++;
     return true;
 }

@@ -6,7 +6,6 @@ static const char *const moves[] = {"auto", "no", NULL};
 #define OF(field) offsetof(struct shoal_engine_settings, field)
 static const struct shoal_setting settings_of_engine[] = {
     {.name = "SHOAL_CHUNK_BYTES",
-     .former = "SHOAL_PIECE_BYTES",
      .type = SHOAL_SETTING_BYTES,
      .offset = OF(chunk_bytes),
      .preset = "256K",
@@ -23,7 +22,6 @@ static const struct shoal_setting settings_of_engine[] = {
      .is_agreed = true,
      .text = "how many chunks are under way at once, 1 to 16"},
     {.name = "SHOAL_INLINE_BYTES",
-     .former = "SHOAL_DIRECT_BYTES",
      .type = SHOAL_SETTING_BYTES,
      .offset = OF(inline_bytes),
      .preset = "16K",
@@ -37,7 +35,8 @@ static const struct shoal_setting settings_of_engine[] = {
      .offset = OF(counter_start),
      .preset = "0",
      .is_agreed = true,
-     .text = "first value of sequence numbers and counters; for tests"},
+     .is_for_tests = true,
+     .text = "first value of sequence numbers and counters"},
     {.name = "SHOAL_STORES",
      .type = SHOAL_SETTING_TEXT,
      .offset = OF(stores),
@@ -60,12 +59,12 @@ static const struct shoal_setting settings_of_engine[] = {
      .preset = "auto",
      .words = moves,
      .text = "auto: a rank that shares its core with another rank moves to a free core; no: it stays"},
-    {.name = "SHOAL_RECORDER_FILE",
+    {.name = "SHOAL_TRACE_FILE",
      .type = SHOAL_SETTING_TEXT,
-     .offset = OF(recorder_file),
+     .offset = OF(trace_file),
      .preset = "auto",
-     .text = "file that receives the flight recorder on failure; %h is the host, %p the process, %r the rank; auto: one in the "
-             "temporary folder; no: none"},
+     .text = "file that receives the flight recorder when a communicator is finalized, is freed or fails; %h is the host, %p "
+             "the process, %r the rank; auto: on failure only, one in the temporary folder; no: none"},
 };
 #undef OF
 const struct shoal_setting_table shoal_engine_setting_table = {settings_of_engine, SHOAL_COUNT_OF(settings_of_engine)};

@@ -13,7 +13,7 @@ struct shoal_engine_settings {
     uint64_t spin_us;
     uint64_t yield_us;
     char move[SHOAL_SETTING_TEXT_MAX];
-    char recorder_file[SHOAL_SETTING_TEXT_MAX];
+    char trace_file[SHOAL_SETTING_TEXT_MAX];
 };
 extern const struct shoal_setting_table shoal_engine_setting_table;
 

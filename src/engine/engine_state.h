@@ -74,6 +74,7 @@ struct shoal_request {
     uint64_t excused_ns; /* how far the deadline was moved, as shoal_engine_excuse() counts it */
     uint64_t posted_ticks;
     struct shoal_record *record;
+    struct shoal_unready unready;
     const struct shoal_shape *shape;
     size_t element_bytes;
     size_t bytes; /* size of the larger operand, or of a message */
@@ -94,10 +95,9 @@ struct shoal_request {
             struct shoal_cached_plan *cached;
             uint32_t early_steps;             /* steps of the first chunk that ran before all announcements arrived */
             struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
-            void **inputs;                    /* [size] addresses in this process; NULL if not shared */
-            void **outputs;
-            size_t chunk_elements; /* per whole operand, or per part */
-            size_t part_stride;    /* elements from part to part of a partitioned staging buffer */
+            void **memory[2];                 /* [size] each rank's operands in this process; NULL if out of reach */
+            size_t chunk_elements;            /* per whole operand, or per part */
+            size_t part_stride;               /* elements from part to part of a partitioned staging buffer */
             size_t chunk_count;
             size_t chunks_started;
             size_t chunks_done;
@@ -105,9 +105,9 @@ struct shoal_request {
     };
 };
 
-/* Whether and how a plan lets this rank's input stay on the device (device/device.h). */
+/* Whether and how a plan lets this rank's input be one that is only put (operand/operand.h). */
 enum shoal_stay {
-    SHOAL_STAY_UNKNOWN, /* not determined yet, or peers' adapters cannot read devices yet */
+    SHOAL_STAY_UNKNOWN, /* not determined yet, or adapters cannot read such inputs yet */
     SHOAL_STAY_NEVER,
     SHOAL_STAY_SENT,
     SHOAL_STAY_COPIED, /* copied to the output as well */
@@ -125,7 +125,7 @@ struct shoal_peer_set {
     struct shoal_ranks sources; /* the sources as a list */
     uint16_t *lists;            /* the memory of both lists */
     struct shoal_rounds rounds; /* of an entry that works in rounds */
-    enum shoal_stay stay;       /* for an input on a device */
+    enum shoal_stay stay;       /* for an input that is only put */
     uint8_t *is_source;         /* [size] 1: this rank receives that rank's announcement */
     uint8_t is_member[];        /* [size] 1: a source, or receives this rank's announcement; `is_source` follows in memory */
 };
@@ -183,7 +183,7 @@ struct shoal_engine {
 
     struct shoal_cached_plan *plans; /* most recently used first, like the peer sets */
     size_t plans_bytes, peer_sets_bytes, kept_bytes;
-    struct shoal_layout *held; /* used by held.c */
+    struct shoal_operand *held; /* used by held.c */
     uint64_t held_until_ns;
     uint64_t plans_built;
 
@@ -197,7 +197,7 @@ struct shoal_engine {
     struct shoal_recorder recorder;
     struct shoal_record spare;       /* for requests that outlive their record in the recorder */
     const struct shoal_record *last; /* of the last operation that ended; NULL before */
-    bool awaits_device;              /* in its last turn some operand was not ready on this rank's device */
+    bool awaits_operand;             /* in its last turn some operand of this rank was not ready */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* set around progress; callbacks run inside it and may post */
     bool is_wait_said;               /* this rank has published which rank it waits for; stall.c */
@@ -227,7 +227,7 @@ static inline size_t shoal_engine_peer_counts_bytes(const struct shoal_engine *e
 {
     const bool is_local = engine->hosts == 1 || engine->transport->host[peer] == engine->transport->host[engine->rank];
     *index_out = is_local ? engine->local : 0;
-    return (size_t)(is_local ? engine->locals : 1) * sizeof(struct shoal_peer_count);
+    return (size_t)(is_local ? engine->locals : 1) * sizeof(struct shoal_call_part);
 }
 
 /* Does what can be done now. Returns true if anything was done. */
@@ -262,15 +262,15 @@ static inline const struct shoal_failed_step *shoal_runner_failed_step(const str
     return SHOAL_LIKELY(!engine->runner.failed.request) ? NULL : &engine->runner.failed;
 }
 
-/* Returns true if the range of this rank's operand may be accessed, false if it is on a device and not ready yet. */
-static inline bool shoal_runner_is_ready(struct shoal_engine *engine, const struct shoal_request *request,
-                                         enum shoal_operand operand, size_t begin, size_t end)
+/* Returns true if the range of this rank's operand may be accessed. */
+static inline bool shoal_runner_is_ready(struct shoal_engine *engine, struct shoal_request *request,
+                                         enum shoal_block_operand operand, size_t begin, size_t end)
 {
     return SHOAL_LIKELY(!request->call.layout) || shoal_runner_is_range_ready(engine, request, operand, begin, end);
 }
 
-/* Returns true if a request that has done all its work is over: its device has taken the output. */
-static inline bool shoal_runner_is_over(struct shoal_engine *engine, const struct shoal_request *request)
+/* Returns true if a request that has done all its work is over: the output is finished. */
+static inline bool shoal_runner_is_over(struct shoal_engine *engine, struct shoal_request *request)
 {
     return SHOAL_LIKELY(!request->call.layout) || shoal_runner_is_taken(engine, request);
 }
@@ -327,12 +327,6 @@ static inline enum shoal_status shoal_request_status(struct shoal_request *reque
     return (enum shoal_status)atomic_load_explicit(&request->status, memory_order_acquire);
 }
 
-/* Returns true for a send or a receive: the call's root is its peer. */
-static inline bool shoal_call_has_peer(enum shoal_collective_type collective)
-{
-    return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
-}
-
 /* Returns true for requests of p2p.h. */
 static inline bool shoal_request_is_message(const struct shoal_request *request)
 {
@@ -373,7 +367,7 @@ extern const char shoal_engine_eager[], shoal_engine_asked[];
 /* completion.c: sets the result, calls the callback, frees a detached request. */
 void shoal_request_complete(struct shoal_request *request, enum shoal_status status);
 /* Withdraws the wait that this rank has published (stall.h): it continues. */
-void shoal_engine_go_on(struct shoal_engine *engine);
+void shoal_engine_withdraw_wait(struct shoal_engine *engine);
 
 /* cache.c keeps plans and peer sets from one operation to the next. Sets the plan that the request will have if the ranks share
  * the same operands as the last time. Returns false if there is no such plan with early steps. */
@@ -399,14 +393,14 @@ static inline void shoal_engine_release_plan(struct shoal_request *request)
     request->cached->users--;
     request->cached = NULL;
 }
-/* Like shoal_engine_may_input_stay(), but for a request that has been measured and uses a plan. */
-SHOAL_MUST_USE bool shoal_engine_plan_lets_input_stay(struct shoal_engine *engine, const struct shoal_request *request,
+/* Like shoal_engine_only_puts_input(), but for a request that has been measured and uses a plan. */
+SHOAL_MUST_USE bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct shoal_request *request,
                                                       const struct shoal_selection *selection, bool *copies_out);
 void shoal_engine_free_kept(struct shoal_engine *engine);
 
-/* held.c: called when the communicator fails. Keeps inputs of these requests on their device while adapters may read them. */
+/* held.c: called when the communicator fails. Keeps inputs of these requests that adapters may still read. */
 void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list);
-/* Releases them when it is time. */
+/* Drops them when it is time. */
 void shoal_engine_look_at_held(struct shoal_engine *engine);
 void shoal_engine_drop_held(struct shoal_engine *engine);
 
@@ -446,6 +440,7 @@ static inline int shoal_engine_source_count(const struct shoal_engine *engine, c
 
 static inline int shoal_peer_set_source(const struct shoal_peer_set *peer_set, int index)
 {
+    SHOAL_ASSERT(index >= 0 && (!peer_set || index < peer_set->sources.count));
     return SHOAL_LIKELY(!peer_set) ? index : peer_set->sources.at[index];
 }
 

@@ -49,6 +49,7 @@ uint64_t shoal_engine_waited_ms(const struct shoal_engine *engine, const struct 
 void shoal_engine_begin_failure(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_status status,
                                 int rank, struct shoal_failure *failure)
 {
+    SHOAL_ASSERT(rank < engine->size && status != SHOAL_OK && status != SHOAL_PENDING);
     memset(failure, 0, sizeof *failure);
     failure->struct_bytes = sizeof *failure;
     failure->status = status;
@@ -97,10 +98,12 @@ static void break_with(struct shoal_engine *engine, const struct shoal_failure *
     engine->breakage->failure = *failure;
     engine->is_broken = true;
     engine->on_break(engine);
+    SHOAL_ASSERT(!shoal_intake_first(engine) && !engine->message_count && !shoal_runner_is_busy(engine));
 }
 
 void shoal_engine_fail(struct shoal_engine *engine, const struct shoal_failure *failure)
 {
+    SHOAL_ASSERT(failure->status != SHOAL_OK && failure->reporter == engine->rank);
     struct shoal_failure first;
     if (engine->is_broken)
         return;

@@ -1,6 +1,7 @@
 /* Several messages in one request. Each message is a request of its own; the last one to end completes the user's request. */
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "engine/engine_state.h"
 
@@ -14,6 +15,7 @@ struct group {
 static void end_one(void *arg, enum shoal_status status)
 {
     struct group *group = arg;
+    SHOAL_ASSERT(group->left > 0);
     if (group->status == SHOAL_OK)
         group->status = status;
     if (--group->left > 0)

@@ -1,7 +1,7 @@
-/* Inputs that are still on a device (device/device.h) after a failure. An adapter may still read what was put, and a peer that
- * does not know of the failure yet treats what arrives as the operation's data. So until all puts have completed locally, the
- * device's stream stays blocked, and work that the program queued after the call does not overwrite the input. If a peer is
- * gone, puts may stay under way for long: then the wait ends after HOLD_NS. */
+/* Inputs that are only put (operand/operand.h), after a failure. An adapter may still read one, and a peer that does not know
+ * of the failure yet treats what arrives as the operation's data. So such an input is dropped only when all puts have completed
+ * locally: its owner keeps its memory unchanged until then. If a peer is gone, puts may stay under way for long: then the wait
+ * ends after HOLD_NS. */
 #include "engine/engine_state.h"
 
 #define HOLD_NS (2 * SHOAL_NS_PER_S)
@@ -16,24 +16,26 @@ static bool has_left(const struct shoal_engine *engine)
 
 void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list)
 {
+    SHOAL_ASSERT(!engine->held); /* an engine breaks once */
     if (has_left(engine))
         return;
     engine->held_until_ns = shoal_clock_ns() + HOLD_NS;
     for (struct shoal_request *request = list; request; request = request->next) {
-        if (!shoal_call_input_stays(&request->call))
+        struct shoal_operand *const input = shoal_call_operand(&request->call, SHOAL_INPUT);
+        if (!shoal_operand_is_only_put(input))
             continue;
-        request->call.layout->next_held = engine->held;
-        engine->held = request->call.layout;
-        request->call.layout = NULL;
+        request->call.layout->operands[SHOAL_INPUT] = NULL;
+        input->next_held = engine->held;
+        engine->held = input;
     }
 }
 
 void shoal_engine_drop_held(struct shoal_engine *engine)
 {
     while (engine->held) {
-        struct shoal_layout *layout = engine->held;
-        engine->held = layout->next_held;
-        shoal_layout_free(layout);
+        struct shoal_operand *const input = engine->held;
+        engine->held = input->next_held;
+        shoal_operand_drop(input);
     }
 }
 

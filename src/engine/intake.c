@@ -1,4 +1,5 @@
 /* The intake's lists, for the files that ask what is under way and what was called. */
+#include "base/assert.h"
 #include "engine/engine_state.h"
 
 void shoal_intake_init(struct shoal_engine *engine, uint64_t start)
@@ -10,6 +11,7 @@ void shoal_intake_init(struct shoal_engine *engine, uint64_t start)
 
 struct shoal_request *shoal_intake_first(const struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(!engine->intake.active_count == !engine->intake.active_head || engine->size == 1);
     return engine->intake.active_head ? engine->intake.active_head : engine->intake.queue_head;
 }
 
@@ -35,6 +37,7 @@ struct shoal_request *shoal_intake_next_to_start(struct shoal_engine *engine)
                        (request->state == SHOAL_REQUEST_RUNNING && request->chunks_started == request->chunk_count)))
         request = request->next;
     engine->intake.start_next = request;
+    SHOAL_ASSERT(!request || request->state != SHOAL_REQUEST_RUNNING || request->chunks_started < request->chunk_count);
     return request && request->state == SHOAL_REQUEST_RUNNING ? request : NULL;
 }
 
@@ -66,11 +69,13 @@ uint64_t shoal_intake_first_queued(const struct shoal_engine *engine)
 
 const struct shoal_descriptor *shoal_intake_called(const struct shoal_engine *engine, uint64_t sequence)
 {
+    SHOAL_ASSERT(shoal_intake_first_queued(engine) - sequence - 1 < SHOAL_ANNOUNCEMENTS); /* it is still kept */
     return &engine->intake.called[sequence % SHOAL_ANNOUNCEMENTS];
 }
 
 const struct shoal_peer_set *shoal_intake_met(const struct shoal_engine *engine, uint64_t sequence)
 {
+    SHOAL_ASSERT(shoal_intake_first_queued(engine) - sequence - 1 < SHOAL_ANNOUNCEMENTS); /* it is still kept */
     return engine->intake.met[sequence % SHOAL_ANNOUNCEMENTS];
 }
 

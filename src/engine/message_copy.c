@@ -15,7 +15,7 @@ static void copy_range(const struct shoal_engine *engine, const struct shoal_req
     const size_t element = request->element_bytes;
     for (size_t at = begin, run; at < end; at += run * element) {
         run = (end - at) / element;
-        void *const to = shoal_call_address(&request->call, engine->rank, element, SHOAL_OPERAND_OUTPUT, 0, at / element, &run);
+        void *const to = shoal_call_address(&request->call, engine->rank, element, SHOAL_OUTPUT, 0, at / element, &run);
         engine->kernels->copy(&to, 1, (const char *)request->message.source + at, run * element, SHOAL_STORES_CACHED);
     }
 }
@@ -47,7 +47,7 @@ static void advance_copy(struct shoal_engine *engine, struct shoal_request *requ
 static bool message_post_copy(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_message_copy *copy = &request->message.copy;
-    if (SHOAL_LIKELY(!engine->helpers) || shoal_call_is_on_device(&request->call) || copy->is_narrow)
+    if (SHOAL_LIKELY(!engine->helpers) || shoal_call_operand(&request->call, SHOAL_OUTPUT) || copy->is_narrow)
         return false;
     const size_t bytes = shoal_min_size(request->bytes - request->message.offset, RANGE_BYTES);
     const size_t even = bytes / ((size_t)shoal_helpers_width(engine->helpers) * PARTS_EACH);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "engine/engine_state.h"
 
@@ -121,6 +122,7 @@ static struct view look_at_calls(const struct shoal_engine *engine, uint64_t seq
         if (call)
             add_to_group(&view, call, r);
     }
+    SHOAL_ASSERT(view.count > 0); /* this rank's call is known */
     sort_groups(&view);
     if (view.count > 1 && 2 * view.groups[0].count > view.known)
         view.named = lowest_other(&view);
@@ -176,6 +178,7 @@ static const struct shoal_request *find_request(const struct shoal_engine *engin
 
 static void fail_different(struct shoal_engine *engine, uint64_t sequence, const struct view *view)
 {
+    SHOAL_ASSERT(view->count > 1);
     struct shoal_failure failure;
     char *const text = failure.text;
     shoal_engine_begin_failure(engine, find_request(engine, sequence), SHOAL_ERR_MISMATCH, view->named, &failure);
@@ -198,11 +201,11 @@ static void fail_different(struct shoal_engine *engine, uint64_t sequence, const
 /* ---- Parts of different lengths in an all-to-all ------------------------------------------------------------------------- */
 
 /* Returns the length and offset of the peer's part for this rank, from the peer's announcement. */
-static struct shoal_peer_count peer_count_of(struct shoal_engine *engine, uint64_t sequence, int peer)
+static struct shoal_call_part peer_count_of(struct shoal_engine *engine, uint64_t sequence, int peer)
 {
     int index;
     const size_t bytes = shoal_engine_peer_counts_bytes(engine, peer, &index);
-    const struct shoal_peer_count *peer_counts = engine->ops->payload(engine->transport, peer, sequence, bytes);
+    const struct shoal_call_part *peer_counts = engine->ops->payload(engine->transport, peer, sequence, bytes);
     return peer_counts[index];
 }
 
@@ -212,7 +215,7 @@ static SHOAL_NOINLINE bool heed_peer_count(struct shoal_engine *engine, struct s
     struct shoal_layout *layout = request->call.layout;
     if (!layout->peer_counts)
         return true;
-    const struct shoal_peer_count theirs = peer_count_of(engine, request->sequence, peer);
+    const struct shoal_call_part theirs = peer_count_of(engine, request->sequence, peer);
     layout->peer_at[peer] = theirs.count ? (size_t)theirs.offset : 0;
     return theirs.count == layout->received[peer];
 }
@@ -247,6 +250,7 @@ static bool is_odd(const struct shoal_engine *engine, const struct lengths *leng
 
 static void fail_lengths(struct shoal_engine *engine, const struct shoal_request *request, const struct lengths *lengths)
 {
+    SHOAL_ASSERT(lengths->first >= 0 && lengths->others > 0);
     const int peer = lengths->first;
     struct shoal_failure failure;
     struct shoal_transport_peer name;
@@ -300,7 +304,7 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
 }
 
 /* Returns false, for its callers. */
-static SHOAL_NOINLINE bool dispute(struct shoal_engine *engine, uint64_t sequence)
+static SHOAL_NOINLINE bool open_dispute(struct shoal_engine *engine, uint64_t sequence)
 {
     if (!engine->dispute->sequence || sequence < engine->dispute->sequence) {
         engine->dispute->sequence = sequence;
@@ -313,13 +317,16 @@ static SHOAL_NOINLINE bool dispute(struct shoal_engine *engine, uint64_t sequenc
 bool shoal_engine_check_call(struct shoal_engine *engine, struct shoal_request *request, int peer,
                              const struct shoal_announcement *other)
 {
+    SHOAL_ASSERT(other->descriptor.sequence == request->sequence);
     if (SHOAL_UNLIKELY(!is_same_call(&request->announcement.descriptor, &other->descriptor)))
-        return dispute(engine, request->sequence);
-    return SHOAL_LIKELY(!request->call.layout) || heed_peer_count(engine, request, peer) || dispute(engine, request->sequence);
+        return open_dispute(engine, request->sequence);
+    return SHOAL_LIKELY(!request->call.layout) || heed_peer_count(engine, request, peer) ||
+           open_dispute(engine, request->sequence);
 }
 
 bool shoal_engine_check_past_call(struct shoal_engine *engine, const struct shoal_descriptor *own,
                                   const struct shoal_announcement *other)
 {
-    return SHOAL_LIKELY(is_same_call(own, &other->descriptor)) || dispute(engine, own->sequence);
+    SHOAL_ASSERT(other->descriptor.sequence == own->sequence);
+    return SHOAL_LIKELY(is_same_call(own, &other->descriptor)) || open_dispute(engine, own->sequence);
 }

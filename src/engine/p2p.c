@@ -8,14 +8,15 @@
  * A rank's messages to itself take the same path, through a queue in its own memory; the data of a large one are copied
  * directly.
  *
- * An operand on a device becomes ready a part at a time (device/device.h). A GO grants how far the sender may stream, and more
- * GOs follow. So there is always room for arriving data, and no message blocks those behind it in the queue.
+ * An operand that is not plain memory may become ready a part at a time (operand/operand.h). A GO grants how far the sender may
+ * stream, and more GOs follow. So there is always room for arriving data, and no message blocks those behind it in the queue.
  *
  * An unexpected message is kept until its receive is posted: the data of a small one, the ASK of a large one. Everything runs
  * under the progress engine's lock. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "base/clock.h"
 #include "engine/engine_state.h"
 #include "engine/p2p.h"
@@ -32,8 +33,8 @@ enum phase {
     COPYING,      /* receive: from the sender's memory */
     TO_ANSWER,    /* receive: GO or TAKEN not yet queued */
     FILLING,      /* receive: DATA expected, and perhaps another GO to be queued */
-    PLACING,      /* receive: of a small message that arrived before its device was ready for it */
-    TAKING,       /* receive: by its device */
+    PLACING,      /* receive: a small message arrived before its output was ready for it */
+    TAKING,       /* receive: all is written; by the owner of the output */
     DRAINING,     /* drain: waits until it is the oldest request */
     PHASE_END
 };
@@ -51,7 +52,7 @@ struct kept_list {
     unsigned count;
 };
 
-#define COPY_BYTES ((size_t)1 << 20) /* copied, or requested from a device, at once */
+#define COPY_BYTES ((size_t)1 << 20) /* copied, or requested from an operand, at once */
 #define UNEXPECTED_MAX 4096          /* kept messages; beyond that, the queues fill and the senders wait */
 #define TO_ITSELF_MAX 64             /* packets from the rank to itself; beyond that, a send waits */
 
@@ -60,7 +61,7 @@ struct shoal_p2p {
     struct kept_list unexpected;
     struct kept_list to_itself;
     uint64_t next_id;
-    bool has_unready; /* during a pass over the list: a small send is not ready on its device */
+    bool has_unready; /* during a pass over the list: a small send is not ready */
     bool is_full[];   /* [size], during a pass: the queue to that peer is full */
 };
 
@@ -97,12 +98,18 @@ static bool is_small(const struct shoal_request *request)
 
 /* ---- Bytes of an operand, in whole elements ------------------------------------------------------------------------------ */
 
-static enum shoal_operand p2p_operand_of(const struct shoal_request *request)
+static enum shoal_block_operand p2p_operand_of(const struct shoal_request *request)
 {
-    return is_send(request) ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT;
+    return is_send(request) ? SHOAL_INPUT : SHOAL_OUTPUT;
 }
 
-static bool is_message_ready(struct shoal_engine *engine, const struct shoal_request *request, size_t offset, size_t bytes)
+/* Returns NULL for plain memory. */
+static struct shoal_operand *message_operand(const struct shoal_request *request)
+{
+    return shoal_call_operand(&request->call, p2p_operand_of(request));
+}
+
+static bool is_message_ready(struct shoal_engine *engine, struct shoal_request *request, size_t offset, size_t bytes)
 {
     const size_t element = request->element_bytes;
     return shoal_runner_is_ready(engine, request, p2p_operand_of(request), offset / element, (offset + bytes) / element);
@@ -111,7 +118,7 @@ static bool is_message_ready(struct shoal_engine *engine, const struct shoal_req
 static void release(const struct shoal_request *request, size_t offset, size_t bytes)
 {
     const size_t element = request->element_bytes;
-    shoal_runner_release(request, p2p_operand_of(request), offset / element, (offset + bytes) / element);
+    shoal_operand_release(message_operand(request), offset / element, (offset + bytes) / element);
 }
 
 /* *bytes is reduced to the number of contiguous bytes from there. */
@@ -126,7 +133,7 @@ static char *p2p_address_of(const struct shoal_engine *engine, const struct shoa
     return at;
 }
 
-/* Returns the next bytes, at most as many as may be requested from a device at once. */
+/* Returns the next bytes, at most as many as may be requested from an operand at once. */
 static size_t part_after(const struct shoal_engine *engine, const struct shoal_request *request, size_t offset)
 {
     const size_t most = shoal_min_size(COPY_BYTES, shoal_engine_range_bytes(engine, false));
@@ -156,6 +163,7 @@ static void p2p_finish(struct shoal_engine *engine, struct shoal_request *reques
     *link = request->next;
     if (p2p->tail == request)
         p2p->tail = before;
+    SHOAL_ASSERT(engine->message_count > 0);
     engine->message_count--;
     shoal_request_complete(request, status);
 }
@@ -210,6 +218,7 @@ static bool keep_packet(struct kept_list *list, int peer, const struct shoal_pac
 /* Removes the packet that *link points to, after `before` (NULL if it is the first), from the list. */
 static struct kept *take_kept(struct kept_list *list, struct kept **link, struct kept *before)
 {
+    SHOAL_ASSERT(list->count > 0 && !before == (link == &list->head));
     struct kept *kept = *link;
     *link = kept->next;
     if (list->tail == kept)
@@ -226,7 +235,7 @@ static void free_kept(struct kept_list *list)
 
 /* ---- Receiving ----------------------------------------------------------------------------------------------------------- */
 
-static void mismatch(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
+static void fail_unfit(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
     struct shoal_failure failure;
     struct shoal_transport_peer name;
@@ -246,15 +255,16 @@ static void mismatch(struct shoal_engine *engine, struct shoal_request *request,
     shoal_engine_fail(engine, &failure);
 }
 
-/* Returns the memory of a send of the rank to itself, or NULL if it is on a device. */
+/* Returns the memory of a send of the rank to itself, or NULL if it is not plain. */
 static const void *find_own_source(struct shoal_p2p *p2p, int rank, uint64_t id)
 {
     const struct shoal_request *send = find_asked(p2p, rank, id);
-    return send && !shoal_call_is_on_device(&send->call) ? send->call.input : NULL;
+    return send && !message_operand(send) ? send->call.input : NULL;
 }
 
 static void take_large(struct shoal_engine *engine, struct shoal_request *request, const struct shoal_packet *packet)
 {
+    SHOAL_ASSERT(phase_of(request) == UNMATCHED);
     enum shoal_status status = SHOAL_OK;
     request->message.id = packet->id;
     request->message.offset = 0;
@@ -269,10 +279,11 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
         request->message.phase = COPYING;
 }
 
-/* Returns PENDING if the next part is not ready on its device, or as shoal_message_copy() does; if a failure was published,
+/* Returns PENDING if the next part is not ready, or as shoal_message_copy() does; if a failure was published,
  * shoal_engine_check() handles it. */
 static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->message.source && request->message.offset < request->bytes);
     const size_t begin = request->message.offset, bytes = part_after(engine, request, begin);
     if (!is_message_ready(engine, request, begin, bytes))
         return SHOAL_PENDING;
@@ -305,7 +316,7 @@ static enum shoal_status advance_placing(struct shoal_engine *engine, struct sho
     const struct shoal_call *call = &request->call;
     if (!is_message_ready(engine, request, 0, request->bytes))
         return SHOAL_PENDING;
-    shoal_call_unpack(call, engine->rank, request->element_bytes, 0, call->count, call->layout->output_scratch);
+    shoal_call_unpack(call, engine->rank, request->element_bytes, 0, call->count, shoal_call_contiguous(call, SHOAL_OUTPUT));
     release(request, 0, request->bytes);
     end_receive(engine, request);
     return SHOAL_OK;
@@ -313,11 +324,11 @@ static enum shoal_status advance_placing(struct shoal_engine *engine, struct sho
 
 static void take_small(struct shoal_engine *engine, struct shoal_request *request, const void *data)
 {
-    const bool is_on_device = shoal_call_is_on_device(&request->call);
+    const bool is_plain = !message_operand(request);
     if (request->bytes)
-        memcpy(is_on_device ? request->call.layout->output_scratch : request->call.output, data, request->bytes);
-    request->message.phase = is_on_device ? PLACING : TAKING;
-    (void)(is_on_device ? advance_placing : advance_taking)(engine, request);
+        memcpy(shoal_call_contiguous(&request->call, SHOAL_OUTPUT), data, request->bytes);
+    request->message.phase = is_plain ? TAKING : PLACING;
+    (void)(is_plain ? advance_taking : advance_placing)(engine, request);
 }
 
 /* Called when a message meets its receive. */
@@ -327,7 +338,7 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
     request->record->arrived = shoal_clock_ticks();
     const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* the packet's sender may not be trusted */
     if (packet->count != request->call.count || packet->type != tagged_type_of(&request->call) || !is_whole) {
-        mismatch(engine, request, packet);
+        fail_unfit(engine, request, packet);
         return;
     }
     if (packet->kind == ASK) {
@@ -464,10 +475,10 @@ static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoa
     return to_itself->count < TO_ITSELF_MAX && keep_packet(to_itself, engine->rank, &packet, data) ? SHOAL_OK : SHOAL_PENDING;
 }
 
-/* Returns the data of a small send. Data on a device are first packed into host memory. */
+/* Returns the data of a small send. Data that are not in plain memory are first packed. */
 static const void *find_small(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    return shoal_call_is_on_device(&request->call) ? shoal_engine_pack(engine, request) : request->call.input;
+    return message_operand(request) ? shoal_engine_pack(engine, request) : request->call.input;
 }
 
 static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_request *request)
@@ -475,7 +486,7 @@ static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_
     if (is_small(request))
         return p2p_push(engine, request, (struct shoal_packet){.kind = EAGER, .bytes = (uint32_t)request->bytes},
                         find_small(engine, request));
-    const bool is_private = shoal_call_is_on_device(&request->call) || peer_of(request) == engine->rank;
+    const bool is_private = message_operand(request) || peer_of(request) == engine->rank;
     const shoal_location location =
         is_private ? 0 : engine->ops->locate(engine->transport, request->call.input, request->bytes);
     return p2p_push(engine, request, (struct shoal_packet){.kind = ASK, .location = location}, NULL);
@@ -486,6 +497,7 @@ static enum shoal_status stream(struct shoal_engine *engine, struct shoal_reques
 {
     struct shoal_p2p_state *message = &request->message;
     while (message->offset < message->granted) {
+        SHOAL_ASSERT(message->granted <= request->bytes);
         size_t bytes = shoal_min_size(message->granted - message->offset, SHOAL_PACKET_BYTES_MAX);
         if (!is_message_ready(engine, request, message->offset, bytes))
             return SHOAL_PENDING;
@@ -540,15 +552,19 @@ static enum shoal_status advance_stream(struct shoal_engine *engine, struct shoa
     return SHOAL_OK;
 }
 
-/* Grants the next part of a device's operand. In host memory there is room for all of it. */
+/* Grants the next part of an operand that becomes ready part by part. In plain memory there is room for all of it. */
 static enum shoal_status grant(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_p2p_state *message = &request->message;
-    const bool is_on_device = shoal_call_is_on_device(&request->call);
-    const size_t bytes = is_on_device ? part_after(engine, request, message->granted) : request->bytes - message->granted;
-    if (!is_message_ready(engine, request, message->granted, bytes))
+    const size_t bytes =
+        message_operand(request) ? part_after(engine, request, message->granted) : request->bytes - message->granted;
+    if (!is_message_ready(engine, request, message->granted, bytes)) {
+        if (message->offset < message->granted) /* what was granted before comes first, from the peer */
+            request->unready.operand = 0;
         return SHOAL_PENDING;
+    }
     SHOAL_TRY(p2p_push(engine, request, (struct shoal_packet){.kind = GO, .offset = message->granted + bytes}, NULL));
+    SHOAL_ASSERT(message->granted + bytes <= request->bytes);
     message->granted += bytes;
     return SHOAL_OK;
 }
@@ -664,6 +680,7 @@ static void match_unexpected(struct shoal_engine *engine, struct shoal_request *
 
 enum shoal_status shoal_p2p_post(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(shoal_request_is_message(request));
     if (!has_tables(engine))
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for messages");
     request->record->algorithm = is_small(request) ? shoal_engine_eager : shoal_engine_asked;
@@ -702,34 +719,6 @@ struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine)
     while (request && (request->call.collective == SHOAL_COLLECTIVE_DRAIN || !shoal_request_is_awaited(request)))
         request = request->next;
     return request;
-}
-
-/* Returns the bytes of the operand that a phase needs, from *offset_out on; 0 if none. */
-static size_t find_wanted(const struct shoal_engine *engine, const struct shoal_request *request, size_t *offset_out)
-{
-    const struct shoal_p2p_state *message = &request->message;
-    const enum phase phase = phase_of(request);
-    const bool is_asking = phase == FILLING || (phase == TO_ANSWER && !message->is_copied);
-    *offset_out = is_asking ? message->granted : message->offset;
-    if (phase == STREAMING)
-        return shoal_min_size(message->granted - message->offset, SHOAL_PACKET_BYTES_MAX);
-    if (is_asking && message->offset < message->granted) /* granted data have not arrived yet */
-        return 0;
-    if (is_asking || phase == COPYING)
-        return part_after(engine, request, *offset_out);
-    return phase == PLACING || (phase == TO_ANNOUNCE && is_small(request)) ? request->bytes : 0;
-}
-
-bool shoal_p2p_is_unready(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, p2p_operand_of(request));
-    size_t offset;
-    if (!device)
-        return false;
-    if (phase_of(request) == TAKING)
-        return !device->ops->is_finished(device);
-    const size_t bytes = find_wanted(engine, request, &offset), element = request->element_bytes;
-    return bytes && !device->ops->is_ready(device, offset / element, (offset + bytes) / element);
 }
 
 bool shoal_p2p_is_helped(const struct shoal_request *request)
@@ -775,6 +764,7 @@ void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status)
 void shoal_p2p_destroy(struct shoal_engine *engine)
 {
     if (engine->p2p) {
+        SHOAL_ASSERT(!engine->p2p->head && !engine->message_count);
         free_kept(&engine->p2p->unexpected);
         free_kept(&engine->p2p->to_itself);
     }

@@ -36,8 +36,6 @@ struct shoal_request *shoal_p2p_first(const struct shoal_engine *engine);
 struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine);
 /* Returns the first request, except drains, that a thread waits for, or NULL. */
 struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine);
-/* Returns true if the request waits for this rank's device. */
-bool shoal_p2p_is_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 /* Returns true if helper threads copy the message. */
 bool shoal_p2p_is_helped(const struct shoal_request *request);
 /* Returns a number that changes whenever a message moves. */

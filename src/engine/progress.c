@@ -94,6 +94,7 @@ void shoal_progress_destroy(struct shoal_progress *progress)
 {
     if (!progress)
         return;
+    SHOAL_ASSERT(!progress->engines && !progress->busy);
     shoal_progress_stop_thread(progress);
     for (int seat = 0; seat < SHOAL_PROGRESS_SEATS; seat++) {
         const int fd = atomic_load_explicit(&progress->wake_fds[seat], memory_order_relaxed);
@@ -121,12 +122,13 @@ static void became_owner(struct shoal_progress *progress)
 /* Removes engines whose operations are done from the busy list, so that progress need not visit every communicator. */
 static void note_busy(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress) && progress->depth == 0);
     struct shoal_engine **link = &progress->busy;
     unsigned silent = 0;
     while (*link) {
         struct shoal_engine *engine = *link;
         if (shoal_engine_is_busy(engine)) {
-            silent |= (engine->hosts > 1 ? SILENT_NETWORK : 0u) | (engine->awaits_device ? SILENT_DEVICE : 0u);
+            silent |= (engine->hosts > 1 ? SILENT_NETWORK : 0u) | (engine->awaits_operand ? SILENT_OWNER : 0u);
             link = &engine->busy_next;
         } else {
             engine->is_listed = false;
@@ -172,6 +174,7 @@ bool shoal_progress_is_inside(struct shoal_progress *progress)
 
 void shoal_progress_check_by(struct shoal_progress *progress, uint64_t when_ns)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     if (when_ns < progress->next_check_ns)
         progress->next_check_ns = when_ns;
 }
@@ -266,6 +269,7 @@ static void wake_at_sources(struct shoal_progress *progress)
 
 void shoal_progress_wake(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     if (!atomic_load_explicit(&progress->waiters, memory_order_relaxed))
         return;
     /* Full fence: completions are visible before this thread looks for sleepers. Pairs with the increments before a sleep. */
@@ -296,6 +300,7 @@ static bool progress_drain(struct shoal_engine *engine)
 /* Drains one engine at a time, so that a turn costs the same with many communicators. */
 static bool drain_next(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     struct shoal_engine *engine = progress->drain_next ? progress->drain_next : progress->engines;
     progress->drain_next = engine ? engine->next : NULL;
     return engine && progress_drain(engine);
@@ -307,6 +312,7 @@ static bool drain_next(struct shoal_progress *progress)
 /* The caller holds the lock. */
 static bool poll_sources(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     const unsigned count = atomic_load_explicit(&progress->source_count, memory_order_relaxed);
     bool did = false;
     for (unsigned i = 0; i < count; i++)
@@ -360,6 +366,7 @@ static void excuse_absence(struct shoal_progress *progress)
 /* The caller holds the lock. Returns how long until the next check is due. */
 static uint64_t check_all(struct shoal_progress *progress)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     uint64_t again_ns = 100 * SHOAL_NS_PER_MS;
     excuse_absence(progress);
     poll_sources(progress);
@@ -428,6 +435,7 @@ static enum turn take_turn(struct shoal_progress *progress)
 /* An engine that was removed is not listed again: callbacks may post while it closes. */
 static void list_engine(struct shoal_progress *progress, struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(holds_lock(progress));
     if (engine->is_listed || engine->is_closing)
         return;
     engine->is_listed = true;
@@ -487,13 +495,13 @@ static bool waits_for_silent(const struct shoal_progress *progress, unsigned wha
     return (atomic_load_explicit(&progress->silent, memory_order_relaxed) & what) != 0;
 }
 
-/* A device copy that ends wakes no thread. Copies take some ten microseconds each. */
-#define DEVICE_BACKOFF_NS UINT64_C(50000)
+/* The owner of an operand wakes no thread when a range is ready. Copies of a device take some ten microseconds each. */
+#define OWNER_BACKOFF_NS UINT64_C(50000)
 
 static uint64_t sleep_length(const struct shoal_progress *progress, uint64_t left_ns)
 {
-    const bool is_brief = waits_for_silent(progress, SILENT_DEVICE);
-    return is_brief && left_ns > DEVICE_BACKOFF_NS ? DEVICE_BACKOFF_NS : left_ns;
+    const bool is_brief = waits_for_silent(progress, SILENT_OWNER);
+    return is_brief && left_ns > OWNER_BACKOFF_NS ? OWNER_BACKOFF_NS : left_ns;
 }
 
 static uint64_t backoff_length(uint64_t waited_ns, uint64_t share, uint64_t left_ns)
@@ -551,7 +559,7 @@ static void sleep_at_doorbell(struct shoal_progress *progress, struct shoal_requ
                               uint64_t left_ns)
 {
     const struct shoal_doorbell *doorbell = &progress->doorbell;
-    const bool is_backoff = waits_for_silent(progress, SILENT_NETWORK | SILENT_DEVICE);
+    const bool is_backoff = waits_for_silent(progress, SILENT_NETWORK | SILENT_OWNER);
     if (is_backoff)
         doorbell->ops->doze_briefly(doorbell->arg);
     else
@@ -600,6 +608,7 @@ static void sleep_at_descriptor(struct shoal_progress *progress, struct shoal_re
 static void sleep_once(struct shoal_progress *progress, struct shoal_request *request, uint64_t idle_since_ns, uint64_t now_ns,
                        uint64_t until_ns)
 {
+    SHOAL_ASSERT(!holds_lock(progress));
     const uint64_t check_ns = check_if_due(progress, now_ns);
     const uint64_t left_ns = until_ns - now_ns < check_ns ? until_ns - now_ns : check_ns;
     const struct shoal_wait_source *source = find_descriptor(progress);
@@ -698,6 +707,7 @@ static void wait_until_over(struct shoal_progress *progress, struct shoal_reques
 static SHOAL_NOINLINE enum shoal_status wait_for_request(struct shoal_progress *progress, struct shoal_request *request,
                                                          uint64_t until_ns)
 {
+    SHOAL_ASSERT(!holds_lock(progress)); /* others make progress while this thread sleeps */
     atomic_fetch_add_explicit(&progress->waiters, 1, memory_order_seq_cst);
     atomic_fetch_add_explicit(&request->awaited, 1, memory_order_relaxed);
     wait_until_over(progress, request, until_ns);

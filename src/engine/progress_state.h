@@ -10,7 +10,7 @@
 #include "engine/progress.h"
 
 /* Bits. */
-enum silent { SILENT_NETWORK = 1, SILENT_DEVICE = 2 };
+enum silent { SILENT_NETWORK = 1, SILENT_OWNER = 2 };
 
 #define SHOAL_PROGRESS_SEATS 8 /* further threads look from time to time */
 

@@ -35,25 +35,23 @@ struct shoal_extent shoal_extent_find(const struct shoal_engine *engine, const s
         block.part * engine->part_bytes + ((parts > 1 ? (size_t)extent.part * request->part_stride : 0) + begin) * element;
     if (block.run)
         extent.elements = shoal_block_span(left, SHOAL_CACHE_LINE / element, (unsigned)(block.index % of) + block.run,
-                                         (unsigned)of, &(size_t){0}) -
-                        begin;
+                                           (unsigned)of, &(size_t){0}) -
+                          begin;
     if (block.bin)
         run_find_bin(chunk, block, (unsigned)of, &extent);
     return extent;
 }
 
-size_t shoal_extent_unit(const struct shoal_chunk *chunk)
+size_t shoal_extent_chunk(const struct shoal_chunk *chunk)
 {
     return chunk->first / chunk->request->chunk_elements;
 }
 
-/* Returns the place in host memory to which this rank's device copies a slice, or from which it copies one back. */
-static char *find_slice(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
+/* Returns an address in a block that is neither in an operand nor in a staging buffer, but in memory of the input's owner. */
+static char *find_at_owner(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
 {
-    const struct shoal_device_sum *sum = shoal_call_sum(&chunk->request->call);
-    const struct shoal_device_stage_unit unit = shoal_device_sum_unit(sum, shoal_extent_unit(chunk));
-    SHOAL_ASSERT(block.part != SHOAL_ON_DEVICE_SLOT);
-    return shoal_device_sum_address(sum, &unit, block.part == SHOAL_ON_DEVICE_OUT, element - chunk->first);
+    const struct shoal_operand *input = shoal_call_operand(&chunk->request->call, SHOAL_INPUT);
+    return input->ops->block_address(input, block, shoal_extent_chunk(chunk), element - chunk->first);
 }
 
 char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
@@ -61,17 +59,16 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
 {
     const struct shoal_request *request = chunk->request;
     const size_t element = request->element_bytes;
-    const enum shoal_operand operand = (enum shoal_operand)block.operand;
-    if (operand == SHOAL_OPERAND_STAGING)
+    const enum shoal_block_operand operand = (enum shoal_block_operand)block.operand;
+    if (operand == SHOAL_STAGING)
         return (char *)engine->ops->staging(engine->transport, block.rank, slot) + chunk->shift + extent->staging_at +
                at * element;
-    if (operand == SHOAL_OPERAND_DEVICE)
-        return find_slice(chunk, block, extent->begin + at);
+    if (operand > SHOAL_OUTPUT)
+        return find_at_owner(chunk, block, extent->begin + at);
     if (block.rank == engine->rank)
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
-    char *base = operand == SHOAL_OPERAND_INPUT ? request->inputs[block.rank] : request->outputs[block.rank];
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
-    return base + (part_at + extent->begin + at) * element;
+    return (char *)request->memory[operand][block.rank] + (part_at + extent->begin + at) * element;
 }
 
 /* Addresses that agree in their low 28 bits compete for the same place in the first-level cache of some processors, which
@@ -98,7 +95,7 @@ static bool any_collide(const struct shoal_extent_scratch *scratch, const struct
  * checker proves this). */
 static bool is_raw(const struct shoal_engine *engine, struct shoal_block source)
 {
-    return source.operand == SHOAL_OPERAND_INPUT || (source.operand == SHOAL_OPERAND_STAGING && source.rank != engine->rank);
+    return source.operand == SHOAL_INPUT || (source.operand == SHOAL_STAGING && source.rank != engine->rank);
 }
 
 static unsigned count_raw(const struct shoal_engine *engine, const struct shoal_request *request, const struct shoal_step *step)

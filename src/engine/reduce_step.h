@@ -33,7 +33,7 @@ struct shoal_extent_scratch {
 void shoal_extent_reduce(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
                          const struct shoal_step *step, size_t begin, size_t end, const struct shoal_extent_scratch *scratch);
 
-/* Returns the number of the device's unit that the chunk is. */
-size_t shoal_extent_unit(const struct shoal_chunk *chunk);
+/* Returns the number of the chunk in its operation. */
+size_t shoal_extent_chunk(const struct shoal_chunk *chunk);
 
 #endif

@@ -14,21 +14,20 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
 {
     const struct shoal_call *call = &request->call;
     const int parts = request->shape->is_input_partitioned ? engine->size : 1;
-    for (int part = 0; part < parts; part++) {
-        const size_t at = shoal_call_part_at(call, engine->rank, SHOAL_OPERAND_INPUT, engine->rank, part);
+    char *const packed = shoal_call_contiguous(call, SHOAL_INPUT);
+    for (int part = 0; part < parts && packed != call->input; part++) {
+        const size_t at = shoal_call_part_at(call, engine->rank, SHOAL_INPUT, engine->rank, part);
         const size_t count = shoal_call_length(call, engine->rank, engine->rank, part);
-        shoal_call_pack(call, engine->rank, request->element_bytes, part, count,
-                        call->layout->input_scratch + at * request->element_bytes);
+        shoal_call_pack(call, engine->rank, request->element_bytes, part, count, packed + at * request->element_bytes);
     }
-    return call->layout->input_scratch;
+    return packed;
 }
 
 /* An input that is not contiguous was packed when it was announced. */
 const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
-    const struct shoal_layout *layout = request->call.layout;
     if (from == engine->rank)
-        return layout && layout->input_scratch ? layout->input_scratch : request->call.input;
+        return shoal_call_contiguous(&request->call, SHOAL_INPUT);
     const size_t bytes = shoal_engine_payload_bytes(engine, request, from);
     return bytes ? engine->ops->payload(engine->transport, from, request->sequence, bytes) : NULL;
 }
@@ -47,14 +46,13 @@ static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_
 static void reduce_payloads(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
-    const bool is_apart = call->layout && call->layout->output_scratch;
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
-    void *const dest = is_apart ? call->layout->output_scratch : call->output;
+    void *const dest = shoal_call_contiguous(call, SHOAL_OUTPUT);
     for (int r = 0; r < engine->size; r++)
         engine->sources[r] = shoal_engine_contribution_of(engine, request, r) + at;
     engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
                                                   shoal_engine_operation(engine, call).argument, SHOAL_STORES_CACHED);
-    if (is_apart)
+    if (SHOAL_UNLIKELY(dest != call->output))
         shoal_call_unpack(call, engine->rank, request->element_bytes, 0, count, dest);
 }
 
@@ -86,6 +84,7 @@ static void copy_payloads(struct shoal_engine *engine, const struct shoal_reques
 
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
 {
+    SHOAL_ASSERT(request->is_direct && request->next_missing == engine->size);
     const struct shoal_shape *shape = request->shape;
     request->record->algorithm = shoal_engine_direct;
     request->record->done = request->record->arrived; /* accurate to some nanoseconds, and saves a reading of the clock */
@@ -96,45 +95,47 @@ void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_reques
     else
         copy_payloads(engine, request);
     if (SHOAL_UNLIKELY(request->call.layout != NULL))
-        shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
+        shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), 0, request->call.count);
 }
 
-/* ---- Operands on a device ------------------------------------------------------------------------------------------------ */
+/* ---- Ranges that are not ready ------------------------------------------------------------------------------------------- */
 
-bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
+/* The lowest range is kept, because the oldest chunk holds up the others. */
+static void note_unready(struct shoal_engine *engine, struct shoal_request *request, enum shoal_block_operand operand,
+                         size_t begin, size_t end)
+{
+    struct shoal_unready *unready = &request->unready;
+    engine->awaits_operand = true;
+    if (!unready->operand || begin <= unready->begin)
+        *unready = (struct shoal_unready){(uint8_t)(1 + operand), begin, end};
+}
+
+bool shoal_runner_is_range_ready(struct shoal_engine *engine, struct shoal_request *request, enum shoal_block_operand operand,
                                  size_t begin, size_t end)
 {
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
-    if (!device || begin == end || device->ops->is_ready(device, begin, end))
-        return true;
-    engine->awaits_device = true;
-    return false;
+    const bool is_ready = shoal_operand_is_ready(shoal_call_operand(&request->call, operand), begin, end);
+    if (!is_ready)
+        note_unready(engine, request, operand, begin, end);
+    else if (request->unready.operand == 1 + operand && request->unready.begin == begin)
+        request->unready.operand = 0;
+    return is_ready;
 }
 
-bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request)
+bool shoal_runner_is_taken(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, SHOAL_OPERAND_OUTPUT);
-    if (!device || device->ops->is_finished(device))
-        return true;
-    engine->awaits_device = true;
-    return false;
+    const bool is_taken = shoal_operand_is_finished(shoal_call_operand(&request->call, SHOAL_OUTPUT));
+    if (!is_taken)
+        note_unready(engine, request, SHOAL_OUTPUT, 0, 0);
+    return is_taken;
 }
 
-void shoal_runner_release(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end)
+/* Returns the operands of a request of which ranges become ready later, as bits. */
+static uint8_t find_late(const struct shoal_request *request)
 {
-    struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
-    if (device && begin < end)
-        device->ops->release(device, begin, end);
-}
-
-/* Returns the operands of a request that are on a device, as bits. */
-static uint8_t find_on_device(const struct shoal_request *request)
-{
-    const struct shoal_layout *layout = request->call.layout;
-    if (SHOAL_LIKELY(!layout))
+    if (SHOAL_LIKELY(!request->call.layout))
         return 0;
-    return (uint8_t)((layout->device[SHOAL_OPERAND_INPUT] != NULL) << SHOAL_OPERAND_INPUT |
-                     (layout->device[SHOAL_OPERAND_OUTPUT] != NULL) << SHOAL_OPERAND_OUTPUT);
+    return (uint8_t)(shoal_operand_is_late(shoal_call_operand(&request->call, SHOAL_INPUT)) << SHOAL_INPUT |
+                     shoal_operand_is_late(shoal_call_operand(&request->call, SHOAL_OUTPUT)) << SHOAL_OUTPUT);
 }
 
 static size_t chunk_end(const struct shoal_chunk *chunk)
@@ -147,10 +148,10 @@ static size_t chunk_end(const struct shoal_chunk *chunk)
 static bool are_ready(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned operands)
 {
     bool are_all = true;
-    for (unsigned operand = SHOAL_OPERAND_INPUT; operand <= SHOAL_OPERAND_OUTPUT; operand++) {
+    for (unsigned operand = SHOAL_INPUT; operand <= SHOAL_OUTPUT; operand++) {
         if (!(chunk->unready & operands & 1u << operand))
             continue;
-        if (shoal_runner_is_ready(engine, chunk->request, (enum shoal_operand)operand, chunk->first, chunk_end(chunk)))
+        if (shoal_runner_is_ready(engine, chunk->request, (enum shoal_block_operand)operand, chunk->first, chunk_end(chunk)))
             chunk->unready &= (uint8_t) ~(1u << operand);
         else
             are_all = false;
@@ -175,28 +176,34 @@ static bool can_touch(struct shoal_engine *engine, struct shoal_chunk *chunk, co
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-/* Finds the addresses of those peers' operands that the plan names. */
-static enum shoal_status find_addresses(struct shoal_engine *engine, struct shoal_request *request)
+/* Maps an operand of a peer, or finds that of this rank. *memory_out is NULL if it is not in reach. */
+static enum shoal_status map_operand(struct shoal_engine *engine, const struct shoal_request *request,
+                                     enum shoal_block_operand operand, int owner, void **memory_out)
 {
     const struct shoal_call *call = &request->call;
-    const uint8_t *named = request->cached->named;
-    const size_t element = request->element_bytes;
-    const int rank = engine->rank, size = engine->size;
+    const bool is_input = operand == SHOAL_INPUT;
     enum shoal_status status = SHOAL_OK;
-    request->inputs = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)size;
-    request->outputs = request->inputs + size;
-    for (int r = 0; r < size; r++) {
-        request->inputs[r] = r == rank ? (void *)(uintptr_t)call->input : NULL;
-        request->outputs[r] = r == rank ? call->output : NULL;
-        if (r == rank || (!named[r] && !named[size + r]))
-            continue;
-        const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, r, request->sequence);
-        const size_t input_bytes = shoal_call_input_bytes(call, rank, size, element, r);
-        if (named[r] && announcement->input && input_bytes && status == SHOAL_OK)
-            request->inputs[r] = engine->ops->reach(engine->transport, r, announcement->input, input_bytes, &status);
-        if (named[size + r] && announcement->output && status == SHOAL_OK)
-            request->outputs[r] = engine->ops->reach(engine->transport, r, announcement->output,
-                                                     shoal_call_output_bytes(call, rank, size, element, r), &status);
+    *memory_out = owner == engine->rank ? (is_input ? (void *)(uintptr_t)call->input : call->output) : NULL;
+    if (owner == engine->rank || !request->cached->named[(is_input ? 0 : engine->size) + owner])
+        return SHOAL_OK;
+    const struct shoal_announcement *announcement = engine->ops->announcement(engine->transport, owner, request->sequence);
+    const shoal_location location = is_input ? announcement->input : announcement->output;
+    const size_t bytes = shoal_call_bytes(call, operand, engine->rank, engine->size, request->element_bytes, owner);
+    if (location && (bytes || !is_input))
+        *memory_out = engine->ops->reach(engine->transport, owner, location, bytes, &status);
+    return status;
+}
+
+/* Finds the operands in this process's memory that the plan names. */
+static enum shoal_status map_operands(struct shoal_engine *engine, struct shoal_request *request)
+{
+    enum shoal_status status = SHOAL_OK;
+    request->memory[SHOAL_INPUT] = engine->addresses + request->sequence % SHOAL_ACTIVE_MAX * 2 * (size_t)engine->size;
+    request->memory[SHOAL_OUTPUT] = request->memory[SHOAL_INPUT] + engine->size;
+    for (int r = 0; r < engine->size && status == SHOAL_OK; r++) {
+        status = map_operand(engine, request, SHOAL_INPUT, r, &request->memory[SHOAL_INPUT][r]);
+        if (status == SHOAL_OK)
+            status = map_operand(engine, request, SHOAL_OUTPUT, r, &request->memory[SHOAL_OUTPUT][r]);
     }
     return status;
 }
@@ -225,8 +232,9 @@ enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct
 
 static void cut_chunks(const struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_device_sum *sum = shoal_call_sum(&request->call);
-    request->chunk_elements = sum ? sum->unit_elements
+    const struct shoal_operand *input = shoal_call_operand(&request->call, SHOAL_INPUT);
+    request->chunk_elements = shoal_operand_runs(input)
+                                  ? input->chunk_elements
                                   : shoal_select_chunk(request->cached->entry, &request->cached->plan,
                                                        engine->settings->chunk_bytes, request->element_bytes);
     request->chunk_count = (request->call.count + request->chunk_elements - 1) / request->chunk_elements;
@@ -245,10 +253,11 @@ enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal
     if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
         return SHOAL_OK;
     SHOAL_TRY(shoal_engine_find_plan(engine, request));
-    SHOAL_TRY(find_addresses(engine, request));
+    SHOAL_TRY(map_operands(engine, request));
     request->cached->hints = request->announcement.descriptor.hints;
     const struct shoal_plan *plan = &request->cached->plan;
-    SHOAL_ASSERT(!shoal_call_input_stays(&request->call) || shoal_plan_only_sends_input(plan, &(bool){false}));
+    SHOAL_ASSERT(!shoal_operand_is_only_put(shoal_call_operand(&request->call, SHOAL_INPUT)) ||
+                 shoal_plan_only_sends_input(plan, &(bool){false}));
     if (plan->parts && engine->hosts == 1)
         SHOAL_TRY(engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
     request->record->algorithm = request->cached->entry->variants[request->cached->reach];
@@ -303,7 +312,7 @@ static void pack_range(struct shoal_engine *engine, const struct shoal_chunk *ch
         void *const to = chunk->packed->data + at * element;
         engine->kernels->copy(&to, 1, from, run * element, SHOAL_STORES_CACHED);
     }
-    if (block.operand == SHOAL_OPERAND_INPUT && shoal_engine_scales_inputs(engine, call)) {
+    if (block.operand == SHOAL_INPUT && shoal_engine_scales_inputs(engine, call)) {
         const struct shoal_reduction first = shoal_engine_pass(engine, call, SHOAL_PASS_FIRST);
         const void *const source = data;
         engine->kernels->reduce[call->type][first.op](&data, 1, &source, 1, end - begin, first.argument, SHOAL_STORES_CACHED);
@@ -447,7 +456,7 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     const struct shoal_extent to = shoal_extent_find(engine, chunk, blocks[1]);
     size_t run = from.elements;
     const char *source = shoal_extent_address(engine, chunk, slot, blocks[0], &from, 0, &run);
-    const bool is_input = blocks[0].operand == SHOAL_OPERAND_INPUT;
+    const bool is_input = blocks[0].operand == SHOAL_INPUT;
     const bool is_apart = run < from.elements || (is_input && shoal_engine_scales_inputs(engine, &request->call));
     if (is_apart && !chunk->is_packed) {
         SHOAL_TRY(pack_source(engine, chunk, slot, step));
@@ -460,37 +469,34 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
     return status;
 }
 
-/* Returns the work of this rank's device that a step is, or SHOAL_DEVICE_WORKS if the CPU does it. */
-static enum shoal_device_work find_work(const struct shoal_plan *plan, const struct shoal_step *step)
-{
-    const struct shoal_block from = plan->blocks[step->first_block], to = plan->blocks[step->first_block + step->source_count];
-    if (step->kind != SHOAL_STEP_REDUCE || (!shoal_block_is_slot(from) && !shoal_block_is_slot(to)))
-        return SHOAL_DEVICE_WORKS;
-    if (!shoal_block_is_slot(from))
-        return from.operand == SHOAL_OPERAND_INPUT ? SHOAL_DEVICE_BRING : SHOAL_DEVICE_TAKE_BACK;
-    return shoal_block_is_slot(to)              ? SHOAL_DEVICE_REDUCE
-           : to.operand == SHOAL_OPERAND_OUTPUT ? SHOAL_DEVICE_GATHER
-                                                : SHOAL_DEVICE_HAND_OUT;
-}
-
-/* Returns true if the step copies an input that stays on the device to the output there. */
-static bool is_left_to_device(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
+/* Returns true if the step copies an input that is only put to this rank's own output. */
+static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal_step *step, int rank)
 {
     const struct shoal_block *source = &chunk->request->cached->plan.blocks[step->first_block];
-    return shoal_call_input_stays(&chunk->request->call) && source->rank == rank && source->operand == SHOAL_OPERAND_INPUT;
+    return shoal_operand_is_only_put(shoal_call_operand(&chunk->request->call, SHOAL_INPUT)) && source->rank == rank &&
+           source->operand == SHOAL_INPUT;
 }
 
-/* A rank that fails publishes its failure, and then releases its streams, which may write to memory that this rank's device is
- * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
- * well, because a rank that finds another one publishing waits only a moment. */
-static bool run_work(struct shoal_engine *engine, const struct shoal_chunk *chunk, enum shoal_device_work work)
+/* Lets the owner of the input do the step. A rank that fails publishes its failure, and then owners go on, which may write to
+ * memory that this rank's owner is reading. So the data count only if no rank has failed by the time they were read. A failure
+ * that is being published counts as well, because a rank that finds another one publishing waits only a moment. */
+static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const struct shoal_chunk *chunk,
+                                            const struct shoal_step *step)
 {
+    struct shoal_request *request = chunk->request;
+    struct shoal_operand *input = shoal_call_operand(&request->call, SHOAL_INPUT);
+    const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     struct shoal_failure failure;
-    if (shoal_device_sum_run(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work))
-        return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
-               !engine->ops->failed(engine->transport, &failure);
-    engine->awaits_device = true;
-    return false;
+    const enum shoal_operand_does does =
+        input->ops->run(input, blocks[0], blocks[step->source_count], shoal_extent_chunk(chunk));
+    if (does == SHOAL_OPERAND_IS_AT_WORK)
+        note_unready(engine, request, SHOAL_INPUT, chunk->first, chunk_end(chunk));
+    if (does != SHOAL_OPERAND_HAS_DONE)
+        return does;
+    if (request->unready.begin == chunk->first)
+        request->unready.operand = 0;
+    const bool is_failing = engine->ops->is_failing && engine->ops->is_failing(engine->transport);
+    return is_failing || engine->ops->failed(engine->transport, &failure) ? SHOAL_OPERAND_IS_AT_WORK : does;
 }
 
 /* Returns true if the step is done, false if it has to wait. */
@@ -499,12 +505,12 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
 {
     if (SHOAL_UNLIKELY(chunk->posted))
         return has_work_ended(engine, chunk);
-    if (SHOAL_UNLIKELY(shoal_call_sum(&chunk->request->call) != NULL)) {
-        const enum shoal_device_work work = find_work(&chunk->request->cached->plan, step);
-        if (work != SHOAL_DEVICE_WORKS)
-            return run_work(engine, chunk, work);
+    if (shoal_operand_runs(shoal_call_operand(&chunk->request->call, SHOAL_INPUT))) {
+        const enum shoal_operand_does does = run_by_owner(engine, chunk, step);
+        if (does != SHOAL_OPERAND_DOES_NOTHING)
+            return does == SHOAL_OPERAND_HAS_DONE;
     }
-    if (is_left_to_device(chunk, step, engine->rank))
+    if (is_left_to_owner(chunk, step, engine->rank))
         return true;
     if (!can_touch(engine, chunk, step))
         return false;
@@ -553,8 +559,8 @@ static void end_chunk(struct shoal_engine *engine, struct shoal_chunk *chunk, un
         base[r] += request->cached->plan.signals_in[r];
     packed_free(&chunk->packed);
     if (SHOAL_UNLIKELY(request->call.layout != NULL)) {
-        shoal_runner_release(request, SHOAL_OPERAND_INPUT, chunk->first, chunk_end(chunk));
-        shoal_runner_release(request, SHOAL_OPERAND_OUTPUT, chunk->first, chunk_end(chunk));
+        shoal_operand_release(shoal_call_operand(&request->call, SHOAL_INPUT), chunk->first, chunk_end(chunk));
+        shoal_operand_release(shoal_call_operand(&request->call, SHOAL_OUTPUT), chunk->first, chunk_end(chunk));
     }
     chunk->request = NULL;
     engine->runner.active--;
@@ -607,7 +613,7 @@ static bool run_start_chunks(struct shoal_engine *engine)
         SHOAL_ASSERT(!chunk->packed && !chunk->posted);
         chunk->request = request;
         chunk->is_packed = false;
-        chunk->unready = find_on_device(request);
+        chunk->unready = find_late(request);
         chunk->shift = find_shift(engine, request);
         chunk->step = request->chunks_started ? 0 : request->early_steps;
         chunk->first = request->chunks_started++ * request->chunk_elements;
@@ -645,7 +651,7 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
  * staging buffer, and no rank reads it before a signal. */
 void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
-    struct shoal_chunk chunk = {.request = request, .unready = find_on_device(request)};
+    struct shoal_chunk chunk = {.request = request, .unready = find_late(request)};
     const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
     if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->peer_counts) ||
         !shoal_engine_guess_plan(engine, request))
@@ -664,10 +670,12 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
             engine->on_step(engine->on_step_arg, request->sequence, 0, plan, chunk.step);
     }
     request->early_steps = chunk.step;
+    request->unready.operand = 0; /* it waits for the others' announcements */
 }
 
 bool shoal_engine_run_chunks(struct shoal_engine *engine)
 {
+    SHOAL_ASSERT(!shoal_runner_failed_step(engine));
     bool did = run_start_chunks(engine);
     if (!enter_operands(engine))
         return did; /* shoal_engine_check() handles it */
@@ -695,97 +703,19 @@ static const struct shoal_chunk *oldest_chunk(const struct shoal_engine *engine,
     return NULL;
 }
 
-static bool is_unready(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end)
+bool shoal_runner_is_unready(const struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_device_operand *device = shoal_call_device(&request->call, operand);
-    return device && begin < end && !device->ops->is_ready(device, begin, end);
-}
-
-/* Returns true if this rank's device has not done the work that the chunk waits for. */
-static bool is_at_work(const struct shoal_chunk *chunk)
-{
-    const struct shoal_plan *plan = &chunk->request->cached->plan;
-    const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
-    const enum shoal_device_work work = step ? find_work(plan, step) : SHOAL_DEVICE_WORKS;
-    return work != SHOAL_DEVICE_WORKS &&
-           !shoal_device_sum_has_ended(shoal_call_sum(&chunk->request->call), shoal_extent_unit(chunk), work);
-}
-
-/* Returns the first operand without which the oldest chunk cannot continue. */
-static int find_unready_of_chunk(const struct shoal_engine *engine, const struct shoal_request *request)
-{
+    const struct shoal_unready *unready = &request->unready;
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
-    if (chunk && shoal_call_sum(&request->call))
-        return is_at_work(chunk) ? SHOAL_OPERAND_INPUT : -1;
-    if (!chunk || !chunk->unready)
-        return -1;
-    const struct shoal_plan *plan = &request->cached->plan;
-    const struct shoal_step *step = chunk->step < plan->step_count ? &plan->steps[chunk->step] : NULL;
-    const unsigned wanted = chunk->unready & (step ? find_own(engine, plan, step) : ~0u);
-    for (unsigned operand = SHOAL_OPERAND_INPUT; operand <= SHOAL_OPERAND_OUTPUT; operand++) {
-        if (wanted & 1u << operand && is_unready(request, (enum shoal_operand)operand, chunk->first, chunk_end(chunk)))
-            return (int)operand;
-    }
-    return -1;
-}
-
-static int find_unready_alone(const struct shoal_request *request)
-{
-    const size_t begin = request->chunks_done * request->chunk_elements;
-    const size_t end = shoal_min_size(begin + request->chunk_elements, request->call.count);
-    return is_unready(request, SHOAL_OPERAND_INPUT, begin, end)    ? SHOAL_OPERAND_INPUT
-           : is_unready(request, SHOAL_OPERAND_OUTPUT, begin, end) ? SHOAL_OPERAND_OUTPUT
-                                                                   : -1;
-}
-
-static int find_unready_running(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return engine->size == 1 ? find_unready_alone(request) : find_unready_of_chunk(engine, request);
-}
-
-/* An input that travels with an announcement must be ready before that. */
-static int find_unready_input(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    (void)engine;
-    const bool is_unready_now = request->is_direct && is_unready(request, SHOAL_OPERAND_INPUT, 0, request->call.count);
-    return is_unready_now ? SHOAL_OPERAND_INPUT : -1;
-}
-
-/* All data have arrived; only the device's memory for the result is not ready. */
-static int find_unready_output(const struct shoal_request *request, bool has_all_come)
-{
-    const bool is_unready_now = has_all_come && is_unready(request, SHOAL_OPERAND_OUTPUT, 0, request->call.count);
-    return is_unready_now ? SHOAL_OPERAND_OUTPUT : -1;
-}
-
-static int find_unready_met(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    return find_unready_output(request, request->is_direct && request->next_missing == engine->size);
-}
-
-static int find_unready_in_rounds(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    (void)engine;
-    return find_unready_output(request, request->round == request->peer_set->rounds.count);
-}
-
-static int find_unfinished(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    const struct shoal_device_operand *output = shoal_call_device(&request->call, SHOAL_OPERAND_OUTPUT);
-    (void)engine;
-    return output && !output->ops->is_finished(output) ? SHOAL_OPERAND_OUTPUT : -1;
-}
-
-int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request)
-{
-    static int (*const in_phase[SHOAL_PHASE_END])(const struct shoal_engine *, const struct shoal_request *) = {
-        [SHOAL_PHASE_QUEUED] = find_unready_input,        [SHOAL_PHASE_MEETING] = find_unready_met,
-        [SHOAL_PHASE_IN_ROUNDS] = find_unready_in_rounds, [SHOAL_PHASE_RUNNING] = find_unready_running,
-        [SHOAL_PHASE_LEAVING] = find_unfinished,
-    };
-    if (SHOAL_LIKELY(!shoal_call_is_on_device(&request->call)))
-        return -1;
-    return in_phase[shoal_request_phase(request)](engine, request);
+    if (SHOAL_LIKELY(!request->call.layout))
+        return false;
+    if (!unready->operand ||
+        (chunk && chunk->first != unready->begin)) /* a later chunk waits for its range, and for this one */
+        return false;
+    const struct shoal_operand *operand = shoal_call_operand(&request->call, (enum shoal_block_operand)(unready->operand - 1));
+    return unready->begin == unready->end
+               ? !shoal_operand_is_finished(operand)
+               : shoal_operand_runs(operand) || !shoal_operand_is_ready(operand, unready->begin, unready->end);
 }
 
 void shoal_runner_find_step(const struct shoal_engine *engine, const struct shoal_request *request, int *step_out,
@@ -803,7 +733,7 @@ bool shoal_runner_is_leaving(const struct shoal_engine *engine, const struct sho
 {
     const struct shoal_chunk *chunk = oldest_chunk(engine, request);
     const struct shoal_plan *plan = chunk ? &request->cached->plan : NULL;
-    if (shoal_runner_find_unready(engine, request) >= 0)
+    if (shoal_runner_is_unready(engine, request))
         return false;
     if (!chunk || chunk->step == plan->step_count)
         return chunk || request->state == SHOAL_REQUEST_DONE;

@@ -31,7 +31,7 @@ struct shoal_chunk {
     bool is_packed;              /* the last packed data are for the current step, which could not be queued yet */
     uint8_t posted;              /* helpers do the current step: their ticket + 1; 0: they do not */
     struct shoal_helped_step work;
-    uint8_t unready; /* bit 1 << enum shoal_operand: this rank's operands on a device that were not ready yet */
+    uint8_t unready; /* bit 1 << enum shoal_block_operand: this rank's operands that were not ready yet */
 };
 
 /* A step that failed. The runner stops there, and leaves to its caller what becomes of the engine. */
@@ -77,19 +77,23 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine);
 void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
 /* The contribution of a rank to a direct operation, contiguous. */
 const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from);
-/* The contiguous input of a direct operation. For a coalesced call it is packed into the layout's scratch memory. */
+/* The contiguous input of a direct operation. An input that is not is packed into the layout's scratch memory. */
 const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
 
-/* ---- Operands on a device (device/device.h): readiness ------------------------------------------------------------------- */
+/* ---- Ranges that are not ready ------------------------------------------------------------------------------------------- */
+
+/* The range of this rank's operand that was not ready when the request last needed it. */
+struct shoal_unready {
+    uint8_t operand;   /* 1 + enum shoal_block_operand; 0: none */
+    size_t begin, end; /* equal: all is written, and the output is not finished */
+};
 
 /* See the inline functions of engine_state.h. */
-bool shoal_runner_is_range_ready(struct shoal_engine *engine, const struct shoal_request *request, enum shoal_operand operand,
+bool shoal_runner_is_range_ready(struct shoal_engine *engine, struct shoal_request *request, enum shoal_block_operand operand,
                                  size_t begin, size_t end);
-bool shoal_runner_is_taken(struct shoal_engine *engine, const struct shoal_request *request);
-/* Releases the range if the operand is on a device. */
-void shoal_runner_release(const struct shoal_request *request, enum shoal_operand operand, size_t begin, size_t end);
-/* Returns this rank's operand on a device that a collective waits for, SHOAL_OPERAND_INPUT or _OUTPUT, or -1 if none. */
-int shoal_runner_find_unready(const struct shoal_engine *engine, const struct shoal_request *request);
+bool shoal_runner_is_taken(struct shoal_engine *engine, struct shoal_request *request);
+/* Returns true if the request waits for the owner of one of this rank's operands. */
+bool shoal_runner_is_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 
 /* ---- Waits, for failure.c ------------------------------------------------------------------------------------------------ */
 

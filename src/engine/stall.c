@@ -90,6 +90,7 @@ static uint64_t next_warning_ns(uint64_t stalled_ns)
 /* Logs a warning if the next one is due, or if the request now waits for another rank than the last warning named. */
 static void warn_slow(struct shoal_engine *engine, struct shoal_request *request, uint64_t now_ns)
 {
+    SHOAL_ASSERT(engine->stall->progress_ns && now_ns >= engine->stall->progress_ns);
     char missing[400], cycle[300], call_text[96], after[700] = "";
     const uint64_t stalled_ns = now_ns - engine->stall->progress_ns;
     const int rank = shoal_blame_name(engine, request, missing, sizeof missing);
@@ -117,7 +118,7 @@ static void warn_slow(struct shoal_engine *engine, struct shoal_request *request
 /* Returns the lowest rank that the request itself waits for, or -1. */
 static int find_waited_for(struct shoal_engine *engine, struct shoal_request *request)
 {
-    const struct shoal_engine_wait wait = shoal_engine_look(engine, request);
+    const struct shoal_engine_wait wait = shoal_engine_find_wait(engine, request);
     for (int r = 0; r < engine->size; r++) {
         if (r != engine->rank && shoal_engine_wait_is_for(engine, &wait, r))
             return r;
@@ -301,6 +302,7 @@ static uint64_t progress_mark(const struct shoal_engine *engine)
 
 static bool is_perhaps_under_way(struct shoal_engine *engine, const struct shoal_request *request, int rank)
 {
+    SHOAL_ASSERT(rank >= 0 && rank < engine->size);
     const bool is_blocked = request != shoal_intake_first(engine) || is_held_up_by(engine, request, rank);
     const uint64_t now_ns = shoal_engine_now_ns(engine), mark = progress_mark(engine);
     if (shoal_engine_is_local(engine, rank))
@@ -348,6 +350,7 @@ static bool stall_excuse(const struct shoal_engine *engine, struct shoal_request
         request->deadline_ns += given_ns;
     else
         request->deadline_ns = most_ns;
+    SHOAL_ASSERT(request->deadline_ns <= most_ns);
     return given_ns > 0;
 }
 
@@ -369,6 +372,7 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 
 uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
 {
+    SHOAL_ASSERT(!engine->is_in_progress); /* it may break the engine */
     struct shoal_stall *stall = engine->stall;
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
     if (engine->helpers)
@@ -395,7 +399,7 @@ uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
         stall->progress_ns = now_ns;
         stall->progress_mark = mark;
         stall->has_warned = false;
-        shoal_engine_go_on(engine);
+        shoal_engine_withdraw_wait(engine);
     } else if (now_ns - stall->progress_ns >= engine->warn_ms * SHOAL_NS_PER_MS &&
                (!stall->has_warned || now_ns - stall->warned_ns >= WARN_AGAIN_NS)) {
         warn_slow(engine, request, now_ns);

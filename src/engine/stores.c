@@ -44,7 +44,7 @@ static uint8_t choose_stores(struct shoal_engine *engine, struct shoal_request *
         return 0;
     if (strcmp(engine->settings->stores, "streaming") == 0)
         return SHOAL_HINT_STREAMING;
-    if (is_in_place_shared(request) || shoal_call_is_on_device(&request->call)) /* a device's time would count as well */
+    if (is_in_place_shared(request) || shoal_call_is_asynchronous(&request->call)) /* its owner's time would count as well */
         return 0;
     struct shoal_trial *trial = trial_of(request, &engine->stores);
     if (!trial)
@@ -66,7 +66,7 @@ static uint8_t choose_width(struct shoal_engine *engine, struct shoal_request *r
     const uint64_t bytes = request->announcement.descriptor.count * request->element_bytes;
     *is_tried_out = false;
     if (SHOAL_LIKELY(!engine->helpers) || bytes < WIDTH_BYTES || shoal_helpers_is_fixed(engine->helpers) ||
-        shoal_helpers_width(engine->helpers) == 1 || shoal_call_is_on_device(&request->call))
+        shoal_helpers_width(engine->helpers) == 1 || shoal_call_is_asynchronous(&request->call))
         return 0;
     struct shoal_trial *trial = trial_of(request, &engine->widths);
     if (!trial)

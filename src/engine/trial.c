@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "transport/transport.h"
 
 /* The first operations touch memory for the first time and are not timed. */
@@ -31,6 +32,7 @@ static void begin_at(struct shoal_trial *trial, uint32_t use)
  * begins with the way that is not chosen. */
 static void order_pair(struct shoal_trial *trial, uint32_t pair)
 {
+    SHOAL_ASSERT(pair < PAIRS_MOST);
     const bool is_second = trial->balance ? trial->balance > 0 : !trial->is_second;
     trial->second_leads |= (uint8_t)(is_second << pair);
 }
@@ -85,6 +87,7 @@ bool shoal_trial_note(struct shoal_trial *trial, uint32_t use, float ticks)
     const int weight = trial_weight(second, first);
     trial->balance = (int8_t)(trial->balance + (second < first * 15 / 16 ? weight : -weight));
     trial->pairs++;
+    SHOAL_ASSERT(trial->pairs <= PAIRS_MOST);
     if (abs(trial->balance) < PAIRS_ENOUGH && trial->pairs < PAIRS_MOST)
         return false;
     trial_conclude(trial);

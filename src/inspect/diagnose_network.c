@@ -267,7 +267,7 @@ static void diagnose_check_start(struct shoal_diagnosis *diagnosis)
     if (!free_count)
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_ERROR,
                              around->port_count > 1 || diagnosis->settings.bootstrap.port
-                                 ? "choose another MASTER_PORT, or a free SHOAL_PORT"
+                                 ? "choose another MASTER_PORT, or a free SHOAL_STORE_PORT"
                                  : "choose another MASTER_PORT, or set SHOAL_JOB_ID or SHOAL_SECRET so that 15 more are tried",
                              "rank 0 cannot listen at %s, ports %d to %d: %s", at, around->port,
                              around->port + around->port_count - 1, strerror(error));

@@ -213,9 +213,6 @@ struct shoal_recorder_file {
 bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
                            const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX]);
 
-/* Like shoal_recorder_append(), but for all recorders of a process, read as watch.c does. */
-bool shoal_recorder_append_process(int pid, const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX]);
-
 /* Finds a pattern, as above, for a file in the temporary folder, and a shell pattern for all ranks' files. Makes the folder,
  * readable by the user alone, and removes files in it, except those of this job and the newest SHOAL_RECORDERS_KEPT others.
  * Returns false with errno set if the folder cannot be used. Defined in recorder_keep.c. */

@@ -198,25 +198,10 @@ static bool recorder_print_append(const char *name, mode_t mode, const char *tex
     return fd >= 0 && done == bytes;
 }
 
-/* Takes ownership of the lines. is_printed: they are complete. */
-static bool append_lines(const struct shoal_recorder_file *file, char *text, size_t bytes, bool is_printed,
-                         char name_out[SHOAL_RECORDER_NAME_MAX])
-{
-    char name[SHOAL_RECORDER_NAME_MAX];
-    shoal_log_expand(file->log, file->pattern, name, sizeof name);
-    const bool is_written = is_printed && recorder_print_append(name, file->is_private ? 0600 : 0666, text, bytes);
-    if (!is_written)
-        shoal_log_line(file->log, SHOAL_LOG_WARN, "observe", "cannot write %s \"%s\": %m", file->setting, name);
-    free(text);
-    if (name_out)
-        strcpy(name_out, name);
-    return is_written;
-}
-
 bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *comm, int rank, double ns_per_tick,
                            const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX])
 {
-    char *text = NULL;
+    char *text = NULL, name[SHOAL_RECORDER_NAME_MAX];
     size_t bytes = 0;
     if (!file->pattern[0])
         return false;
@@ -229,15 +214,12 @@ bool shoal_recorder_append(const struct shoal_recorder *recorder, const char *co
         pthread_mutex_unlock(track->guard);
     }
     const bool is_printed = memory && fclose(memory) == 0;
-    return append_lines(file, text, bytes, is_printed, name_out);
-}
-
-bool shoal_recorder_append_process(int pid, const struct shoal_recorder_file *file, char name_out[SHOAL_RECORDER_NAME_MAX])
-{
-    char *text = NULL, error[300];
-    size_t bytes = 0;
-    FILE *memory = open_memstream(&text, &bytes);
-    enum shoal_status status = memory ? shoal_watch_print(pid, memory, error, sizeof error) : SHOAL_ERR_MEMORY;
-    const bool is_printed = memory && fclose(memory) == 0 && status == SHOAL_OK;
-    return append_lines(file, text, bytes, is_printed, name_out);
+    shoal_log_expand(file->log, file->pattern, name, sizeof name);
+    const bool is_written = is_printed && recorder_print_append(name, file->is_private ? 0600 : 0666, text, bytes);
+    if (!is_written)
+        shoal_log_line(file->log, SHOAL_LOG_WARN, "observe", "cannot write %s \"%s\": %m", file->setting, name);
+    free(text);
+    if (name_out)
+        strcpy(name_out, name);
+    return is_written;
 }

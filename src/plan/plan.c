@@ -78,7 +78,7 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
     SHOAL_ASSERT(wanted <= plan->block_capacity);
     for (int i = 0; i < count; i++) {
         blocks[plan->block_count++] = added[i];
-        if (added[i].operand != SHOAL_OPERAND_STAGING || added[i].bin)
+        if (added[i].operand != SHOAL_STAGING || added[i].bin)
             continue;
         if (added[i].part >= SHOAL_PLAN_PARTS_MAX)
             plan_fail(plan, SHOAL_ERR_UNSUPPORTED);
@@ -87,7 +87,7 @@ static void append_blocks(struct shoal_plan *plan, const struct shoal_block *add
     }
 }
 
-static bool is_own(const struct shoal_plan *plan, const struct shoal_block *block, enum shoal_operand operand)
+static bool is_own(const struct shoal_plan *plan, const struct shoal_block *block, enum shoal_block_operand operand)
 {
     return block->rank == plan->rank && block->operand == operand && block->part == 0;
 }
@@ -95,7 +95,7 @@ static bool is_own(const struct shoal_plan *plan, const struct shoal_block *bloc
 /* Part 0 of this rank's staging buffer, or the slot of its device. */
 static bool is_own_place(const struct shoal_plan *plan, const struct shoal_block *block)
 {
-    return is_own(plan, block, SHOAL_OPERAND_STAGING) || is_own(plan, block, SHOAL_OPERAND_DEVICE);
+    return is_own(plan, block, SHOAL_STAGING) || is_own(plan, block, SHOAL_ON_DEVICE);
 }
 
 static bool is_early(const struct shoal_plan *plan, const struct shoal_step *step)
@@ -105,7 +105,7 @@ static bool is_early(const struct shoal_plan *plan, const struct shoal_step *ste
     if (step->kind != SHOAL_STEP_REDUCE || step->source_count != 1)
         return false;
     const struct shoal_block *blocks = &plan->blocks[step->first_block];
-    if (!is_own(plan, &blocks[0], SHOAL_OPERAND_INPUT))
+    if (!is_own(plan, &blocks[0], SHOAL_INPUT))
         return false;
     for (unsigned i = 1; i <= step->dest_count; i++) {
         if (!is_own_place(plan, &blocks[i]))
@@ -132,10 +132,10 @@ bool shoal_plan_only_sends_input(const struct shoal_plan *plan, bool *copies_out
         const struct shoal_block *blocks = &plan->blocks[step->first_block];
         bool reads = false;
         for (unsigned s = 0; s < step->source_count; s++)
-            reads |= is_own(plan, &blocks[s], SHOAL_OPERAND_INPUT);
+            reads |= is_own(plan, &blocks[s], SHOAL_INPUT);
         if (!reads)
             continue;
-        if (step->source_count > 1 || step->dest_count > 1 || !is_own(plan, &blocks[1], SHOAL_OPERAND_OUTPUT))
+        if (step->source_count > 1 || step->dest_count > 1 || !is_own(plan, &blocks[1], SHOAL_OUTPUT))
             return false;
         *copies_out = true;
     }

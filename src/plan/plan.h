@@ -56,9 +56,10 @@
 #define SHOAL_BINS_IN_PART 4
 #define SHOAL_BINNED_PARTS_MAX 8
 
-enum shoal_operand { SHOAL_OPERAND_INPUT, SHOAL_OPERAND_OUTPUT, SHOAL_OPERAND_STAGING, SHOAL_OPERAND_DEVICE };
+/* What a block is part of: one of the two operands of a call, a staging buffer, or memory of a rank's device. */
+enum shoal_block_operand { SHOAL_INPUT, SHOAL_OUTPUT, SHOAL_STAGING, SHOAL_ON_DEVICE };
 
-/* Parts of SHOAL_OPERAND_DEVICE. */
+/* Parts of SHOAL_ON_DEVICE. */
 enum shoal_on_device_part { SHOAL_ON_DEVICE_SLOT, SHOAL_ON_DEVICE_OUT, SHOAL_ON_DEVICE_BACK, SHOAL_ON_DEVICE_PARTS };
 
 /* Block `index` of `of` equal blocks of a rank's operand, or of part `part` of its staging buffer. A staging block with a
@@ -117,9 +118,9 @@ static inline bool shoal_shape_receives(const struct shoal_shape *shape, int ran
 /* Returns the number of parts of a block's operand: 1 if it is not partitioned. */
 static inline int shoal_shape_parts(const struct shoal_shape *shape, struct shoal_block block, int size)
 {
-    if (block.operand == SHOAL_OPERAND_INPUT)
+    if (block.operand == SHOAL_INPUT)
         return shape->is_input_partitioned ? size : 1;
-    if (block.operand == SHOAL_OPERAND_OUTPUT)
+    if (block.operand == SHOAL_OUTPUT)
         return shape->is_output_partitioned ? size : 1;
     return (shape->is_input_partitioned || shape->is_output_partitioned) && block.of % size == 0 ? size : 1;
 }
@@ -130,7 +131,7 @@ static inline void shoal_shape_route(const struct shoal_shape *shape, struct sho
                                      int *to_out)
 {
     const int parts = shoal_shape_parts(shape, block, size), part = block.index / (block.of / parts);
-    const bool is_output = block.operand == SHOAL_OPERAND_OUTPUT;
+    const bool is_output = block.operand == SHOAL_OUTPUT;
     const bool is_received = shape->is_output_partitioned && block.part > 0;
     const bool names_source = is_output || (parts > 1 && (!shape->is_input_partitioned || is_received));
     *from_out = names_source ? part : block.rank;
@@ -187,27 +188,27 @@ void shoal_plan_fini(struct shoal_plan *plan);
 
 static inline struct shoal_block shoal_input(int rank, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_INPUT, 0};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_INPUT, 0};
 }
 
 static inline struct shoal_block shoal_output(int rank, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_OUTPUT, 0};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OUTPUT, 0};
 }
 
 static inline struct shoal_block shoal_staging(int rank, int part, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_STAGING, (uint8_t)part};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_STAGING, (uint8_t)part};
 }
 
 static inline struct shoal_block shoal_on_device(int rank, enum shoal_on_device_part part, int index, int of)
 {
-    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_OPERAND_DEVICE, (uint8_t)part};
+    return (struct shoal_block){(uint16_t)rank, (uint16_t)index, (uint16_t)of, 0, 0, SHOAL_ON_DEVICE, (uint8_t)part};
 }
 
 static inline bool shoal_block_is_slot(struct shoal_block block)
 {
-    return block.operand == SHOAL_OPERAND_DEVICE && block.part == SHOAL_ON_DEVICE_SLOT;
+    return block.operand == SHOAL_ON_DEVICE && block.part == SHOAL_ON_DEVICE_SLOT;
 }
 
 /* Returns the staging block, placed in a bin. */
@@ -290,7 +291,7 @@ void shoal_plan_print_json(const struct shoal_plan *plan, FILE *out);
 /* Prints one step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);
 /* Prints one block, such as "stg[1].0 2/4": block 2 of 4 of part 0 of rank 1's staging buffer; "@7": in bin 7; "+3": run of
- * three; "gpu[1]", "gpu[1].out", "gpu[1].back": parts of SHOAL_OPERAND_DEVICE. */
+ * three; "gpu[1]", "gpu[1].out", "gpu[1].back": parts of SHOAL_ON_DEVICE. */
 void shoal_plan_print_block(const struct shoal_block *block, char *text, size_t bytes);
 
 #endif

@@ -271,11 +271,11 @@ static size_t part_units(const struct operation *operation, int size)
 
 static size_t operand_cell(const struct check *check, const struct operation *operation, const struct shoal_block *block)
 {
-    if (block->operand == SHOAL_OPERAND_INPUT)
+    if (block->operand == SHOAL_INPUT)
         return input_cell(operation, block->rank);
-    if (block->operand == SHOAL_OPERAND_OUTPUT)
+    if (block->operand == SHOAL_OUTPUT)
         return output_cell(operation, block->rank);
-    if (block->operand == SHOAL_OPERAND_DEVICE)
+    if (block->operand == SHOAL_ON_DEVICE)
         return check->device_cell + (block->rank * (size_t)SHOAL_ON_DEVICE_PARTS + block->part) * check->device_units;
     return check->staging_cell + block->rank * check->staging_units + block->part * part_units(operation, check->size);
 }
@@ -426,8 +426,8 @@ static enum scaling scaling_after(const struct check *check, struct access now, 
                                   const struct shoal_step *step, size_t cell, bool is_copy)
 {
     const enum scaling scaling = (enum scaling)check->cells[cell].scaling;
-    const bool is_put = step->kind == SHOAL_STEP_PUT, is_input = block->operand == SHOAL_OPERAND_INPUT;
-    const bool is_staged_by_other = block->operand == SHOAL_OPERAND_STAGING && block->rank != now.component;
+    const bool is_put = step->kind == SHOAL_STEP_PUT, is_input = block->operand == SHOAL_INPUT;
+    const bool is_staged_by_other = block->operand == SHOAL_STAGING && block->rank != now.component;
     const bool is_read_as_raw = is_input || is_staged_by_other || shoal_block_is_slot(*block);
 
     if (is_put ? !is_input : is_copy)
@@ -731,16 +731,16 @@ static bool names_slot(const struct shoal_plan *plan, uint32_t first, uint32_t c
 static struct refusal refuse_device(const struct operation *operation, int rank, const struct shoal_step *step,
                                     const struct shoal_block *block, bool is_work, bool is_dest)
 {
-    const bool is_of_device = block->operand == SHOAL_OPERAND_DEVICE;
+    const bool is_of_device = block->operand == SHOAL_ON_DEVICE;
     if (is_of_device && block->part >= SHOAL_ON_DEVICE_PARTS)
         return (struct refusal){"range", "a device has no such part"};
     if (is_of_device && block->rank != rank && (is_dest || !shoal_block_is_slot(*block)))
         return (struct refusal){"reach", "others only read a device's slot"};
     if (is_work && step->kind != SHOAL_STEP_REDUCE)
         return (struct refusal){"reach", "the network does not reach a device"};
-    if (is_work && block->operand == SHOAL_OPERAND_STAGING)
+    if (is_work && block->operand == SHOAL_STAGING)
         return (struct refusal){"reach", "a device does not reach staging buffers"};
-    if (operation->is_on_devices && !is_work && block->operand <= SHOAL_OPERAND_OUTPUT)
+    if (operation->is_on_devices && !is_work && block->operand <= SHOAL_OUTPUT)
         return (struct refusal){"reach", "it is on a device, which the processor does not reach"};
     return (struct refusal){NULL, NULL};
 }
@@ -751,29 +751,29 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
     const struct shoal_view *view = check->operations[at.operation].question->view;
     const struct shoal_plan *plan = plan_of(check, at.operation, rank);
     const bool is_work = names_slot(plan, step->first_block, (uint32_t)step->source_count + step->dest_count);
-    const bool is_shared = block->operand >= SHOAL_OPERAND_STAGING ||
-                           (block->operand == SHOAL_OPERAND_INPUT ? shoal_view_shares_input(view, block->rank)
-                                                                  : shoal_view_shares_output(view, block->rank));
+    const bool is_shared =
+        block->operand >= SHOAL_STAGING || (block->operand == SHOAL_INPUT ? shoal_view_shares_input(view, block->rank)
+                                                                          : shoal_view_shares_output(view, block->rank));
 
-    if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_OPERAND_DEVICE)
+    if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_ON_DEVICE)
         return (struct refusal){"range", "there is no such block"};
     if (block->of % shoal_shape_parts(check->operations[at.operation].shape, *block, check->size))
         return (struct refusal){"range", "its operand is in parts, one for each rank"};
-    if (block->operand == SHOAL_OPERAND_STAGING && !block->bin && block->part >= plan->parts)
+    if (block->operand == SHOAL_STAGING && !block->bin && block->part >= plan->parts)
         return (struct refusal){"range", "the staging buffer has no such part"};
     if (block->bin && block->bin - 1 + shoal_max_size(block->run, 1) > (size_t)plan->bins)
         return (struct refusal){"range", "the staging buffer has no such bin"};
-    if ((block->bin && block->operand != SHOAL_OPERAND_STAGING) || (block->run && step->kind != SHOAL_STEP_PUT && !is_work))
+    if ((block->bin && block->operand != SHOAL_STAGING) || (block->run && step->kind != SHOAL_STEP_PUT && !is_work))
         return (struct refusal){"form", "only staging buffers have bins, only puts and devices move several"};
     if (block->run && !block->bin && block->index + block->run > block->of)
         return (struct refusal){"range", "the run goes beyond the last block"};
-    if (block->operand == SHOAL_OPERAND_STAGING && is_dest && block->part == 0 && block->rank != rank)
+    if (block->operand == SHOAL_STAGING && is_dest && block->part == 0 && block->rank != rank)
         return (struct refusal){"writers", "part 0 of a staging buffer is written by its own rank alone"};
-    if (is_dest && block->operand == SHOAL_OPERAND_INPUT)
+    if (is_dest && block->operand == SHOAL_INPUT)
         return (struct refusal){"form", "inputs are only read"};
     if (step->kind == SHOAL_STEP_PUT && block->rank != (is_dest ? step->peer : rank))
         return (struct refusal){"form", "a put writes from this rank's block to the peer's"};
-    if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_OPERAND_STAGING)
+    if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_STAGING)
         return (struct refusal){"form", "a put goes into a staging buffer"};
     const struct refusal of_device = refuse_device(&check->operations[at.operation], rank, step, block, is_work, is_dest);
     if (of_device.kind || block->rank == rank)

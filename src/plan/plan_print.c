@@ -41,9 +41,9 @@ static void emit_block(struct sink *sink, const struct shoal_block *block)
     const char *name = block->operand < SHOAL_COUNT_OF(names) ? names[block->operand] : "?";
 
     emit(sink, "%s[%d]", name, block->rank);
-    if (block->operand == SHOAL_OPERAND_STAGING)
+    if (block->operand == SHOAL_STAGING)
         emit(sink, ".%d", block->part);
-    if (block->operand == SHOAL_OPERAND_DEVICE)
+    if (block->operand == SHOAL_ON_DEVICE)
         emit(sink, "%s", block->part < SHOAL_COUNT_OF(parts) ? parts[block->part] : ".?");
     emit(sink, " %d/%d", block->index, block->of);
     if (block->bin)

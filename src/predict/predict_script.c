@@ -73,9 +73,9 @@ static uint8_t step_needs(const struct shoal_plan *plan, const struct shoal_step
     uint8_t needs = 0;
     for (uint32_t i = 0; i < (uint32_t)step->source_count + step->dest_count; i++) {
         const struct shoal_block *block = &plan->blocks[step->first_block + i];
-        if (block->rank == plan->rank && block->operand == SHOAL_OPERAND_INPUT)
+        if (block->rank == plan->rank && block->operand == SHOAL_INPUT)
             needs |= SHOAL_ACT_NEEDS_INPUT;
-        if (block->rank == plan->rank && block->operand == SHOAL_OPERAND_OUTPUT)
+        if (block->rank == plan->rank && block->operand == SHOAL_OUTPUT)
             needs |= SHOAL_ACT_NEEDS_OUTPUT;
     }
     return needs;
@@ -101,12 +101,12 @@ static enum shoal_status append_device(struct shoal_script *script, const struct
 {
     const struct shoal_block *blocks = &plan->blocks[step->first_block], dest = blocks[step->source_count];
     struct shoal_act *before = script->count ? &script->acts[script->count - 1] : NULL;
-    const bool is_out = dest.operand == SHOAL_OPERAND_DEVICE && dest.part == SHOAL_ON_DEVICE_OUT;
-    const bool is_back = blocks[0].operand == SHOAL_OPERAND_DEVICE && blocks[0].part == SHOAL_ON_DEVICE_BACK;
+    const bool is_out = dest.operand == SHOAL_ON_DEVICE && dest.part == SHOAL_ON_DEVICE_OUT;
+    const bool is_back = blocks[0].operand == SHOAL_ON_DEVICE && blocks[0].part == SHOAL_ON_DEVICE_BACK;
     uint64_t others = is_out || is_back;
     for (unsigned i = 0; i < step->source_count; i++)
         others += blocks[i].rank != plan->rank;
-    if (before && before->kind == SHOAL_ACT_DEVICE && dest.operand == SHOAL_OPERAND_OUTPUT) {
+    if (before && before->kind == SHOAL_ACT_DEVICE && dest.operand == SHOAL_OUTPUT) {
         before->bytes[SHOAL_LENGTH_FULL] += others * full_bytes;
         before->bytes[SHOAL_LENGTH_LAST] += others * last_bytes;
         return SHOAL_OK;

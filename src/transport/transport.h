@@ -25,7 +25,7 @@
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
 /* Who does the work of an operation, if the caller can choose. */
-enum shoal_way { SHOAL_WAY_HOST, SHOAL_WAY_DEVICES };
+enum shoal_way { SHOAL_WAY_ENGINES, SHOAL_WAY_OWNERS };
 
 /* A rank's call; 32 bytes. Ranks compare all fields except `hints` and `posted`. */
 struct shoal_descriptor {
@@ -142,9 +142,9 @@ struct shoal_transport_ops {
     enum shoal_status (*put)(struct shoal_transport *, int peer, unsigned slot, size_t offset, const void *source,
                              size_t bytes);
 
-    /* Returns true if an adapter that reads memory of devices makes the puts to that peer: then the source may be such memory,
-     * while an operand holds its registration. It stays true. NULL: never. */
-    bool (*reads_devices_for)(struct shoal_transport *, int peer);
+    /* Returns true if an adapter makes the puts to that peer and reads registered memory that the CPU may be unable to read:
+     * then the source of a put may be such memory, while an operand holds its registration. It stays true. NULL: never. */
+    bool (*reads_registered_for)(struct shoal_transport *, int peer);
 
     /* Returns true if all puts of the slot have completed locally, so that their sources may be overwritten. NULL: always. */
     bool (*is_locally_complete)(struct shoal_transport *, unsigned slot);

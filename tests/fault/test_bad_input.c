@@ -439,7 +439,6 @@ static void set_misspelt(struct fault_rank *self)
     setenv("SHOAL_TIMEOUT", "30", 1);
     setenv("SHOAL_FOLDER_OF_MINE", "/tmp", 1);
     setenv("SHOAL_RUN_TERMINAL", "1", 1);
-    setenv("SHOAL_PIECE_BYTES", "64K", 1); /* a former name */
 }
 
 /* A second world of the same context logs nothing more. */
@@ -452,12 +451,11 @@ static void make_two_worlds(struct fault_rank *self)
         fault_allreduce_once(self, second, x, 3);
     shoal_comm_free(second);
     const char *log = self->mine->log;
-    fault_check(self, count_newlines(log) == (self->rank ? 0 : 3), "it says: %s", log);
+    fault_check(self, count_newlines(log) == (self->rank ? 0 : 2), "it says: %s", log);
     if (self->rank == 0)
         fault_check(self,
                     strstr(log, "SHOAL_DEPHT is not a setting; did you mean SHOAL_DEPTH?") &&
-                        strstr(log, "SHOAL_TIMEOUT is not a setting; did you mean SHOAL_TIMEOUT_MS?") &&
-                        strstr(log, "SHOAL_PIECE_BYTES is called SHOAL_CHUNK_BYTES now; the former name still works"),
+                        strstr(log, "SHOAL_TIMEOUT is not a setting; did you mean SHOAL_TIMEOUT_MS?"),
                     "it says: %s", log);
 }
 

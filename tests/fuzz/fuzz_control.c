@@ -13,8 +13,6 @@
 #define LINK_COUNT 3
 #define STEP_NS (40 * SHOAL_NS_PER_MS)
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-
 struct harness {
     struct shoal_log log;
     struct shoal_control_core core;
@@ -197,16 +195,10 @@ static size_t build_seed(uint8_t *seed)
 
 int main(int argc, char **argv)
 {
-    uint8_t seed[4096], input[4096];
+    uint8_t seed[4096];
     const size_t bytes = build_seed(seed);
-    const int runs = argc > 1 ? atoi(argv[1]) : 20000;
-    unsigned random = 1;
-    for (int i = 0; i < runs; i++) {
-        memcpy(input, seed, bytes);
-        LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
-        assert(i > 0 || linked == LINK_COUNT); /* the seed is accepted completely */
-    }
-    printf("%d inputs\n", runs);
-    return 0;
+    LLVMFuzzerTestOneInput(seed, bytes);
+    assert(linked == LINK_COUNT); /* the seed is accepted completely */
+    return mutate_run(argc, argv, seed, bytes);
 }
 #endif

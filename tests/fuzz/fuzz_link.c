@@ -14,8 +14,6 @@ enum { LISTENS, CONNECTS, IS_OPEN, LINK_COUNT };
 enum { WORD = SHOAL_LINK_KIND_END, KIND_END };
 enum { KEY_MAX = 40, VALUE_MAX = 700, OUT_MAX = 2000 };
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-
 static const struct shoal_link_service service = {
     .protocol = SHOAL_LINK_PROTOCOL(9, 4),
     .kind_end = KIND_END,
@@ -153,16 +151,10 @@ static size_t build_seed(uint8_t *seed)
 
 int main(int argc, char **argv)
 {
-    uint8_t seed[2048], input[2048];
+    uint8_t seed[2048];
     const size_t bytes = build_seed(seed);
-    const int runs = argc > 1 ? atoi(argv[1]) : 20000;
-    unsigned random = 1;
-    for (int i = 0; i < runs; i++) {
-        memcpy(input, seed, bytes);
-        LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
-        assert(i > 0 || (opened == 2 && frames == LINK_COUNT)); /* the seed is accepted completely */
-    }
-    printf("%d inputs\n", runs);
-    return 0;
+    LLVMFuzzerTestOneInput(seed, bytes);
+    assert(opened == 2 && frames == LINK_COUNT); /* the seed is accepted completely */
+    return mutate_run(argc, argv, seed, bytes);
 }
 #endif

@@ -9,8 +9,6 @@
 #include "../../tools/run/run_wire.h"
 #include "mutate.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
-
 static int parsed; /* frames in the last input */
 
 static void check_text(const char *text, size_t bytes)
@@ -82,16 +80,10 @@ static size_t build_seed(uint8_t *seed)
 
 int main(int argc, char **argv)
 {
-    static uint8_t seed[RUN_KIND_END * RUN_VALUE_BYTES_MAX], input[sizeof seed];
+    static uint8_t seed[RUN_KIND_END * RUN_VALUE_BYTES_MAX];
     const size_t bytes = build_seed(seed);
-    const int runs = argc > 1 ? atoi(argv[1]) : 20000;
-    unsigned random = 1;
-    for (int i = 0; i < runs; i++) {
-        memcpy(input, seed, bytes);
-        LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
-        assert(i > 0 || parsed == RUN_KIND_END - RUN_REFUSED); /* the seed is accepted completely */
-    }
-    printf("%d inputs\n", runs);
-    return 0;
+    LLVMFuzzerTestOneInput(seed, bytes);
+    assert(parsed == RUN_KIND_END - RUN_REFUSED); /* the seed is accepted completely */
+    return mutate_run(argc, argv, seed, bytes);
 }
 #endif

@@ -6,13 +6,11 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "store/kv_session.h"
 #include "mutate.h"
+#include "store/kv_session.h"
 
 #define SESSION_COUNT 3
 #define STEP_NS (40 * SHOAL_NS_PER_MS)
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
 struct harness {
     struct shoal_log log;
@@ -149,15 +147,9 @@ static size_t build_seed(uint8_t *seed)
 
 int main(int argc, char **argv)
 {
-    uint8_t seed[2048], input[2048];
+    uint8_t seed[2048];
     const size_t bytes = build_seed(seed);
-    const int runs = argc > 1 ? atoi(argv[1]) : 20000;
-    unsigned random = 1;
-    for (int i = 0; i < runs; i++) {
-        memcpy(input, seed, bytes);
-        LLVMFuzzerTestOneInput(input, i == 0 ? bytes : mutate(input, bytes, &random));
-    }
-    printf("%d inputs\n", runs);
-    return 0;
+    LLVMFuzzerTestOneInput(seed, bytes);
+    return mutate_run(argc, argv, seed, bytes);
 }
 #endif

@@ -20,7 +20,7 @@ sys.path[:0] = [str(TOP / "tests/multi"), str(TOP / "python")]
 from shoal.job.data import checkpoints, storage  # noqa: E402
 from shoal.job.data.checkpoints import Synchronizer  # noqa: E402
 from shoal.job.document import Job  # noqa: E402
-from shoal.job.engines import agent, contract, places  # noqa: E402
+from shoal.job.engines import agent, contract, shared  # noqa: E402
 from stores import S3, Said, files_below, message, wait_for  # noqa: E402
 from tap import expect, run_cases  # noqa: E402
 
@@ -674,7 +674,7 @@ def a_bucket_that_is_not_there_is_one_error():
 def archive_send(archive, output_path):
     """Sends an archive as a job does at its end. A failure is one line."""
     try:
-        return places._output_copy(Job("train.py", name="job-1", output_path=output_path), archive, "")
+        return shared._output_copy(Job("train.py", name="job-1", output_path=output_path), archive, "")
     except contract.ContractError as error:
         return str(error)
 

@@ -72,7 +72,8 @@ def what_cannot_be_run_is_refused():
     is_refused(f"{where}.horovod: true is not served: leave it out, or write false; \"ddp\": true trains "
                "replicas together", modelparallel(partitions=2, horovod=True))
     is_refused(f'{where}.microbatchs: unknown parameter; did you mean "microbatches"?', modelparallel(partitions=2, microbatchs=4))
-    expect(launch(modelparallel(partitions=2), framework="tensorflow").runner == "mpi")
+    for parameters in ({"partitions": 2}, {"partitions": 2, "horovod": True}):
+        expect(launch(modelparallel(**parameters), framework="tensorflow").runner == "mpi")
     is_refused(f"{where}.partitions: is of version 1 of the library, and hybrid_shard_degree of version 2; give the parameters of one",
                modelparallel(partitions=2, hybrid_shard_degree=2))
     is_refused(f"{where}.expert_parallel_degree: 2 is not served: leave it out, or write 1; hybrid_shard_degree divides the parameters of "

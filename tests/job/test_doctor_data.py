@@ -119,7 +119,7 @@ def rates_are_bytes_over_time():
            doctor.verdict(one, doctor.Need(4 << 20, "")))
     expect("wait for data for 75 % of the time" in doctor.verdict(one, doctor.Need(4 << 20, "")))
     expect("Not input-bound" in doctor.verdict(one, doctor.Need(1 << 19, "")) and "2 times as much" in doctor.verdict(one, doctor.Need(1 << 19, "")))
-    many = doctor.Found("u", one.items, 0, [doctor.Rate(1, 100, 1.0), doctor.Rate(4, 300, 1.0), doctor.Rate(9, 200, 1.0)], False, doctor.Place())
+    many = doctor.Found("u", one.items, 0, [doctor.Rate(1, 100, 1.0), doctor.Rate(4, 300, 1.0), doctor.Rate(9, 200, 1.0)], False, doctor.Regions())
     expect(many.best.streams == 4 and "1 stream is enough" in doctor.verdict(many, doctor.Need(90, "")), doctor.verdict(many, doctor.Need(90, "")))
     expect("4 streams are enough" in doctor.verdict(many, doctor.Need(150, "")))
 
@@ -164,17 +164,17 @@ def region_and_zone_are_compared():
         os.environ.update(AWS_EC2_METADATA_SERVICE_ENDPOINT=f"http://127.0.0.1:{server.server_port}/", AWS_EC2_METADATA_DISABLED="false")
         expect(doctor.host_place() == ("eu-west-1", "euw1-az2"))
         store, _ = storage.store_open("s3://data/doctor")
-        place = doctor.place_find("s3://data/doctor", store)
+        found = doctor.regions_find("s3://data/doctor", store)
         server.shutdown()
     os.environ.update(AWS_EC2_METADATA_DISABLED="true")
-    expect(place == doctor.Place("us-east-1", "", "eu-west-1", "euw1-az2"), place)
-    expect("reads cross regions" in doctor.place_text(place), doctor.place_text(place))
+    expect(found == doctor.Regions("us-east-1", "", "eu-west-1", "euw1-az2"), found)
+    expect("reads cross regions" in doctor.regions_text(found), doctor.regions_text(found))
     expect(doctor.host_place() == ("", ""))
     expect(doctor.bucket_place(store, "fast--use1-az4--x-s3")[1] == "use1-az4" and doctor.bucket_place(store, "none") == ("", ""))
-    same = doctor.Place("us-east-1", "use1-az4", "us-east-1", "use1-az4")
-    expect(doctor.place_text(same) == "the bucket and this host are in us-east-1", doctor.place_text(same))
-    expect("fast in its own zone only" in doctor.place_text(same._replace(host_zone="use1-az5")))
-    expect(doctor.place_text(doctor.Place()) == "" and "the place of the bucket" in doctor.place_text(doctor.Place("", "", "us-east-1", "")))
+    same = doctor.Regions("us-east-1", "use1-az4", "us-east-1", "use1-az4")
+    expect(doctor.regions_text(same) == "the bucket and this host are in us-east-1", doctor.regions_text(same))
+    expect("fast in its own zone only" in doctor.regions_text(same._replace(host_zone="use1-az5")))
+    expect(doctor.regions_text(doctor.Regions()) == "" and "the place of the bucket" in doctor.regions_text(doctor.Regions("", "", "us-east-1", "")))
 
 
 def what_cannot_be_measured_is_one_line():

@@ -14,7 +14,7 @@ from shoal.job import processes
 from shoal.job.document import Job, Where
 from shoal.job.document.folder import HostState
 from shoal.job.engines import hosts, liveness
-from shoal.job.engines.places import folder_create
+from shoal.job.engines.shared import folder_create
 from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, Machines, names_in, where
 from tap import expect, run_cases
 

@@ -15,7 +15,7 @@ import unittest.mock
 from shoal.job import engines
 from shoal.job import sagemaker as engine
 from shoal.job.document.folder import JobFolder, Status
-from shoal.job.engines.places import EngineError
+from shoal.job.engines.shared import EngineError
 from tap import Skip, call, expect, run_cases
 from warm import start_other
 

@@ -277,7 +277,7 @@ def a_script_with_model_fn_loads_the_model_itself():
 
 
 def models_that_cannot_be_served_are_one_error():
-    unnumbered = ("the SavedModel is in export of the model, and only folders with a number are served: export it to "
+    unnumbered = ("the SavedModel is in export of the model, and only folders whose name is a number are served: export it to "
                   "SM_MODEL_DIR/1")
     for place, text in (("odd/export", unnumbered), ("broken/1", "the SavedModel in broken/1 cannot be loaded: ")):
         (ROOT / place).mkdir(parents=True)

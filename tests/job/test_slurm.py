@@ -14,7 +14,7 @@ from jobs import DATA_PARALLEL, RUN_S, SHOAL, Jobs, names_in  # noqa: E402
 from shoal.job.document import Job, Where  # noqa: E402
 from shoal.job.document.folder import JobFolder  # noqa: E402
 from shoal.job.engines import slurm  # noqa: E402
-from shoal.job.engines.places import EngineError  # noqa: E402
+from shoal.job.engines.shared import EngineError  # noqa: E402
 from slurm import Slurm  # noqa: E402
 from tap import Skip, expect, run_cases  # noqa: E402
 

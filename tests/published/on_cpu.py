@@ -81,12 +81,19 @@ def restore():
     sys.modules[f"{name}.torch.utils"].dump_model = sys.modules[f"{name}.torch.utils"].verify = None
 
 
-if __name__ == "__main__":
-    pretend()
-    restore()
-    script = os.path.abspath(sys.argv[1])
+def run(words, prepare=None):
+    """Runs a script. prepare() is called before it, when the folder of stand-ins is on the path."""
+    script = os.path.abspath(words[0])
     sys.path[0] = str(STAND_INS)
     sys.path.insert(0, os.path.dirname(script))
     os.environ["PATH"] = f"{STAND_INS / 'bin'}:{os.environ['PATH']}"
-    sys.argv = sys.argv[1:]
+    sys.argv = words
+    if prepare is not None:
+        prepare()
     runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    pretend()
+    restore()
+    run(sys.argv[1:])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""How the C++ shim is made: compiled once for all processes that need it at the same time, cached, and replaced by the
-Python shim if that fails. The compilers here are scripts; one returns a file that a real compiler made before."""
+"""How the C++ shim is found or made: carried by the wheel, or compiled once for all processes that need it at the same time,
+cached, and replaced by the Python shim if that fails. The compilers here are scripts; one returns a file that a real compiler made before."""
 import ctypes
 import fcntl
 import functools
@@ -38,7 +38,7 @@ def show(folder, **variables):
 @functools.cache
 def compiled_shim():
     """Returns the shim in the user's cache, made by a real compiler if necessary."""
-    program = "from shoal.torch import _compile; _compile.load(); print(_compile._cached())"
+    program = "from shoal.torch import _compile; _compile.load(); print(_compile._loaded.__file__)"
     code, out, err = call(python, "-c", program, timeout=ranks.COMPILED_S)
     if code:
         raise Skip("no C++ shim can be made here: " + err.strip().splitlines()[-1])
@@ -73,6 +73,53 @@ def without_a_compiler_the_other_shim_serves():
         expect("no C++ compiler is installed" in err and "cannot share a group with another back-end" in err, err)
         code, out, err = show(folder, PATH=folder, CXX="", SHOAL_TORCH_SHIM="c++")
         expect(code == 1 and "no C++ compiler is installed" in err, code, out, err)
+
+
+CARRIED = """
+import pathlib, sys, torch
+import shoal.torch
+from shoal.torch import _compile, _shim_file
+folder, release, content = sys.argv[1:]
+_shim_file.CARRIED = pathlib.Path(folder)
+name = _compile._name(release or _shim_file.release_of(torch.__version__))
+_shim_file.CARRIED.joinpath(name).write_bytes(pathlib.Path(content).read_bytes())
+print(shoal.torch.shim(), _compile._loaded and pathlib.Path(_compile._loaded.__file__).parent)
+"""
+
+
+def show_with_carried(content, compiler, release="", **variables):
+    """Runs a process whose package carries a file as its shim, for this release of torch or for another one. Returns the
+    name of the shim and the folder that it was loaded from, what went to stderr, and the two folders."""
+    with tempfile.TemporaryDirectory() as folder:
+        carried, cache = pathlib.Path(folder, "carried"), pathlib.Path(folder, "cache")
+        carried.mkdir()
+        env = {**os.environ, "SHOAL_TORCH_CACHE": str(cache), "SHOAL_TORCH_SHIM": "auto", "CXX": compiler, **variables}
+        code, out, err = call(python, "-c", CARRIED, carried, release, content, env=env)
+        expect(code == 0, out, err)
+        is_cached = cache.exists()
+    return out.split(), err, carried, cache, is_cached
+
+
+def the_shim_of_the_wheel_needs_no_compiler():
+    with tempfile.TemporaryDirectory() as nothing:
+        shown, err, carried, _, is_cached = show_with_carried(compiled_shim(), "", PATH=nothing)
+    expect(shown == ["c++", str(carried)] and not err and not is_cached, shown, err)
+
+
+def a_shim_for_another_torch_is_left_alone():
+    with tempfile.TemporaryDirectory() as nothing:
+        shown, err, *_ = show_with_carried(compiled_shim(), "", release="1.2.3", PATH=nothing)
+    expect(shown == ["python", "None"] and "no C++ compiler is installed" in err, shown, err)
+
+
+def a_carried_shim_that_cannot_be_loaded_is_compiled():
+    made = compiled_shim()
+    with tempfile.TemporaryDirectory() as folder:
+        broken = pathlib.Path(folder, "broken.so")
+        broken.write_text("this is not a library")
+        compiler = script(folder, f'for last; do :; done; cp {made} "$last"')
+        shown, err, carried, cache, _ = show_with_carried(broken, compiler)
+    expect(shown == ["c++", str(cache)] and f"shoal: {carried}/" in err and "cannot be loaded" in err, shown, err)
 
 
 def where_it_does_not_compile_the_other_shim_serves():
@@ -170,7 +217,8 @@ def a_process_that_holds_the_lock_is_not_waited_for_in_vain():
 
 if __name__ == "__main__":
     python = warm.start()
-    run_cases([several_ask_and_one_compiles, without_a_compiler_the_other_shim_serves,
+    run_cases([several_ask_and_one_compiles, without_a_compiler_the_other_shim_serves, the_shim_of_the_wheel_needs_no_compiler,
+               a_shim_for_another_torch_is_left_alone, a_carried_shim_that_cannot_be_loaded_is_compiled,
                where_it_does_not_compile_the_other_shim_serves, what_others_could_have_put_there_is_not_loaded,
                the_standard_library_is_the_one_of_torch, threads_that_ask_at_once_get_one_module,
                a_process_that_holds_the_lock_is_not_waited_for_in_vain])

@@ -408,9 +408,9 @@ def copies_of(world, model, to_none=True):
 
 
 def copies(world):
-    """docs/performance.md has these figures. torch's class divides by the number of ranks while it copies into a bucket."""
+    """docs/figures/steps.md has these figures. torch's class divides by the number of ranks while it copies into a bucket."""
     if "batched_grad_copy" not in inspect.signature(nn.parallel.DistributedDataParallel).parameters:
-        raise Skip("this torch is older than the one whose copies docs/performance.md counts")
+        raise Skip("this torch is older than the one whose copies docs/figures/steps.md counts")
     def theirs(**options):
         return nn.parallel.DistributedDataParallel(seeded(plain), **options)
     for told, found, expected in (
@@ -474,7 +474,8 @@ def boxed_loss(model, x, y):
 
 
 def outputs_in_an_object(world):
-    """The end of the backward pass is seen although its begin is not: averages, or an error of this step."""
+    """The model's outputs are in an object, so the wrapper does not see where the backward pass begins. At its end the gradients
+    are averages, or the step raises an error."""
     x, y = batch()
     for options in ({}, {"has_more": True}, {"in_list": True}, {"kind": Unequal}):
         make = lambda: Boxed(**options)  # noqa: B023

@@ -181,7 +181,7 @@ class Pair:
         maker, self.batch, self.loss = MODELS[name]
         self.whole = seeded(make or maker)
         self.pipeline = pipelined(world, copy.deepcopy(self.whole), self.batch, self.loss, kind, microbatches, **options)
-        self.own = torch.optim.SGD(self.pipeline.parameters(), lr=0.05, momentum=0.9)
+        self.own = torch.optim.SGD(self.pipeline.parameter_groups(), lr=0.05, momentum=0.9)
         self.other = torch.optim.SGD(self.whole.parameters(), lr=0.05, momentum=0.9)
 
     def gradients(self, number, rows=16):

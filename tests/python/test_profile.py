@@ -2,20 +2,16 @@
 """shoal.torch.profile: what it measures of small models, that it leaves them as they were, and that the tools read its files."""
 import collections
 import gc
-import json
-import os
-import pathlib
-import tempfile
 
 import ranks  # first: finds a python that has torch
 import torch
-from tap import call, expect, run_cases
+from profiles import refusals_of, tools_read_the_file_of
+from tap import expect, run_cases
 from torch import nn
 
 import shoal.torch
 from shoal.torch import _backward, _profile
 
-COMMAND = os.environ.get("SHOAL_COMMAND", ranks.TOP / "build/shoal")
 BATCH, INPUTS, HIDDEN, OUTPUTS = 6, 10, 40, 3
 
 
@@ -24,13 +20,7 @@ def small():
     return nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, OUTPUTS))
 
 
-def refused(kind, about, *arguments, **options):
-    try:
-        shoal.torch.profile(*arguments, **options)
-    except kind as error:
-        expect(about in str(error), about, error)
-        return
-    raise AssertionError(f"{kind.__name__} was not raised")
+refused = refusals_of(shoal.torch.profile)
 
 
 def gradients_are_in_the_order_of_the_backward_pass():
@@ -150,20 +140,7 @@ def frozen_and_unused_parameters():
 
 
 def tools_read_the_file():
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder, "mine.json")
-        profile = shoal.torch.profile(small(), torch.randn(BATCH, INPUTS), name="mine" + 200 * "é")
-        profile.save(file)
-        code, out, err = call(COMMAND, "advise", "--profile", file, "--samples", "1000", "--batch", "24", "--machine", "this",
-                              "--per-machine", "2", "--format", "json")
-        expect(code == 0 and not err, code, err)
-        answer = json.loads(out)
-        expect(answer["sure"]["sample_us"] == answer["sure"]["activations"] == "measured", answer["sure"])
-        wanted = 1e3 * (profile.forward_ms + profile.backward_ms) / BATCH
-        expect(abs(answer["question"]["sample_us"] - wanted) < 1e-9 * wanted, answer["question"], wanted)
-        expect(answer["points"][0]["ladder"][0]["activations_bytes"] == 12 * 4 * (INPUTS + HIDDEN), answer["points"])
-        code, out, err = call(COMMAND, "sim", "step", "--profile", file, "--print-profile")
-        expect(code == 0 and json.loads(out)[1:] == json.loads(file.read_text())[1:], out, err)
+    tools_read_the_file_of(shoal.torch.profile(small(), torch.randn(BATCH, INPUTS), name="mine" + 200 * "é"), INPUTS + HIDDEN)
 
 
 def wrong_arguments_are_refused():

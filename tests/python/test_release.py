@@ -21,6 +21,8 @@ sys.path.append(str(TOP / "dev"))
 import version  # noqa: E402
 import wheel_bill  # noqa: E402
 import wheel_check  # noqa: E402
+import wheel_run  # noqa: E402
+import wheel_shims  # noqa: E402
 import wheel_try  # noqa: E402
 
 MACHINE = os.uname().machine
@@ -143,7 +145,7 @@ def newer_glibc_is_named():
     """pthread_create has a version of 2.34 on a machine with that glibc or a newer one."""
     start = "#include <pthread.h>\nint f(pthread_t *t, void *(*g)(void *)) { return pthread_create(t, 0, g, 0); }"
     newer = library(f"{PLAIN}\n{start}")
-    if not any(needed > (2, 28) for needed in wheel_check.read_elf(newer)["glibc"]):
+    if not any(needed > (2, 28) for needed in wheel_check.read_elf(newer)["GLIBC"]):
         raise Skip("this machine's glibc has no symbol that is newer than 2.28 here")
     expect_problem(problems_with({"shoal/lib/libshoal.so.0": newer}), "libshoal.so.0 needs GLIBC_2.", "glibc 2.28 lacks")
 
@@ -157,6 +159,29 @@ def libraries_of_the_machine_are_named():
         expect_problem(problems_with({"shoal/lib/libsodium.so": needing("libelse.so.1")}), "libsodium.so needs libelse.so.1")
         expect_problem(problems_with({"shoal/lib/libfabric.so.1": needing("libibverbs.so.1")}), "needs libibverbs.so.1")
         expect(problems_with({"shoal/lib/libfabric/libverbs-fi.so": needing("libibverbs.so.1")}) == [])
+
+
+def libraries_of_torch_serve_its_shims_only():
+    shim = f"shoal/torch/compiled/shoal_torch-2.13.0-0123456789abcdef.cpython-311-{MACHINE}-linux-gnu.so"
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "libc10.so").write_bytes(library(PLAIN, "-nostdlib", "-Wl,-soname,libc10.so"))
+        needing = library(PLAIN, "-nostdlib", "-Wl,--no-as-needed", f"-L{folder}", "-l:libc10.so")
+    expect(problems_with({shim: needing}) == [], problems_with({shim: needing}))
+    expect_problem(problems_with({"shoal/lib/libsodium.so": needing}), "libsodium.so needs libc10.so")
+
+
+def newer_libraries_of_cxx_are_named():
+    with tempfile.TemporaryDirectory() as folder:
+        versions, name = pathlib.Path(folder, "versions"), "libstdc++.so.6"
+        for version, is_known in (("GLIBCXX_3.4.24", True), ("GLIBCXX_3.4.26", False), ("CXXABI_1.3.12", False)):
+            versions.write_text(f"{version} {{ shoal_other; }};")
+            made = library("void shoal_other(void) {}", "-nostdlib", f"-Wl,-soname,{name},--version-script={versions}")
+            pathlib.Path(folder, name).write_bytes(made)
+            calling = f"{PLAIN}\nvoid shoal_other(void);\nvoid shoal_calling(void) {{ shoal_other(); }}"
+            needing = library(calling, "-nostdlib", f"-L{folder}", f"-l:{name}")
+            shim = f"shoal/torch/compiled/shoal_torch-2.13.0-01.cpython-311-{MACHINE}-linux-gnu.so"
+            problems = problems_with({shim: needing})
+            expect(problems == [], problems) if is_known else expect_problem(problems, f"needs {version}, newer than manylinux")
 
 
 def build_without_pmix_is_named():
@@ -189,6 +214,52 @@ def bill_of_materials_is_checked():
     expect_problem(problems_of(with_record(unlicensed)), "has no everything.txt")
 
 
+# ---- The shims of torch --------------------------------------------------------------------------------------------------
+
+def torch_in(folder, version, exported):
+    """Makes a folder of packages with a torch whose one library exports a function."""
+    (folder / "torch/lib").mkdir(parents=True)
+    text = f"__version__ = '{version}'\ncuda: Optional[str] = None\ngit_version = 'abc'\n"
+    (folder / "torch/version.py").write_text(text)
+    (folder / f"torch-{version}.dist-info/licenses").mkdir(parents=True)
+    (folder / "torch/lib/libtorch_cpu.so").write_bytes(library(f"void {exported}(void) {{}}", "-nostdlib"))
+    return wheel_shims.read_torch(folder)
+
+
+def torch_is_its_release_and_commit():
+    with tempfile.TemporaryDirectory() as folder:
+        torch = torch_in(pathlib.Path(folder), "9.8.7+cu130", "known")
+        expect((torch.version, torch.git_version) == ("9.8.7", "abc"), torch)
+        expect(wheel_shims.read_torch(pathlib.Path(folder, "elsewhere")) is None)
+
+
+def release_that_is_not_at_hand_is_left_out():
+    with tempfile.TemporaryDirectory() as folder:
+        before, wheel_shims.WANTED = wheel_shims.WANTED, pathlib.Path(folder, "wanted.txt")
+        wheel_shims.WANTED.write_text("# none of these exists\ntorch==0.0.77\n")
+        try:
+            expect(wheel_shims.find_torches(pathlib.Path(folder), "false") == [])
+        finally:
+            wheel_shims.WANTED = before
+
+
+def symbols_that_torch_lacks_are_named():
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        torch, libshoal, made = torch_in(folder, "9.8.7", "known"), folder / "libshoal.so", folder / "shim.so"
+        libshoal.write_bytes(library("void shoal_known(void) {}", "-nostdlib"))
+        calls = "void known(void), shoal_known(void), PyNone(void); void f(void) { known(); shoal_known(); PyNone(); }"
+        made.write_bytes(library(calls, "-nostdlib"))
+        wheel_shims.check_symbols(made, torch, libshoal)
+        made.write_bytes(library("void unknown(void); void f(void) { unknown(); }", "-nostdlib"))
+        try:
+            wheel_shims.check_symbols(made, torch, libshoal)
+        except wheel_run.Failed as reason:
+            expect("shim.so needs symbols that torch 9.8.7 lacks: unknown" in str(reason), reason)
+        else:
+            expect(False, "a symbol that nothing has was not named")
+
+
 # ---- The wheels of this checkout -------------------------------------------------------------------------------------------
 
 def made_wheels():
@@ -211,6 +282,34 @@ def wheels_work_on_an_older_debian():
         expect(code == 0 and "two ranks sum, on one host and on two" in out, code, out, err)
 
 
+FIRST_GROUP = """
+import torch, torch.distributed as dist
+import shoal.torch as shoal
+dist.init_process_group("shoal")
+values = torch.full((5,), 1.0 + dist.get_rank())
+dist.all_reduce(values)
+print(shoal.shim(), values.tolist(), shoal._compile._loaded and shoal._compile._loaded.__file__)
+dist.destroy_process_group()
+"""
+
+
+def wheel_serves_the_first_group_without_a_compiler():
+    """With the torch of build/torch, and with nothing on PATH."""
+    python = TOP / "build/torch/bin/python3"
+    wheel = next((wheel for wheel in made_wheels() if MACHINE in wheel.name), None)
+    if not wheel or not python.exists():
+        raise Skip(f"there is no wheel for {MACHINE}, or no PyTorch at build/torch")
+    with tempfile.TemporaryDirectory() as folder:
+        here = pathlib.Path(folder, "package")
+        shutil.unpack_archive(wheel, here, "zip")
+        for program in (here / "shoal/bin").iterdir():
+            program.chmod(0o755)
+        env = {"HOME": folder, "PATH": folder, "PYTHONPATH": str(here), "SHOAL_TORCH_CACHE": f"{folder}/cache"}
+        code, out, err = call(here / "shoal/bin/shoal", "run", "-n", "2", python, "-c", FIRST_GROUP, env=env)
+        expect(code == 0 and out.count(f"c++ [3.0, 3.0, 3.0, 3.0, 3.0] {here}/shoal/torch/compiled/") == 2, out, err)
+        expect("compiling" not in err and not pathlib.Path(folder, "cache").exists(), err)
+
+
 def what_is_missing_for_a_try_is_named():
     try:
         wheel_try.require("no-such-program-of-shoal")
@@ -222,6 +321,8 @@ def what_is_missing_for_a_try_is_named():
 
 run_cases([versions_agree, one_command_writes_another_version, bundle_is_what_pyproject_requires, wheel_without_fault_passes,
            names_and_tags_are_checked, missing_file_is_named, record_is_compared_with_the_files, newer_glibc_is_named,
-           libraries_of_the_machine_are_named, build_without_pmix_is_named, search_paths_are_relative, processor_is_checked,
-           bill_of_materials_is_checked, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
-           wheels_work_on_an_older_debian])
+           libraries_of_the_machine_are_named,
+           libraries_of_torch_serve_its_shims_only, newer_libraries_of_cxx_are_named, build_without_pmix_is_named, search_paths_are_relative, processor_is_checked,
+           bill_of_materials_is_checked, torch_is_its_release_and_commit, release_that_is_not_at_hand_is_left_out,
+           symbols_that_torch_lacks_are_named, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
+           wheel_serves_the_first_group_without_a_compiler, wheels_work_on_an_older_debian])

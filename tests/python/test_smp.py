@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """smdistributed.modelparallel.torch: scripts for SageMaker's model-parallel library. Losses, gradients and states equal those of one
 process, with one partition and with several, with and without replicas; each misuse has its error."""
+import contextlib
 import copy
 import json
 import os
 import pathlib
 import shutil
 import tempfile
+import time
 import warnings
 
 import ranks
@@ -827,11 +829,13 @@ def checkpoints_resume(world):
     smp = started(world)
     with Folder(smp) as folder:
         model, optimizer, one = trained(smp, Words, sentences, words_loss)
-        for partial in (True, False):
-            for tag in ("a", "b", "c"):
-                smp.save_checkpoint(folder, tag, partial, model, optimizer, {"step": tag, "values": [1, 2]},
-                                    num_kept_partial_checkpoints=2 if partial else None)
-        smp.barrier()
+        with slow_writes(smp):
+            for partial in (True, False):
+                for tag in ("a", "b", "c"):
+                    smp.save_checkpoint(folder, tag, partial, model, optimizer, {"step": tag, "values": [1, 2]},
+                                        num_kept_partial_checkpoints=2 if partial else None)
+                    kind = "partial" if partial else "full"
+                    expect(json.loads(pathlib.Path(folder, "newest").read_text())[kind] == tag, "complete on each rank at once")
         partials = sorted(each for each in os.listdir(folder) if each.endswith("_partial"))
         expect(partials == ["b_partial", "c_partial"], partials)
         for partial in (True, False):
@@ -849,6 +853,16 @@ def checkpoints_resume(world):
                 pathlib.Path(folder, "c_partial/parts.json").write_text(json.dumps({"pipeline_parallel_degree": 7}))
             smp.barrier()
             fails(lambda: smp.resume_from_checkpoint(folder), RuntimeError, "has 7 partitions, and this job 2")
+
+
+@contextlib.contextmanager
+def slow_writes(smp):
+    """Inside, the files of rank 0 take their time, so that a rank that does not wait for them finds none."""
+    plain, torch.save = torch.save, lambda *words, **more: (time.sleep(0.1 * (smp.rank() == 0)), plain(*words, **more))
+    try:
+        yield
+    finally:
+        torch.save = plain
 
 
 def resumes(smp, folder, partial, tag, one):
@@ -922,9 +936,11 @@ def vendors_optimizers_step(world):
         fails(lambda bad=bad: FusedLAMB([parameter], **bad), ValueError, "smp: ")
         fails(lambda bad=bad: FusedNovoGrad([parameter], **bad), ValueError, "smp: ")
     fails(lambda: FusedNovoGrad([parameter], norm_type=1), ValueError, "norm_type must be 2 or 0")
-    smp = started(world)
-    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedLAMB(each, lr=0.01, max_grad_norm=0.0))
-    trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedNovoGrad(each, lr=0.01))
+    for is_divided in {False, world.size > 2}:
+        smp = started(world, shard_optimizer_state=is_divided)
+        for bound in (0.0, 0.1):
+            trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedLAMB(each, lr=0.01, max_grad_norm=bound))
+        trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedNovoGrad(each, lr=0.01))
 
 
 def optimizers_may_be_made_after_the_first_step(world):
@@ -1130,7 +1146,8 @@ REFUSED = [
     ({"partitions": 1, "ddp": True, "sharded_data_parallel_degree": 2, "shard_optimizer_state": True}, ValueError, "leave shard_optimizer_state out"),
     ({"partitions": 1, "sharded_data_parallel_degree": 0}, ValueError, "positive integer"),
     ({"partitions": 2, "fp16": True, "bf16": True}, ValueError, "choose one"), ({"partitions": 2, "fp16": 1}, ValueError, "true or false, not 1"),
-    ({"partitions": 2, "horovod": True}, NotImplementedError, "start as many processes as partitions"),
+    ({"partitions": 2, "horovod": True}, NotImplementedError, "is for TensorFlow", "\"ddp\": true"),
+    ({"partitions": 2, "horovod": True, "ddp": True}, ValueError, "ddp and horovod are both true"),
     ({"partitions": 2, "partition_file": "x"}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "load_partition": True}, NotImplementedError, "smp.partition()"),
     ({"partitions": 2, "hybrid_shard_degree": 2}, NotImplementedError, "of version 2"),
@@ -1228,6 +1245,112 @@ def own_types_are_sliced(world):
     expect(first.concat().tolist() == list(range(8)) and [each.tolist() for each in named["one"].outputs] == [[0], [1], [2], [3]])
 
 
+class Boxes:
+    """What a detector finds in an image: different numbers of boxes."""
+
+    def __init__(self, values):
+        self.values = values
+
+
+class Images:
+    def __init__(self, tensors, sizes):
+        self.tensors, self.sizes = tensors, sizes
+
+    def smp_slice(self, num_mb, mb, axis):
+        rows = len(self.sizes) // num_mb
+        return Images(self.tensors.narrow(axis, mb * rows, rows), self.sizes[mb * rows:(mb + 1) * rows])
+
+
+class BoxesOfImages:
+    def __init__(self, boxes):
+        self.boxes = boxes
+
+    def smp_slice(self, num_mb, mb, axis):
+        rows = len(self.boxes) // num_mb
+        return self.boxes[mb * rows:(mb + 1) * rows]
+
+
+class Detector(nn.Module):
+    """Its arguments are objects; a unit returns objects and a dict of losses, which the code around units unpacks."""
+
+    class Proposals(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 1)
+
+        def forward(self, images, x, boxes):
+            if any(size != 8 for size in images.sizes):
+                raise ValueError("another image")
+            scores = self.fc(x).squeeze(1)
+            losses = {"score": sum((score - each.values.sum()) ** 2 for score, each in zip(scores, boxes)) / len(boxes)}
+            return [Boxes(each.values[each.values > 0.3] * score.sigmoid()) for score, each in zip(scores, boxes)], losses
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x, proposals, boxes):
+            kept = torch.stack([each.values.sum() for each in proposals]).unsqueeze(1)
+            return {"box": (self.fc(x) * kept).square().mean(), "count": (self.fc(x).sum() - sum(len(each.values) for each in boxes)) ** 2 / 9}
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4))
+        self.proposals, self.heads = self.Proposals(), self.Heads()
+
+    def forward(self, images, boxes=None):
+        if not isinstance(images, Images):
+            raise TypeError("pass Images")
+        x = images.tensors
+        for each in self.body:
+            x = each(x)
+        proposals, losses = self.proposals(images, x, boxes)
+        found = {}
+        found.update(self.heads(x, proposals, boxes))
+        found.update(losses)
+        return found
+
+
+def detections(step, rows=8):
+    made = torch.Generator().manual_seed(step)
+    boxes = [Boxes(torch.rand(int(torch.randint(1, 5, (), generator=made)), generator=made)) for _ in range(rows)]
+    return Images(torch.randn(rows, 6, generator=made), [8] * rows), boxes
+
+
+def models_are_called_with_objects(world):
+    """Objects that change from step to step: each rank has them, also if ranks read different batches at first."""
+    for is_shared in (False, True):
+        smp = started(world, world.size, microbatches=2)
+        one, plain = seeded(Detector), seeded(Detector)
+        wanted, inner = torch.optim.SGD(one.parameters(), lr=0.01), torch.optim.SGD(plain.parameters(), lr=0.01)
+        model, optimizer = smp.DistributedModel(plain), smp.DistributedOptimizer(inner)
+
+        @smp.step
+        def train_step(model, images, boxes):
+            losses = model(images, boxes)
+            model.backward(sum(losses.values()))
+            return losses
+        for step in range(3):
+            images, boxes = detections(step)
+            wanted.zero_grad()
+            parts = [one(images.smp_slice(2, half, 0), boxes[4 * half:4 * half + 4]) for half in range(2)]
+            (sum(sum(each.values()) for each in parts) / 2).backward()
+            wanted.step()
+            optimizer.zero_grad()
+            images, boxes = detections(step + (10 * smp.rank() if is_shared else 0))
+            losses = train_step(model, images, BoxesOfImages(boxes))
+            optimizer.step()
+            for name, each in losses.items():
+                same(each.reduce_mean(), sum(part[name] for part in parts).detach() / 2, name)
+            for name, parameter in model.local_named_parameters():
+                same(parameter.detach(), one.get_parameter(name).detach(), name)
+    from shoal.torch import _parcels
+    fails(lambda: _parcels.Message([lambda: 1], takes_objects=True), TypeError, "type function", "cannot be pickled", "cut at another unit")
+    if world.size > 1:
+        fails(lambda: train_step(model, detections(0)[0], BoxesOfImages(detections(0, rows=4)[1])), RuntimeError, "for other arguments")
+
+
 def steps_that_misuse_the_model_are_refused(world):
     smp = started(world, 2)
     model = smp.DistributedModel(seeded(Words))
@@ -1253,6 +1376,27 @@ def a_model_is_called_once(world):
         return model(inputs) + model(inputs)
     with torch.no_grad():
         fails(lambda: twice(sentences(0)[0]), Exception, "may call the model once")
+
+
+def values_that_are_no_tensors_are_refused(world):
+    """A loss that is a number, and results that cannot be sent to the other ranks."""
+    smp = started(world, world.size)
+    model = smp.DistributedModel(seeded(Words))
+    inputs, targets = sentences(0)
+    plain_step(smp, words_loss)(model, inputs, targets)
+    for loss, word in ((3.0, "not float"), (None, "not NoneType"), ([], "not an empty list"), ([torch.ones(()), "x"], "not str")):
+        @smp.step
+        def train_step(model, inputs, targets, loss=loss):
+            model(inputs)
+            model.backward(loss)
+        fails(lambda: train_step(model, inputs, targets), RuntimeError, "pass a loss that is a tensor, or a list of tensors", word)
+        model = smp.DistributedModel(seeded(Words))  # the pipeline has ended
+        plain_step(smp, words_loss)(model, inputs, targets)
+    if world.size > 1:
+        with torch.no_grad():
+            step = smp.step(lambda model, inputs: (model(inputs).sum(), (each for each in "ab")))
+            fails(lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "generator")
+    fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")
 
 
 def errors_in_a_step_reach_all_ranks(world):
@@ -1331,10 +1475,17 @@ def only_forward_passes(world):
 def calls_before_init_are_refused(world):
     import smdistributed.modelparallel.torch as smp
     smp.state.reset()
-    for call in (smp.rank, smp.dp_rank, lambda: smp.DistributedModel(nn.Linear(1, 1)), smp.step(lambda: None), lambda: smp.barrier(),
+    expect((smp.rank(), smp.size(), smp.local_rank(), smp.local_size()) == (world.rank, world.size, world.rank, world.size))
+    for call in (smp.dp_rank, lambda: smp.DistributedModel(nn.Linear(1, 1)), smp.step(lambda: None), lambda: smp.barrier(),
                  lambda: smp.save(1, "x")):
         fails(call, RuntimeError, "call smp.init() first")
     expect(not smp.is_initialized())
+    former = {name: os.environ.pop(name) for name in ("RANK", "LOCAL_RANK") if name in os.environ}
+    try:
+        for call in (smp.rank, smp.local_rank):
+            fails(call, RuntimeError, "call smp.init() first")
+    finally:
+        os.environ.update(former)
 
 
 CASES = [
@@ -1366,7 +1517,7 @@ CASES = [
     Case("files are saved and loaded", files_are_saved_and_loaded, (1, 2, 4)),
     Case("checkpoints resume", checkpoints_resume, (1, 2, 4)),
     Case("optimizers pass on what they lack", optimizers_pass_on_what_they_lack, (1, 2)),
-    Case("vendor's optimizers step", vendors_optimizers_step, (1, 2)),
+    Case("vendor's optimizers step", vendors_optimizers_step, (1, 2, 4)),
     Case("optimizers may be made after the first step", optimizers_may_be_made_after_the_first_step, (2,)),
     Case("losses are scaled", losses_are_scaled, (1, 2, 3)),
     Case("activations are computed again", activations_are_computed_again, (1, 2)),
@@ -1379,12 +1530,14 @@ CASES = [
     Case("parameters without effect are named", parameters_without_effect_are_named, (1,)),
     Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
     Case("own types are sliced", own_types_are_sliced, (1, 2)),
+    Case("models are called with objects", models_are_called_with_objects, (1, 2, 3)),
     Case("graphs stay if asked for", graphs_stay_if_asked_for, (1,)),
     Case("wrong marks are refused", wrong_marks_are_refused, (2,)),
     Case("models with few parts are refused", models_with_few_parts_are_refused, (2,)),
     Case("states of other models are refused", states_of_other_models_are_refused, (2,)),
     Case("steps that misuse the model are refused", steps_that_misuse_the_model_are_refused, (2,)),
     Case("a model is called once", a_model_is_called_once, (2,)),
+    Case("values that are no tensors are refused", values_that_are_no_tensors_are_refused, (1, 2)),
     Case("errors in a step reach all ranks", errors_in_a_step_reach_all_ranks, (2,)),
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (2,)),
     Case("a rank that dies is named", a_rank_that_dies_is_named, (2,), fresh=True, ends=(1,)),

@@ -282,13 +282,15 @@ def variables_of_open_mpi_suffice():
 
 
 def a_job_trains():
-    """The parameters of `distribution`, and mpi's processes_per_host."""
+    """The parameters of `distribution`, on one host and on two, with mpi's processes_per_host and with torchrun's."""
     parameters = {"pipeline_parallel_degree": 2, "microbatches": 4, "ddp": True}
-    distribution = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}},
-                    "mpi": {"enabled": True, "processes_per_host": 4}}
-    with Jobs(PYTHON) as jobs:
-        jobs.run(SCRIPT, framework="pytorch", hyperparameters={"epochs": 7}, distribution=distribution)
-        expect(all(f"rank {rank} of 4: pp {rank % 2} dp {rank // 2}" in jobs.out for rank in range(4)), jobs.out, jobs.err)
+    for hosts, launcher in ((1, "mpi"), (2, "mpi"), (2, "torch_distributed")):
+        beside = {"enabled": True, "processes_per_host": 4 // hosts} if launcher == "mpi" else {"enabled": True}
+        distribution = {"smdistributed": {"modelparallel": {"enabled": True, "parameters": parameters}}, launcher: beside}
+        more = {"workers_per_host": 4 // hosts} if launcher != "mpi" else {}
+        with Jobs(PYTHON) as jobs:
+            jobs.run(SCRIPT, framework="pytorch", instance_count=hosts, hyperparameters={"epochs": 7}, distribution=distribution, **more)
+            expect(all(f"rank {rank} of 4: pp {rank % 2} dp {rank // 2}" in jobs.out for rank in range(4)), hosts, launcher, jobs.out, jobs.err)
 
 
 def processes_that_do_not_fit_are_refused():

@@ -105,7 +105,8 @@ def step_of(smp):
 
 
 def trained(smp, model, optimizer, steps=range(3), one=None):
-    """Trains by smp and by one process with the batches of all that have one of their own. Returns the one."""
+    """Trains `model` with smp and a plain model in this process, and compares them after each step. The plain model gets the
+    batches of all replicas. Returns it with its optimizer; `one` continues with an earlier result."""
     one = one or (lambda plain: (plain, sgd(plain)))(seeded(Gpt))
     is_common = smp.state.cfg.prescaled_batch
     count, own = (smp.rdp_size(), smp.rdp_rank()) if is_common else (smp.dp_size(), smp.dp_rank())
@@ -221,6 +222,32 @@ def losses_are_scaled(world):
 # ---- What is divided -------------------------------------------------------------------------------------------------------
 
 
+def norms_are_those_of_whole_parameters(world):
+    """LAMB scales by norms of parameters and clips by the norm of the model, NovoGrad divides by norms of gradients: with parts,
+    partitions and shares of states they train as in one process."""
+    from smdistributed.modelparallel.torch.optimizers import FusedLAMB, FusedNovoGrad
+    kinds = [lambda each: FusedLAMB(each, lr=0.02, weight_decay=0.1, max_grad_norm=0.3), lambda each: FusedNovoGrad(each, lr=0.01),
+             lambda each: FusedLAMB(each, lr=0.02, weight_decay=0.0), lambda each: FusedNovoGrad(each, lr=0.01, norm_type=0, weight_decay=0.1)]
+    for partitions, is_divided in {(1, False), (max(1, world.size // 4), world.size > 2)}:
+        for kind in kinds:
+            smp = started(world, partitions=partitions, shard_optimizer_state=is_divided)
+            with smp.tensor_parallelism():
+                plain = seeded(Gpt)
+            inner = kind(plain.parameters())
+            model, optimizer, one = smp.DistributedModel(plain), smp.DistributedOptimizer(inner), seeded(Gpt)
+            wanted, train_step = kind(one.parameters()), step_of(smp)
+            for number in range(3):
+                batches = [batch_of(number, replica) for replica in range(smp.dp_size())]
+                wanted.zero_grad()
+                (sum(loss_of(one(inputs), targets) for inputs, targets in batches) / len(batches)).backward()
+                wanted.step()
+                optimizer.zero_grad()
+                train_step(model, *batches[smp.dp_rank()])
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                same(value, one.state_dict()[name], f"{partitions} partitions, divided {is_divided}, {type(inner).__name__}: {name}", 1e-4)
+
+
 def modules_that_are_named_are_divided(world):
     from smdistributed.modelparallel.torch.utils import get_distribution_axis
     smp = started(world)
@@ -326,6 +353,7 @@ def wrong_parameters_are_refused(world):
     fails(lambda: smp.DistributedModel(odd), ValueError, "0 has 7 features", "2, does not divide")
     model, _ = made(smp)
     fails(lambda: model(torch.ones(2, 3, requires_grad=True)), NotImplementedError, "requires a gradient", "prescaled_batch")
+    fails(lambda: model(object()), NotImplementedError, "an object of the type object", "prescaled_batch")
 
 
 CASES = [
@@ -334,6 +362,7 @@ CASES = [
     Case("common batches that differ are sent", common_batches_that_differ_are_sent, (2,)),
     Case("with pipelines", with_pipelines, (4, 8)),
     Case("states of optimizers are divided", states_of_optimizers_are_divided, (4,)),
+    Case("norms are those of whole parameters", norms_are_those_of_whole_parameters, (2, 4, 8)),
     Case("losses are scaled", losses_are_scaled, (2,)),
     Case("modules that are named are divided", modules_that_are_named_are_divided, (2,)),
     Case("models are made without memory", models_are_made_without_memory, (2,)),

@@ -754,9 +754,10 @@ static void set_parts(const struct shoal_comm *comm, const size_t *sent, const s
     for (int r = 0; r < comm->group->size; r++)
         call->count = counts[r] > call->count ? counts[r] : call->count;
     lock(comm->context->world); /* the library's own allocation */
-    call->layout = shoal_layout_of_parts(comm->group->size, sent, NULL, received, NULL, false);
+    call->arrays = &(struct shoal_call_arrays){.sent = sent, .received = received};
+    const bool is_laid_out = shoal_call_lay_out(call, comm->rank, comm->group->size);
     unlock(comm->context->world);
-    must(call->layout, "no memory for the layout of a call");
+    must(is_laid_out, "no memory for the layout of a call");
 }
 
 static enum shoal_status post_parts(struct shoal_comm *comm, const struct shoal_call *call, struct shoal_request **request_out)

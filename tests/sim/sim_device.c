@@ -15,11 +15,11 @@ struct unit {
 };
 
 struct operand {
-    struct shoal_device_operand base; /* must be first */
+    struct shoal_operand base; /* must be first */
     struct sim_device *device;
     struct operand *next;
     struct shoal_call host; /* the call as if all operands were in host memory; the input owns its layout */
-    enum shoal_operand which;
+    enum shoal_block_operand which;
     int rank;
     int parts;
     bool is_in_parts;
@@ -58,7 +58,7 @@ SHOAL_PRINTF(2, 3) static void device_breach(struct sim_device *device, const ch
 
 static size_t part_length(const struct operand *operand, int part)
 {
-    const bool is_input = operand->which == SHOAL_OPERAND_INPUT;
+    const bool is_input = operand->which == SHOAL_INPUT;
     return shoal_call_length(&operand->host, operand->rank, is_input ? operand->rank : part, is_input ? part : operand->rank);
 }
 
@@ -87,7 +87,7 @@ static void copy_unit(struct operand *operand, size_t unit)
             run = end - at;
             char *there = shoal_call_address(&operand->host, operand->rank, operand->element, operand->which, part, at, &run);
             char *here = unit_row(operand, unit, part) + (at - begin) * operand->element;
-            if (operand->which == SHOAL_OPERAND_INPUT)
+            if (operand->which == SHOAL_INPUT)
                 memcpy(here, there, run * operand->element);
             else
                 memcpy(there, here, run * operand->element);
@@ -123,7 +123,7 @@ static void move(struct operand *operand, size_t unit)
         set_stage(operand, unit, GONE);
         return;
     }
-    if (operand->which == SHOAL_OPERAND_INPUT)
+    if (operand->which == SHOAL_INPUT)
         copy_unit(operand, unit);
     operand->device->reuses += unit >= operand->slot_count;
     set_stage(operand, unit, READY);
@@ -165,7 +165,7 @@ bool sim_device_advance(struct sim_device *device)
 
 /* ---- Operations for the engine ------------------------------------------------------------------------------------------- */
 
-static struct operand *operand_of(const struct shoal_device_operand *base)
+static struct operand *operand_of(const struct shoal_operand *base)
 {
     return (struct operand *)(uintptr_t)base;
 }
@@ -175,7 +175,7 @@ static size_t range_of(const struct operand *operand)
     return operand->is_in_parts ? operand->device->part_range_bytes : operand->device->range_bytes;
 }
 
-static bool operand_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
+static bool operand_is_ready(const struct shoal_operand *base, size_t begin, size_t end)
 {
     struct operand *operand = operand_of(base);
     if ((end - begin) * operand->element > range_of(operand))
@@ -190,7 +190,7 @@ static bool operand_is_ready(const struct shoal_device_operand *base, size_t beg
     return true;
 }
 
-static char *operand_address(const struct shoal_device_operand *base, int part, size_t at, size_t *run)
+static char *operand_address(const struct shoal_operand *base, int part, size_t at, size_t *run)
 {
     struct operand *operand = operand_of(base);
     const size_t unit = at / operand->unit_elements, begin = unit * operand->unit_elements;
@@ -210,12 +210,12 @@ static void release_unit(struct operand *operand, size_t unit, size_t elements)
                       (int)at->stage);
     if (at->released < length)
         return;
-    set_stage(operand, unit, operand->which == SHOAL_OPERAND_INPUT ? GONE : WRITTEN);
+    set_stage(operand, unit, operand->which == SHOAL_INPUT ? GONE : WRITTEN);
     if (at->stage == GONE)
         wipe(operand, unit);
 }
 
-static void operand_release(struct shoal_device_operand *base, size_t begin, size_t end)
+static void operand_release(struct shoal_operand *base, size_t begin, size_t end)
 {
     struct operand *operand = operand_of(base);
     end = shoal_min_size(end, operand->count);
@@ -225,7 +225,7 @@ static void operand_release(struct shoal_device_operand *base, size_t begin, siz
     }
 }
 
-static bool operand_is_finished(const struct shoal_device_operand *base)
+static bool operand_is_finished(const struct shoal_operand *base)
 {
     const struct operand *operand = operand_of(base);
     for (size_t unit = operand->first; unit < operand->unit_count; unit++) {
@@ -237,7 +237,7 @@ static bool operand_is_finished(const struct shoal_device_operand *base)
     return true;
 }
 
-static void operand_drop(struct shoal_device_operand *base)
+static void operand_drop(struct shoal_operand *base)
 {
     struct operand *operand = operand_of(base), **link = &operand->device->operands;
     while (*link != operand)
@@ -249,11 +249,11 @@ static void operand_drop(struct shoal_device_operand *base)
     free(operand);
 }
 
-static const struct shoal_device_ops operand_ops = {.is_ready = operand_is_ready,
-                                                    .address = operand_address,
-                                                    .release = operand_release,
-                                                    .is_finished = operand_is_finished,
-                                                    .drop = operand_drop};
+static const struct shoal_operand_ops operand_ops = {.is_ready = operand_is_ready,
+                                                     .address = operand_address,
+                                                     .release = operand_release,
+                                                     .is_finished = operand_is_finished,
+                                                     .drop = operand_drop};
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
@@ -285,8 +285,8 @@ static void draw_units(struct operand *operand)
         operand->slot_count = operand->unit_count ? operand->unit_count : 1;
 }
 
-static struct shoal_device_operand *open_operand(struct sim_device *device, const struct shoal_call *call, int rank, int size,
-                                                 enum shoal_operand which, struct shoal_layout *layout)
+static struct shoal_operand *open_operand(struct sim_device *device, const struct shoal_call *call, int rank, int size,
+                                          enum shoal_block_operand which, struct shoal_layout *layout)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
     struct operand *operand = calloc(1, sizeof *operand);
@@ -301,7 +301,7 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
                                 .parts = 1,
                                 .element = shoal_type_bytes(call->type)};
     operand->host.layout = layout;
-    operand->is_in_parts = which == SHOAL_OPERAND_INPUT ? shape->is_input_partitioned : shape->is_output_partitioned;
+    operand->is_in_parts = which == SHOAL_INPUT ? shape->is_input_partitioned : shape->is_output_partitioned;
     operand->parts = operand->is_in_parts ? size : 1;
     for (int part = 0; part < operand->parts; part++)
         operand->count = shoal_max_size(operand->count, part_length(operand, part));
@@ -317,26 +317,23 @@ static struct shoal_device_operand *open_operand(struct sim_device *device, cons
     return &operand->base;
 }
 
-/* Copies the layout, so that each operand has its own. */
-static struct shoal_layout *copy_layout(const struct shoal_call *call, int size)
+/* Lays out the call once more, so that each operand has its own layout. */
+static struct shoal_layout *copy_layout(const struct shoal_call *call, int rank, int size)
 {
-    const struct shoal_layout *all = call->layout;
-    struct shoal_layout *copy = NULL;
-    if (all && all->tensors)
-        copy = shoal_layout_of_tensors(call->collective, call->type, size, all->tensors, all->tensor_count);
-    else if (all)
-        copy = shoal_layout_of_parts(size, all->sent, all->sent_at, all->received, all->received_at, false);
-    if (all && !copy)
+    struct shoal_call copy = *call;
+    copy.layout = NULL;
+    if (call->layout && !shoal_call_lay_out(&copy, rank, size))
         abort();
-    return copy;
+    return copy.layout;
 }
 
 void sim_device_take(struct sim_device *device, struct shoal_call *call, int rank, int size, unsigned operands)
 {
-    struct shoal_device_operand *taken[2] = {NULL, NULL};
-    for (unsigned which = SHOAL_OPERAND_INPUT; which <= SHOAL_OPERAND_OUTPUT; which++) {
+    struct shoal_operand *taken[2] = {NULL, NULL};
+    for (unsigned which = SHOAL_INPUT; which <= SHOAL_OUTPUT; which++) {
         if (operands & 1u << which)
-            taken[which] = open_operand(device, call, rank, size, (enum shoal_operand)which, copy_layout(call, size));
+            taken[which] =
+                open_operand(device, call, rank, size, (enum shoal_block_operand)which, copy_layout(call, rank, size));
     }
     if (!taken[0] && !taken[1])
         return;
@@ -344,7 +341,7 @@ void sim_device_take(struct sim_device *device, struct shoal_call *call, int ran
         call->input = NULL;
     if (taken[1])
         call->output = NULL;
-    if (!shoal_layout_put_on_device(call, rank, size, taken[0], taken[1]))
+    if (!shoal_call_put_operands(call, rank, size, taken[0], taken[1]))
         abort();
 }
 

@@ -1,12 +1,12 @@
 /* A device for tests: operands in ordinary memory that the engine reaches only in units, through other memory
- * (device/device.h). It copies one unit at a time, chosen by seed among those that can be copied. So operands become ready late
+ * (operand/operand.h). It copies one unit at a time, chosen by seed among those that can be copied. So operands become ready late
  * and in any order. Units that the engine has released, or that have not arrived, contain 0xFF there, a NaN in every type.
  *
  * It also watches the engine and keeps the first breach of the contract. One thread, or each function under one lock. */
 #ifndef SHOAL_TESTS_SIM_SIM_DEVICE_H
 #define SHOAL_TESTS_SIM_SIM_DEVICE_H
 
-#include "engine/layout.h"
+#include "operand/call.h"
 
 /* The device of one rank. */
 struct sim_device;
@@ -17,7 +17,7 @@ struct sim_device *sim_device_open(uint64_t seed, size_t range_bytes, size_t par
 /* All operands must have been dropped. NULL is allowed. */
 void sim_device_close(struct sim_device *device);
 
-/* Puts operands of the call on the device: the bits 1 << enum shoal_operand, of those that the call has. */
+/* Puts operands of the call on the device: the bits 1 << enum shoal_block_operand, of those that the call has. */
 void sim_device_take(struct sim_device *device, struct shoal_call *call, int rank, int size, unsigned operands);
 
 /* Copies one unit. Returns false if no unit can be copied now. */

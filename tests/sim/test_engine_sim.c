@@ -13,7 +13,9 @@
 
 #include "base/clock.h"
 #include "comm/settings.h"
+#include "device/device_stage.h"
 #include "engine/engine_state.h"
+#include "operand/makers.h"
 #include "operations.h"
 #include "reference.h"
 #include "seeds.h"
@@ -308,12 +310,36 @@ static enum shoal_collective_type kind_of(enum operation_kind kind)
     return kinds[kind];
 }
 
+/* Fills in the arrays of a call with several tensors, or with parts of different lengths. */
+static void lay_out(const struct operation *operation, const struct operation_arguments *arguments, int rank, int size,
+                    struct shoal_call *call, struct shoal_call_arrays *arrays)
+{
+    if (operation->form == FORM_TENSORS) {
+        *arrays = (struct shoal_call_arrays){
+            .tensors = arguments->tensors, .tensor_count = (size_t)operation->tensors, .has_tensors = true};
+        call->input = call->output = NULL;
+        call->count = 0;
+        for (int t = 0; t < operation->tensors; t++)
+            call->count += arguments->tensors[t].count;
+    } else if (operation->form == FORM_PARTS) {
+        *arrays = (struct shoal_call_arrays){.sent = arguments->given,
+                                             .sent_at = arguments->given_at,
+                                             .received = arguments->taken,
+                                             .received_at = arguments->taken_at};
+        call->count = longest(arguments->given, size, longest(arguments->taken, size, 0));
+    } else {
+        return;
+    }
+    call->arrays = arrays;
+    assert_true(shoal_call_lay_out(call, rank, size));
+}
+
 /* Makes the call as src/comm passes it to the engine: operands that the rank does not have are NULL. */
-static struct shoal_call call_of(const struct operation_side *side)
+static struct shoal_call call_of(const struct operation_side *side, const struct operation_arguments *arguments,
+                                 struct shoal_call_arrays *arrays)
 {
     const struct operation *operation = &side->operation;
     const int rank = side->team.rank, size = side->team.size;
-    struct operation_arguments arguments = operation_open_arguments(side);
     struct shoal_call call = {.collective = kind_of(operation->kind),
                               .type = operation->type,
                               .op = operation->op,
@@ -321,18 +347,9 @@ static struct shoal_call call_of(const struct operation_side *side)
                               .count = operation->count,
                               .scale = operation->scale};
     const struct shoal_shape *shape = &shoal_collective_traits(call.collective)->shape;
-    call.input = shoal_shape_contributes(shape, rank, call.root) ? arguments.input : NULL;
-    call.output = shoal_shape_receives(shape, rank, call.root) ? arguments.output : NULL;
-    if (operation->form == FORM_TENSORS) {
-        call.input = call.output = NULL;
-        call.layout = shoal_layout_of_tensors(call.collective, call.type, size, arguments.tensors, (size_t)operation->tensors);
-        call.count = call.layout->starts[operation->tensors];
-    } else if (operation->form == FORM_PARTS) {
-        call.layout = shoal_layout_of_parts(size, arguments.given, arguments.given_at, arguments.taken, arguments.taken_at,
-                                            call.collective == SHOAL_COLLECTIVE_ALLTOALL);
-        call.count = longest(arguments.given, size, longest(arguments.taken, size, 0));
-    }
-    operation_close_arguments(&arguments);
+    call.input = shoal_shape_contributes(shape, rank, call.root) ? arguments->input : NULL;
+    call.output = shoal_shape_receives(shape, rank, call.root) ? arguments->output : NULL;
+    lay_out(operation, arguments, rank, size, &call, arrays);
     return call;
 }
 
@@ -353,7 +370,7 @@ static void end_call(void *arg, enum shoal_status status)
 /* Puts three of four messages on the device. */
 static void put_message_on_device(struct world *world, int r, struct shoal_call *call)
 {
-    const unsigned operand = 1u << (call->collective == SHOAL_COLLECTIVE_SEND ? SHOAL_OPERAND_INPUT : SHOAL_OPERAND_OUTPUT);
+    const unsigned operand = 1u << (call->collective == SHOAL_COLLECTIVE_SEND ? SHOAL_INPUT : SHOAL_OUTPUT);
     sim_device_take(world->ranks[r].device, call, r, world->size, reference_below(&world->device_random, 4) ? operand : 0);
 }
 
@@ -380,8 +397,8 @@ static void post_exchange(struct world *world, int r, const struct exchange_side
 static void put_on_device(struct world *world, int r, const struct operation *operation, struct shoal_call *call)
 {
     const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
-    const unsigned given = shoal_shape_contributes(shape, r, call->root) ? 1u << SHOAL_OPERAND_INPUT : 0;
-    const unsigned taken = shoal_shape_receives(shape, r, call->root) ? 1u << SHOAL_OPERAND_OUTPUT : 0;
+    const unsigned given = shoal_shape_contributes(shape, r, call->root) ? 1u << SHOAL_INPUT : 0;
+    const unsigned taken = shoal_shape_receives(shape, r, call->root) ? 1u << SHOAL_OUTPUT : 0;
     unsigned drawn = (unsigned)reference_below(&world->device_random, 4) | (unsigned)reference_below(&world->device_random, 4);
     if (drawn && (operation->form == FORM_TENSORS || operation->place != PLACE_APART))
         drawn = given | taken;
@@ -403,9 +420,12 @@ static void post_item(struct world *world, const struct program *program, int r,
         return;
     }
     doing->operation = operation_prepare(&program->operations[i], &team, &rank->areas, begin);
-    struct shoal_call call = call_of(&doing->operation);
+    struct operation_arguments arguments = operation_open_arguments(&doing->operation);
+    struct shoal_call_arrays arrays;
+    struct shoal_call call = call_of(&doing->operation, &arguments, &arrays);
     if (rank->device)
         put_on_device(world, r, &doing->operation.operation, &call);
+    operation_close_arguments(&arguments);
     shoal_engine_post(rank->engine, &call, &rank->requests[i]);
 }
 
@@ -819,7 +839,7 @@ static struct shoal_call device_call(struct world *world, int r, enum shoal_coll
     call.output = world->ranks[r].areas.plain[1];
     if (ranks & 1u << r)
         sim_device_take(world->ranks[r].device, &call, r, world->size,
-                        1u << SHOAL_OPERAND_OUTPUT | (call.input ? 1u << SHOAL_OPERAND_INPUT : 0));
+                        1u << SHOAL_OUTPUT | (call.input ? 1u << SHOAL_INPUT : 0));
     return call;
 }
 
@@ -831,7 +851,7 @@ static void engine_runs_alone_on_a_device(void **state)
     struct world *world = open_world(&weather, one_slot);
     const struct shoal_call barrier = {.collective = SHOAL_COLLECTIVE_BARRIER};
     open_devices(world, 5);
-    sim_device_stop(world->ranks[0].device, 1u << SHOAL_OPERAND_OUTPUT);
+    sim_device_stop(world->ranks[0].device, 1u << SHOAL_OUTPUT);
     struct shoal_call call = device_call(world, 0, SHOAL_COLLECTIVE_ALLREDUCE, 100000, 1);
     call.op = SHOAL_SCALED_SUM;
     call.scale = 3;
@@ -877,7 +897,7 @@ static void engine_goes_on_while_a_device_is_late(void **state)
     const struct shoal_sim_options weather = {.seed = 3, .size = 3, .delay_ns_max = TICK_NS};
     struct world *world = open_world(&weather, preset);
     open_devices(world, 7);
-    sim_device_stop(world->ranks[1].device, 1u << SHOAL_OPERAND_INPUT);
+    sim_device_stop(world->ranks[1].device, 1u << SHOAL_INPUT);
     for (int r = 0; r < 3; r++)
         post_beside_a_device(world, r);
     assert_false(drive(world, 2, SHOAL_NS_PER_S));
@@ -889,8 +909,8 @@ static void engine_goes_on_while_a_device_is_late(void **state)
         assert_int_equal(status_of(world, r, 2), SHOAL_OK);
         assert_int_equal(status_of(world, r, 3), SHOAL_OK);
     }
-    assert_true(world->ranks[1].engine->awaits_device);
-    assert_false(world->ranks[0].engine->awaits_device);
+    assert_true(world->ranks[1].engine->awaits_operand);
+    assert_false(world->ranks[0].engine->awaits_operand);
     sim_device_stop(world->ranks[1].device, 0);
     assert_true(drive(world, 4, 2 * SHOAL_NS_PER_S));
     for (int r = 0; r < 3; r++) {
@@ -940,7 +960,7 @@ static void engine_names_a_device_that_stops(void **state)
     for (uint64_t seed = 0; seed < 16; seed++) {
         for (int i = 0; i < 8; i++)
             blame_device(seed, i & 1 ? hosts : NULL, SHOAL_COLLECTIVE_ALLREDUCE, counts[i >> 1 & 1],
-                         1u << (i & 4 ? SHOAL_OPERAND_OUTPUT : SHOAL_OPERAND_INPUT));
+                         1u << (i & 4 ? SHOAL_OUTPUT : SHOAL_INPUT));
     }
 }
 
@@ -1249,7 +1269,9 @@ static bool run_worked(int looks_before)
     for (int r = 0; r < 2; r++) {
         struct shoal_device_sum *sum = open_worked(&stages[r], world->ranks[r].engine);
         struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .count = sum->count};
-        assert_true(shoal_layout_put_on_peers(&call, sum));
+        struct shoal_operand *both = shoal_operand_of_device_sum(sum);
+        assert_non_null(both);
+        assert_true(shoal_call_put_operands(&call, r, 2, both, both));
         post(world, r, 0, &call);
         shoal_device_sum_leave(sum);
     }

@@ -293,8 +293,8 @@ static void put_in_tensors(struct world *world, const struct form *form, struct 
                                            {input + first, output + first, second},
                                            {input + first + second, output + first + second, form->count - first - second}};
     call->input = call->output = NULL;
-    call->layout = shoal_layout_of_tensors(call->collective, call->type, world->size, tensors, 3);
-    assert_non_null(call->layout);
+    call->arrays = &(struct shoal_call_arrays){.tensors = tensors, .tensor_count = 3, .has_tensors = true};
+    assert_true(shoal_call_lay_out(call, 0, world->size));
 }
 
 static void post(struct world *world, int r, const struct form *form, uint64_t seed)

@@ -1,22 +1,19 @@
 #!/usr/bin/env python3
 """shoal.tensorflow.profile: what it measures of small Keras models, that it leaves them as they were, and that the tools read its
 files. Also what a job sees of the waits of tf.data."""
-import json
 import os
-import pathlib
 import subprocess
 import sys
 import tempfile
 import warnings
 
 import tensorflow as tf
-from tap import call, expect, run_cases
+from profiles import refusals_of, tools_read_the_file_of
+from tap import expect, run_cases
 from tensorflow import keras
 
 import shoal.tensorflow
 
-TOP = pathlib.Path(__file__).resolve().parents[2]
-COMMAND = os.environ.get("SHOAL_COMMAND", TOP / "build/shoal")
 BATCH, INPUTS, HIDDEN, OUTPUTS = 6, 130, 40, 3
 
 
@@ -29,13 +26,7 @@ def example():
     return tf.random.normal((BATCH, INPUTS))
 
 
-def refused(kind, about, *arguments, **options):
-    try:
-        shoal.tensorflow.profile(*arguments, **options)
-    except kind as error:
-        expect(about in str(error), about, error)
-        return
-    raise AssertionError(f"{kind.__name__} was not raised")
+refused = refusals_of(shoal.tensorflow.profile)
 
 
 def gradients_are_in_the_order_of_the_backward_pass():
@@ -127,18 +118,7 @@ def loops_are_named():
 
 
 def tools_read_the_file():
-    with tempfile.TemporaryDirectory() as folder:
-        file = pathlib.Path(folder, "mine.json")
-        profile = shoal.tensorflow.profile(small(), example(), name="mine" + 200 * "é")
-        profile.save(file)
-        code, out, err = call(COMMAND, "advise", "--profile", file, "--samples", "1000", "--batch", "24", "--machine", "this",
-                              "--per-machine", "2", "--format", "json")
-        expect(code == 0 and not err, code, err)
-        answer = json.loads(out)
-        expect(answer["sure"]["sample_us"] == answer["sure"]["activations"] == "measured", answer["sure"])
-        wanted = 1e3 * (profile.forward_ms + profile.backward_ms) / BATCH
-        expect(abs(answer["question"]["sample_us"] - wanted) < 1e-9 * wanted, answer["question"], wanted)
-        expect(answer["points"][0]["ladder"][0]["activations_bytes"] == 12 * 4 * (INPUTS + HIDDEN), answer["points"])
+    tools_read_the_file_of(shoal.tensorflow.profile(small(), example(), name="mine" + 200 * "é"), INPUTS + HIDDEN)
 
 
 def wrong_arguments_are_refused():

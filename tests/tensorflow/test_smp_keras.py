@@ -23,9 +23,9 @@ tf.get_logger().setLevel("ERROR")
 STEPS, SAMPLES, MICROBATCHES = 3, 16, 4
 
 
-def begin(**parameters):
-    size = int(os.environ["WORLD_SIZE"])
-    smp.init({"partitions": size, "microbatches": MICROBATCHES, **parameters})
+def begin(partitions=None, **parameters):
+    partitions = partitions or int(os.environ["WORLD_SIZE"])
+    smp.init({"partitions": partitions, "microbatches": MICROBATCHES, **parameters})
 
 
 def fails(function, kind, *words):
@@ -104,9 +104,9 @@ def reference(make, run, steps=STEPS):
 
 
 class Trainer:
-    """A script for the library."""
+    """A script for the library. averaged: what it does with the gradient of a variable."""
 
-    def __init__(self, make, run, uses_tape=False):
+    def __init__(self, make, run, uses_tape=False, averaged=lambda gradient: gradient):
         self.model, self.optimizer = model_of(make, run), keras.optimizers.Adam(0.05)
         model, optimizer = self.model, self.optimizer
 
@@ -121,7 +121,7 @@ class Trainer:
         @tf.function
         def train(x, y):
             gradients, loss, result = get_grads(x, y)
-            optimizer.apply_gradients(zip([each.accumulate() for each in gradients], model.trainable_variables))
+            optimizer.apply_gradients(zip([averaged(each.accumulate()) for each in gradients], model.trainable_variables))
             return loss.reduce_mean(), result.merge()
         self.train = lambda step: train(*map(tf.constant, data(step)))
 
@@ -139,7 +139,7 @@ class Trainer:
         held = sum(variable.shape.num_elements() for variable in self.model.local_variables())
         counts = tf.constant([held])
         import shoal.tensorflow as shoal
-        total = int(shoal.allreduce(counts, shoal.ReduceOp.SUM)[0])
+        total = int(shoal.allreduce(counts, shoal.ReduceOp.SUM)[0]) // smp.dp_size()
         assert total == wanted.count_params(), (total, wanted.count_params())
 
 
@@ -157,6 +157,46 @@ def models_train_as_one_process(rank):
             assert result.shape == (SAMPLES, 5)
         trainer.expect_variables_of(wanted)
         close(trainer.test(tf.constant(data(9)[0])).concat(), wanted(data(9)[0], training=False))
+
+
+def replicas_average(rank):
+    """Pipelines with batches of their own, whose gradients Horovod's calls average: they train as one process on all batches."""
+    import shoal.horovod.tensorflow as hvd
+    for partitions, strategy in ((1, "cluster"), (smp_size() // 2, "cluster"), (smp_size() // 2, "spread"))[smp_size() == 2:]:
+        begin(partitions, horovod=True, placement_strategy=strategy)
+        replicas = smp_size() // partitions
+        assert (smp.dp_size(), smp.pp_size(), hvd.size(), hvd.rank()) == (replicas, partitions, replicas, smp.dp_rank())
+        assert smp.pp_rank() == (rank // replicas if strategy == "spread" else rank % partitions)
+        model, optimizer = model_of(forks, run_forks, keras.Model), keras.optimizers.Adam(0.05)
+        trainer = Trainer(forks, run_forks, averaged=hvd.allreduce)
+        for step in range(STEPS):
+            with tf.GradientTape() as tape:
+                losses = [LOSS(y, model(x, training=True)) for x, y in (data(10 * step + each) for each in range(replicas))]
+                loss = tf.add_n(losses) / replicas
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            close(trainer.train(10 * step + smp.dp_rank())[0], losses[smp.dp_rank()])
+        trainer.expect_variables_of(model)
+        own = trainer.model.local_variables()
+        if own and smp.dp_rank() > 0:
+            own[0].assign(own[0] + 1)
+        hvd.broadcast_variables(own, root_rank=0)
+        trainer.expect_variables_of(model)
+        folder = pathlib.Path(tempfile.gettempdir(), f"shoal-smp-replicas-{os.environ['SHOAL_JOB_ID']}-{partitions}-{strategy}")
+        manager = smp.CheckpointManager(tf.train.Checkpoint(model=trainer.model), str(folder))
+        assert bool(manager.save()) == (smp.dp_rank() == 0)
+        smp.barrier()
+        for variable in own:
+            variable.assign(tf.zeros_like(variable))
+        manager.restore()
+        trainer.expect_variables_of(model)
+        smp.barrier()
+        if rank == 0:
+            shutil.rmtree(folder)
+        fails(lambda: hvd.add_process_set([0]), NotImplementedError, "process sets together with partitions")
+
+
+def smp_size():
+    return int(os.environ["WORLD_SIZE"])
 
 
 def partitions_follow_marks(rank):
@@ -209,6 +249,21 @@ def checkpoints_resume(rank):
         shutil.rmtree(folder)
 
 
+def parameters_decide(rank):
+    """memory_weight chooses stages of equal bytes; what has no effect is logged."""
+    logged = []
+    tf.get_logger().warning, plain = (lambda text, *words: logged.append(text % words)), tf.get_logger().warning
+    begin(memory_weight=1.0, pipeline="simple", active_microbatches=3, ddp=True)
+    tf.get_logger().warning = plain
+    assert rank or [each.split(" has no effect")[0].split()[-1] for each in logged] == ["pipeline", "active_microbatches", "ddp"], logged
+    make = lambda: [seeded(keras.layers.Conv2D, 2, 3, seed=1), keras.layers.Flatten(), seeded(keras.layers.Dense, 64, seed=2),  # noqa: E731
+                    keras.layers.Dropout(0.0), seeded(keras.layers.Dense, 64, seed=3)]
+    model = model_of(make, run_chain)
+    smp.step(lambda x: model(x))(tf.constant(data(0)[0]))
+    held = sum(each.shape.num_elements() for each in model.local_variables())
+    assert held == (20 + 32 * 64 + 64 if rank == 0 else 64 * 64 + 64), held
+
+
 def outputs_have_the_form_of_one_call(rank):
     begin()
     model = model_of(chain, run_chain)
@@ -230,8 +285,9 @@ def outputs_have_the_form_of_one_call(rank):
 
 def misuse_is_refused(rank):
     fails(smp.rank, SMPError, "call smp.init() first")
-    fails(lambda: smp.init({"partitions": 3}), SMPConfigError, "there are 2 processes and 3 partitions")
-    fails(lambda: smp.init({"partitions": 2, "horovod": True}), SMPUnsupportedError, "horovod")
+    fails(lambda: smp.init({"partitions": 3}), SMPConfigError, "2", "3")
+    fails(lambda: smp.init({"partitions": 1}), SMPConfigError, "2 processes are 2 replicas of 1 partitions", "hvd.allreduce()")
+    fails(lambda: smp.init({"partitions": 1, "horovod": True, "ddp": True}), SMPConfigError, "ddp and horovod are both true")
     fails(lambda: smp.init({"partitions": 2, "tensor_parallel_degree": 2, "ddp": True}), SMPUnsupportedError, "tensor_parallel_degree is served in PyTorch only")
     fails(lambda: smp.init({"partitions": 2, "bf16": True}), SMPUnsupportedError, "set keras.mixed_precision")
     begin()
@@ -260,5 +316,5 @@ def cases(size, *functions):
 
 
 run_cases([*cases(1, models_train_as_one_process), *cases(2, models_train_as_one_process), *cases(3, models_train_as_one_process),
-           *cases(2, partitions_follow_marks), *cases(2, checkpoints_resume), *cases(2, outputs_have_the_form_of_one_call),
+           *cases(2, replicas_average), *cases(4, replicas_average), *cases(2, partitions_follow_marks), *cases(2, checkpoints_resume), *cases(2, parameters_decide), *cases(2, outputs_have_the_form_of_one_call),
            *cases(2, misuse_is_refused)])

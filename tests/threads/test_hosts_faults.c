@@ -192,7 +192,8 @@ static uint64_t control_bytes(struct rank *rank)
     return usage.control_bytes;
 }
 
-/* A peer on another host receives only its own length: nothing with its record has to be stored. */
+/* All-to-all of parts whose lengths differ. A rank sends each peer on another host only the length of its part, so it stores no
+ * list of lengths. */
 static void uneven_body(struct rank *rank)
 {
     const int size = rank->world->size;

@@ -383,12 +383,11 @@ static void begin_device_call(struct rank *rank, struct device_call *call, unsig
     asked.input = gives && !call->devices[0] ? call->input : NULL;
     asked.output = call->devices[1] ? NULL : call->output;
     CHECK(rank,
-          shoal_layout_put_on_device(&asked, rank->rank, rank->size,
-                                     call->devices[0] ? thread_device_operand(call->devices[0]) : NULL,
-                                     call->devices[1] ? thread_device_operand(call->devices[1]) : NULL),
+          shoal_call_put_operands(&asked, rank->rank, rank->size,
+                                  call->devices[0] ? thread_device_operand(call->devices[0]) : NULL,
+                                  call->devices[1] ? thread_device_operand(call->devices[1]) : NULL),
           "no memory");
-    const struct shoal_batch batch = {.calls = &asked, .count = 1};
-    OK(rank, shoal_engine_start(rank->comm->engine, &batch, &call->request));
+    OK(rank, shoal_engine_start(rank->comm->engine, &asked, 1, 0, &call->request));
 }
 
 static void end_device_call(struct rank *rank, struct device_call *call)

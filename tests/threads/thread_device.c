@@ -12,7 +12,7 @@
 #define LET_GO (UINT64_C(1) << 62)
 
 struct thread_device {
-    struct shoal_device_operand base; /* must be first */
+    struct shoal_operand base; /* must be first */
     float *memory;
     float *ring;
     bool is_output;
@@ -35,7 +35,7 @@ static void device_must(bool condition, const char *what)
     abort();
 }
 
-static struct thread_device *device_of(const struct shoal_device_operand *base)
+static struct thread_device *device_of(const struct shoal_operand *base)
 {
     return (struct thread_device *)(uintptr_t)base;
 }
@@ -89,7 +89,7 @@ static bool is_unit_ready(const struct thread_device *device, size_t unit)
     return atomic_load_explicit(&device->by_thread[unit % SLOTS], memory_order_acquire) >= k;
 }
 
-static bool thread_is_ready(const struct shoal_device_operand *base, size_t begin, size_t end)
+static bool thread_is_ready(const struct shoal_operand *base, size_t begin, size_t end)
 {
     const struct thread_device *device = device_of(base);
     end = shoal_min_size(end, device->count);
@@ -100,7 +100,7 @@ static bool thread_is_ready(const struct shoal_device_operand *base, size_t begi
     return true;
 }
 
-static char *thread_address(const struct shoal_device_operand *base, int part, size_t at, size_t *run)
+static char *thread_address(const struct shoal_operand *base, int part, size_t at, size_t *run)
 {
     const struct thread_device *device = device_of(base);
     device_must(is_unit_ready(device, at / UNIT), "the engine touched what is not ready");
@@ -108,7 +108,7 @@ static char *thread_address(const struct shoal_device_operand *base, int part, s
     return (char *)(ring_at(device, at / UNIT, part) + at % UNIT);
 }
 
-static void thread_release(struct shoal_device_operand *base, size_t begin, size_t end)
+static void thread_release(struct shoal_operand *base, size_t begin, size_t end)
 {
     struct thread_device *device = device_of(base);
     for (size_t at = begin, until; at < end; at = until) {
@@ -123,14 +123,14 @@ static void thread_release(struct shoal_device_operand *base, size_t begin, size
     }
 }
 
-static bool thread_is_finished(const struct shoal_device_operand *base)
+static bool thread_is_finished(const struct shoal_operand *base)
 {
     const struct thread_device *device = device_of(base);
     const size_t last = device->unit_count - 1;
     return atomic_load_explicit(&device->by_thread[last % SLOTS], memory_order_acquire) >= last / SLOTS + 1;
 }
 
-static void thread_drop(struct shoal_device_operand *base)
+static void thread_drop(struct shoal_operand *base)
 {
     struct thread_device *device = device_of(base);
     for (unsigned slot = 0; slot < SLOTS && device->units_released < device->unit_count; slot++)
@@ -138,11 +138,11 @@ static void thread_drop(struct shoal_device_operand *base)
     device_must(!atomic_exchange(&device->is_dropped, true), "dropped twice");
 }
 
-static const struct shoal_device_ops thread_ops = {.is_ready = thread_is_ready,
-                                                   .address = thread_address,
-                                                   .release = thread_release,
-                                                   .is_finished = thread_is_finished,
-                                                   .drop = thread_drop};
+static const struct shoal_operand_ops thread_ops = {.is_ready = thread_is_ready,
+                                                    .address = thread_address,
+                                                    .release = thread_release,
+                                                    .is_finished = thread_is_finished,
+                                                    .drop = thread_drop};
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
@@ -163,7 +163,7 @@ struct thread_device *thread_device_open(float *memory, bool is_output, int part
     return device;
 }
 
-struct shoal_device_operand *thread_device_operand(struct thread_device *device)
+struct shoal_operand *thread_device_operand(struct thread_device *device)
 {
     return &device->base;
 }

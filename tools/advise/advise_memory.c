@@ -59,11 +59,16 @@ static double embedding_bytes(const struct advise_model *model, const struct adv
     return 8 * model->sequence * setup->micro + mask_bytes(setup) * positions(model, setup);
 }
 
-/* Inputs of the last norm and of the product, and the logits in float32. */
+/* In float32. Tensor parallelism does not divide them, because the loss gathers them. */
+static double logits_bytes(const struct advise_model *model, const struct advise_setup *setup)
+{
+    return 4 * model->sequence * setup->micro * model->vocabulary;
+}
+
+/* Inputs of the last norm and of the product, and the logits. */
 static double head_bytes(const struct advise_model *model, const struct advise_setup *setup)
 {
-    return 2 * value_bytes(setup) * positions(model, setup) +
-           4 * model->sequence * setup->micro * model->vocabulary / setup->tensor;
+    return 2 * value_bytes(setup) * positions(model, setup) + logits_bytes(model, setup);
 }
 
 /* The first stage keeps the most microbatches; the last one keeps one, and has the head. */
@@ -92,6 +97,16 @@ static double activation_bytes(const struct advise_model *model, const struct ad
 
 /* ---- The whole ----------------------------------------------------------------------------------------------------------- */
 
+/* Sharded parameters: three units that live, as is usual, and the gradients of two. Tensor parallelism: gradients have no buffer of
+ * Shoal's. The backward pass of the loss makes two more values like the logits before it makes gradients. */
+static double buffer_bytes(const struct advise_model *model, const struct advise_setup *setup, double gradients)
+{
+    const double e = value_bytes(setup), largest = e * model->largest_tensor / setup->tensor;
+    if (setup->shards == ADVISE_PARAMETER_SHARDS)
+        return (3 + 2) * e * model->largest_unit / setup->tensor;
+    return setup->tensor > 1 && setup->stages <= 1 ? fmax(largest, 2 * logits_bytes(model, setup) - gradients) : largest;
+}
+
 struct advise_memory advise_memory_of(const struct advise_model *model, const struct advise_setup *setup)
 {
     const double cut = setup->tensor * setup->stages, mine = model->parameters / cut, e = value_bytes(setup);
@@ -103,9 +118,7 @@ struct advise_memory advise_memory_of(const struct advise_model *model, const st
     memory.states = 4 * setup->states * mine / of_states;
     memory.master = setup->is_16 ? 4 * mine / of_states : 0;
     memory.activations = activation_bytes(model, setup);
-    memory.buffers = e * model->largest_tensor / setup->tensor;
-    if (setup->shards == ADVISE_PARAMETER_SHARDS) /* live_units, of which three are usual, and the gradients of two */
-        memory.buffers = (3 + 2) * e * model->largest_unit / setup->tensor;
+    memory.buffers = buffer_bytes(model, setup, memory.gradients);
     memory.total = memory.weights + memory.gradients + memory.states + memory.master + memory.activations + memory.buffers +
                    memory.constant;
     return memory;

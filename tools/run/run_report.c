@@ -157,7 +157,7 @@ static void failure_print(const struct run_reporting *reporting, const struct ru
     others_report(reporting, cause->kind == RUN_CAUSE_WORKER ? cause->rank : -1);
     if (has_said)
         run_output_say(reporting->output, "`shoal trace` shows which ranks were late, from their flight recorders "
-                                          "(SHOAL_RECORDER_FILE); docs/errors.md explains each error");
+                                          "(SHOAL_TRACE_FILE); docs/errors.md explains each error");
 }
 
 /* Returns "" if a line has been printed already, or there is nothing to report. */

@@ -29,7 +29,6 @@ static const char help_text[] =
     "    --rate RATE              payload that a host's adapter sends, and receives at the same time (25gbit)\n"
     "    --latency TIME           one way (30us)\n"
     "    --format table|json|csv  json: one object per line (table)\n"
-    "    --plot FILE              also draw the times, as SVG: over hosts, or over sizes if there is one number of hosts\n"
     "    --factor N               ratio of a number of a range to the one before it (2)\n"
     "    --type TYPE              type of the elements, such as float32, bfloat16 or int8 (float32)\n"
     "    --operands plain|shared  plain: ordinary memory; shared: from shoal_mem_alloc, which ranks of a host map (plain)\n"
@@ -66,7 +65,7 @@ static const char help_text[] =
     "\n"
     "Examples:\n"
     "    shoal sim allreduce --hosts 4 --bytes 64M --rate 1gbit\n"
-    "    shoal sim allreduce --hosts 1-256 --ranks-per-host 8 --bytes 100M,1G --plot scaling.svg\n"
+    "    shoal sim allreduce --hosts 1-256 --ranks-per-host 8 --bytes 100M,1G --format csv\n"
     "    shoal sim allreduce --hosts 16 --bytes 1K-1G --factor 8 --algorithm ring\n"
     "    shoal sim allreduce --hosts 1 --ranks-per-host 8 --bytes 64M --pcie gen4 --memory 20GB/s --host-memory 300GB/s\n"
     "    shoal sim --explain-model --rate 10gbit --latency 50us\n"
@@ -115,7 +114,7 @@ static int questions_ask(const struct sim_options *options, struct sim_row *rows
             sim_row_print(options, &rows[count++]);
         }
     }
-    return options->plot && !sim_plot_write(options, rows, count) ? 1 : 0;
+    return 0;
 }
 
 int shoal_tool_sim(int argc, char **argv)
@@ -134,8 +133,6 @@ int shoal_tool_sim(int argc, char **argv)
             sim_model_print(&options.question);
         return tool_output_finish("sim", 0);
     }
-    if (options.plot && !sim_plot_check(options.plot))
-        return 1;
     struct sim_row *rows = calloc((size_t)options.hosts.count * (size_t)options.bytes.count, sizeof *rows);
     if (!rows) {
         fputs("shoal sim: no memory\n", stderr);

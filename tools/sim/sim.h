@@ -1,4 +1,4 @@
-/* Shared by the files of `shoal sim`: the options, rows of answers, how they are printed and plotted. Uses only Shoal's public
+/* Shared by the files of `shoal sim`: the options, rows of answers, how they are printed. Uses only Shoal's public
  * header. Everything here runs on the main thread. */
 #ifndef SHOAL_TOOLS_SIM_H
 #define SHOAL_TOOLS_SIM_H
@@ -23,7 +23,6 @@ struct sim_options {
     struct sim_values bytes;
     char algorithm[128]; /* "SHOAL_ALGORITHMS=all-reduce=ring", or empty */
     enum sim_format format;
-    const char *plot; /* NULL if not wanted */
 };
 
 struct sim_row {
@@ -113,15 +112,5 @@ void sim_model_print(const struct shoal_simulation *model);
 
 /* Prints "64 MiB". */
 const char *sim_size_print(double bytes, char text_out[24]);
-
-/* Checks whether the file can be written, without changing it. Returns false after printing one line. */
-bool sim_plot_check(const char *name);
-
-/* Closes a plot's file. Returns false after printing one line if part of it could not be written. */
-bool sim_plot_finish(FILE *out, const char *name);
-
-/* Plots times over hosts or, if there is only one number of hosts, over sizes. Returns false after printing one line if the
- * file could not be written. */
-bool sim_plot_write(const struct sim_options *options, const struct sim_row *rows, int count);
 
 #endif

@@ -17,7 +17,6 @@ enum option {
     OPTION_ALGORITHM,
     OPTION_EVERY_CHUNK,
     OPTION_FORMAT,
-    OPTION_PLOT,
     OPTION_EXPLAIN
 };
 
@@ -34,7 +33,6 @@ static const struct tool_option options_known[] = {
     {"--every-piece", OPTION_EVERY_CHUNK, NULL}, /* its former name */
     SIM_MODEL_OPTIONS,
     {"--format", OPTION_FORMAT, "table|json|csv"},
-    {"--plot", OPTION_PLOT, "FILE"},
     {"--explain-model", OPTION_EXPLAIN, NULL},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
@@ -59,7 +57,7 @@ static bool time_read(const struct tool_args *args, double *us_out)
     return tool_quantity_read(args, time_units, "a time such as 30us, 1.5ms or 0.2, which is microseconds", us_out);
 }
 
-/* Rate of one GPU's link in each direction, by the link's generation. docs/performance.md has the sources of the numbers. */
+/* Rate of one GPU's link in each direction, by the link's generation. Sources: docs/figures/predictions.md. */
 struct link {
     const char *name;
     double gb_s;
@@ -302,9 +300,6 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_option
         return true;
     case OPTION_FORMAT:
         return sim_format_read(args, &options->format);
-    case OPTION_PLOT:
-        options->plot = args->value;
-        return true;
     case OPTION_EVERY_CHUNK:
         options->question.every_chunk = 1;
         return true;

@@ -296,7 +296,8 @@ static int row_time(const struct pipeline_options *options, struct sim_pipeline_
     return status == SHOAL_OK ? 0 : 1;
 }
 
-/* Makes a schedule of one kind. *is_there_out is false if its kind is impossible with these numbers, and others are wanted. */
+/* Makes a schedule of one kind. If the kind is impossible with these numbers, *is_there_out is false; that is an error only if
+ * no other kind is wanted. */
 static int row_make(const struct pipeline_options *options, enum shoal_schedule_kind kind, struct sim_pipeline_row *row,
                     bool *is_there_out)
 {

@@ -26,7 +26,6 @@ static const char help_text[] =
     "    --rate RATE              payload that a host's adapter sends, and receives at the same time (25gbit)\n"
     "    --latency TIME           one way (30us)\n"
     "    --format table|json|csv  json: one object per line (table)\n"
-    "    --plot FILE              also draw the efficiency over the number of workers, as SVG\n"
     "    --print-profile          print the profiles in the form of a file, and end\n"
     "    --factor N               ratio of a number of a range to the one before it (2)\n"
     "    --views                  gradients are made in the buffers: nothing is copied in or out\n"
@@ -85,7 +84,7 @@ static const char help_text[] =
     "\n"
     "Examples:\n"
     "    shoal sim step --profile resnet50 --backward 120 --hosts 1-256 --rate 100gbit\n"
-    "    shoal sim step --profile resnet50,bert-large,gpt2 --backward 120,400,250 --rate 100gbit --plot efficiency.svg\n"
+    "    shoal sim step --profile resnet50,bert-large,gpt2 --backward 120,400,250 --rate 100gbit --format csv\n"
     "    shoal sim step --profile gpt2 --backward 250 --hosts 4 --rate 10gbit --optimizer adamw --shard host\n"
     "    shoal sim step --profile gpt2 --print-profile > mine.json\n"
     "\n"
@@ -398,7 +397,7 @@ static int rows_ask(const struct sim_step_options *options, struct sim_step_row 
             sim_step_row_print(options, &rows[i]);
     }
     sim_step_answers_free(&answers);
-    return code ? code : options->plot && !sim_step_plot_write(options, rows, all) ? 1 : 0;
+    return code;
 }
 
 static int options_run(const struct sim_step_options *options)
@@ -411,8 +410,6 @@ static int options_run(const struct sim_step_options *options)
         step_profile_print(&options->profiles[p], stdout);
     if (options->prints_profiles)
         return 0;
-    if (options->plot && !sim_plot_check(options->plot))
-        return 1;
     struct sim_step_row *rows = calloc((size_t)options->hosts.count * (size_t)options->profile_count, sizeof *rows);
     const int code = rows ? rows_ask(options, rows) : sim_step_memory_fail();
     free(rows);

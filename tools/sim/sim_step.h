@@ -23,7 +23,6 @@ struct sim_step_options {
     struct step_optimizing optimizing;
     double update_gb_s; /* bytes that the optimizer of a rank reads and writes; 0: memory_gb_s of the question */
     enum sim_format format;
-    const char *plot; /* NULL if not wanted */
 };
 
 /* The resource that causes most of the time that the backward pass does not hide. */
@@ -73,10 +72,6 @@ const char *sim_step_limit_name(enum sim_step_limit limit);
 
 void sim_step_header_print(const struct sim_step_options *options);
 void sim_step_row_print(const struct sim_step_options *options, const struct sim_step_row *row);
-
-/* Plots efficiency over ranks, a curve for each profile. Returns false after printing one line if the file could not be
- * written. */
-bool sim_step_plot_write(const struct sim_step_options *options, const struct sim_step_row *rows, int count);
 
 /* Returns false after printing one line about the arguments. Free the profiles in any case. */
 bool sim_step_options_parse(int argc, char **argv, struct sim_step_options *options_out, int *code_out);

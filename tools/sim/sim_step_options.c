@@ -27,7 +27,6 @@ enum option {
     OPTION_CLIP,
     OPTION_UPDATE,
     OPTION_FORMAT,
-    OPTION_PLOT,
     OPTION_PRINT
 };
 
@@ -52,7 +51,6 @@ static const struct tool_option options_known[] = {
     {"--update", OPTION_UPDATE, "RATE"},
     SIM_MODEL_OPTIONS,
     {"--format", OPTION_FORMAT, "table|json|csv"},
-    {"--plot", OPTION_PLOT, "FILE"},
     {"--print-profile", OPTION_PRINT, NULL},
     {"--help", OPTION_HELP, NULL},
     {"-h", OPTION_HELP, NULL},
@@ -129,9 +127,6 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_step_o
         return options->has_views = true;
     case OPTION_FORMAT:
         return sim_format_read(args, &options->format);
-    case OPTION_PLOT:
-        options->plot = args->value;
-        return true;
     case OPTION_PRINT:
         return options->prints_profiles = true;
     case OPTION_HELP:

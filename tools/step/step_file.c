@@ -188,8 +188,8 @@ static bool amount_take(struct reader *reader, size_t at, const struct json_read
 static bool fact_take(struct reader *reader, size_t at, const struct json_reader *json, bool given[FACTS])
 {
     static const char *const names[FACTS + 1] = {
-        "profile",     "batch",               "forward_ms",       "backward_ms", "activation_bytes",
-        "batch_norms", "activation_16_bytes", "recomputed_bytes", NULL};
+        "profile",          "batch", "forward_ms", "backward_ms", "activation_bytes", "batch_norms", "activation_16_bytes",
+        "recomputed_bytes", NULL};
     struct step_facts *facts = &reader->profile->facts;
     double *const amounts[FACTS] = {NULL,
                                     NULL,

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, NoReturn, Optional, Sequence
 from shoal.job import engines, processes
 from shoal.job.document import Job, JobError, as_data, reading
 from shoal.job.document.folder import ENDED, Status, jobs_folder
-from shoal.job.engines.places import name_make
+from shoal.job.engines.shared import name_make
 
 EXIT_COMPLETED, EXIT_FAILED, EXIT_USAGE, EXIT_STOPPED = 0, 1, 2, 3
 EXIT_OF = {"Completed": EXIT_COMPLETED, "Failed": EXIT_FAILED, "Stopped": EXIT_STOPPED}

@@ -1,10 +1,10 @@
-"""Compiles the C++ shim, backend/, against the installed torch, and keeps the result in a cache."""
+"""Loads the C++ shim: the one that the wheel carries for this torch and this Python, or else one that is compiled here from
+backend/ against the installed torch and kept in a cache."""
 from __future__ import annotations
 
 import atexit
 import contextlib
 import fcntl
-import hashlib
 import importlib.util
 import os
 import pathlib
@@ -22,10 +22,9 @@ import torch
 import shoal
 from shoal import _native
 
-MODULE = "shoal_torch"
-SOURCES = pathlib.Path(__file__).with_name("backend")
-MAIN = SOURCES / "module.cpp"  # includes the other files
-TORCH_LIBRARIES = ("torch", "torch_cpu", "torch_python", "c10")
+from . import _shim_file
+from ._shim_file import FLAGS, MAIN, MODULE, TORCH_LIBRARIES
+
 OLDEST_TORCH = (2, 4)
 
 
@@ -40,8 +39,8 @@ class Unavailable(RuntimeError):
 
 
 def load():
-    """Returns the compiled module, with the functions create and empty. Compiles it if the cache does not have it. Raises
-    Unavailable. Any thread may call this."""
+    """Returns the compiled module, with the functions create and empty. Compiles it if neither the wheel nor the cache has it.
+    Raises Unavailable. Any thread may call this."""
     global _loaded
     if not _lock.acquire(timeout=LOCKED_S):
         raise Unavailable(f"another thread of this process has been loading the C++ shim for {LOCKED_S} s")
@@ -62,15 +61,36 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _load():
-    compiled = _cached()
     _native.load()  # the module then finds it loaded, wherever its file is
-    spec = importlib.util.spec_from_file_location(MODULE, compiled)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except ImportError as error:
-        raise Unavailable(f"{compiled} cannot be loaded ({error}); once it is deleted, it is compiled anew") from error
+    module = _carried() or _compiled()
     atexit.register(module.finish)
+    return module
+
+
+def _carried():
+    """Returns the module that the wheel carries for this torch and this Python, or None."""
+    path = _shim_file.CARRIED / _name(_shim_file.release_of(torch.__version__))
+    if not path.exists():
+        return None
+    try:
+        return _import(path)
+    except ImportError as error:  # such as an older C++ library, or a torch that was built in another way
+        print(f"shoal: {path} cannot be loaded ({error}), so the C++ shim is compiled here", file=sys.stderr)
+        return None
+
+
+def _compiled():
+    path = _cached()
+    try:
+        return _import(path)
+    except ImportError as error:
+        raise Unavailable(f"{path} cannot be loaded ({error}); once it is deleted, it is compiled anew") from error
+
+
+def _import(path: pathlib.Path):
+    spec = importlib.util.spec_from_file_location(MODULE, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -89,7 +109,7 @@ def _cached() -> pathlib.Path:
         folder = cache_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _expect_own(folder)
-        compiled = folder / f"{MODULE}-{torch.__version__}-{_fingerprint()}{sysconfig.get_config_var('EXT_SUFFIX')}"
+        compiled = folder / _name(torch.__version__)
         if not compiled.exists():
             _compile_once(_command(), compiled)
         _expect_own(compiled)
@@ -121,13 +141,11 @@ def _torch_version():
     return tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 
 
-def _fingerprint() -> str:
-    """A hash of all inputs of the compilation that the file's name does not contain."""
-    digest = hashlib.sha256()
-    for path in (*sorted(SOURCES.glob("*.[ch]*")), shoal.include_path() / "shoal/shoal.h", pathlib.Path(__file__)):
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode() + path.read_bytes())
-    digest.update(f"{torch.version.git_version} {torch.compiled_with_cxx11_abi()} {sys.abiflags}".encode())
-    return digest.hexdigest()[:16]
+def _name(version: str) -> str:
+    """Returns the name of the file for this process; `version` is that of torch."""
+    inputs = _shim_file.fingerprint(shoal.include_path() / "shoal/shoal.h", torch.version.git_version,
+                                    torch.compiled_with_cxx11_abi(), sys.abiflags, bool(torch.version.hip))
+    return _shim_file.name_of(version, inputs, sysconfig.get_config_var("EXT_SUFFIX"))
 
 
 def _command() -> list:
@@ -141,8 +159,7 @@ def _command() -> list:
     top = pathlib.Path(torch.__file__).parent
     include = top / "include"
     folders = (include, include / "torch/csrc/api/include", python, shoal.include_path())
-    return [compiler, "-shared", "-fPIC", "-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-            f"-DTORCH_EXTENSION_NAME={MODULE}", *_same_pybind(), *(["-DSHOAL_TORCH_ROCM"] if torch.version.hip else []),
+    return [compiler, *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", *_same_pybind(), *(["-DSHOAL_TORCH_ROCM"] if torch.version.hip else []),
             *(f"-isystem{folder}" for folder in folders), str(MAIN), str(shoal.library_path()),
             f"-L{top / 'lib'}", *(f"-l{library}" for library in TORCH_LIBRARIES), *_standard_library()]
 

@@ -8,11 +8,15 @@ only the code that calls units is recorded.
     return self.head(x) * self.scale   call_module  head          a unit, get_attr scale, call_function mul
 
 Each value has an example without memory (a fake tensor). It answers what the recorded code asks about shapes; the answer is
-recorded and compared in each step."""
+recorded and compared in each step.
+
+Objects among the arguments, such as lists of boxes, have no fakes. A forward pass with one of them is recorded with real values."""
 from __future__ import annotations
 
+import collections.abc
 import contextlib
 import dataclasses
+import enum
 import sys
 import typing
 
@@ -30,6 +34,8 @@ UNKNOWN = object()  # the example of a value that depends on data
 MAKERS = ("arange", "bernoulli", "complex", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn",
           "randperm", "tensor", "tril_indices", "triu_indices", "zeros")
 LIMITS = ("finfo", "iinfo")  # functions of a type of elements
+CONSTANTS = (type(None), bool, int, float, complex, str, bytes, slice, type, enum.Enum, torch.dtype, torch.device, torch.layout,
+             torch.memory_format)  # arguments of these types are part of the record
 LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 DATA = tuple(getattr(fake_tensor, name) for name in
              ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedFakeTensorException") if hasattr(fake_tensor, name))
@@ -69,6 +75,14 @@ class _Value(Proxy):
         return _Attribute(self, name)
 
 
+class _Object(_Value):
+    """An argument that is an object. isinstance() answers for it as for the example."""
+
+    @property
+    def __class__(self):
+        return type(self.node.meta["example"])
+
+
 class _Attribute(proxies.Attribute, _Value):
     """An attribute of a value, such as x.shape. It may also be a method that is called next."""
 
@@ -101,20 +115,21 @@ class _Tracer(Tracer):
     proxy_buffer_attributes = True
     _is_running = True
 
-    def __init__(self, model, is_unit):
+    def __init__(self, model, is_unit, objects):
         super().__init__()
+        self._objects = objects  # numbers of leaves of the example
         self._model, self._is_unit, self.whole = model, is_unit, {}  # whole: why modules run as a whole, by their names
         self._modules = set(model.modules())
         self._tensors = dict((*model.named_buffers(), *model.named_parameters()))
         self._names = {id(tensor): name for name, tensor in self._tensors.items()}
-        self._mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = contextlib.nullcontext() if objects else fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
         self._fakes = {}  # stand-ins for parameters and buffers, by id
         self._is_running = False  # a unit or an operation runs on examples: nothing is recorded
 
     # ---- What fx calls ----
 
     def proxy(self, node):
-        return _Value(node, self)
+        return (_Object if node.meta.get("is_object") else _Value)(node, self)
 
     def is_leaf_module(self, m, module_qualified_name):
         return self._is_unit(m) or module_qualified_name in self.whole
@@ -154,10 +169,11 @@ class _Tracer(Tracer):
         return lambda model: model.forward(*args, **kwargs), [self.root]
 
     def _placeholder(self, number, leaf):
-        if not isinstance(leaf, torch.Tensor):
+        if not isinstance(leaf, torch.Tensor) and number not in self._objects:
             return leaf
         node = self.create_node("placeholder", f"input_{number}", (), {})
-        node.meta["example"] = self._fake(leaf)
+        node.meta["is_object"] = number in self._objects
+        node.meta["example"] = leaf if number in self._objects else self._fake(leaf)
         return self.proxy(node)
 
     def create_arg(self, a):
@@ -184,7 +200,15 @@ class _Tracer(Tracer):
         return bool(self.answer(obj, self.number_of(obj, (bool, int, float, str, type(None), torch.dtype, torch.device)), bool))
 
     def iter(self, obj):
+        value = obj.node.meta["example"]
+        if isinstance(value, (dict, collections.abc.KeysView)):
+            return iter(self.answer(obj, list(value), list))
         return iter([obj[number] for number in range(len(obj))])
+
+    def keys(self, obj):
+        """Returns the keys of a dict, for f(**obj) and {}.update(obj)."""
+        value = obj.node.meta["example"]
+        return iter(self.answer(obj, list(value), list)) if isinstance(value, dict) else super().keys(obj)
 
     # ---- Examples ----
 
@@ -220,6 +244,8 @@ class _Tracer(Tracer):
         return describe
 
     def _fake(self, tensor):
+        if self._objects:
+            return tensor.detach() if isinstance(tensor, nn.Parameter) else tensor.detach().clone()
         if id(tensor) not in self._fakes:
             with self._mode:
                 self._fakes[id(tensor)] = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
@@ -305,14 +331,30 @@ class Recorded(typing.NamedTuple):
     graph: Graph
     units: list
     form: typing.Any  # the tree that the arguments make
-    constants: list  # arguments that are not tensors: (number, value)
+    constants: list  # arguments that are part of the record: (number, value)
     whole: dict
+    objects: frozenset  # the numbers of arguments that are objects
+
+    def constants_in(self, leaves):
+        """Returns the arguments of another call that would be part of its record."""
+        return [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor) and number not in self.objects]
+
+    def inputs_in(self, leaves):
+        """Returns the arguments of a call that the graph has as inputs: tensors and objects."""
+        return [leaf for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) or number in self.objects]
+
+    def objects_in(self, leaves):
+        return [leaves[number] for number in sorted(self.objects)]
 
 
-def record(model, example, is_unit):
-    """Records the forward pass of a model in its present mode. example: (args, kwargs). The model stays as it is."""
+def record(model, example, is_unit, takes_objects=False):
+    """Records the forward pass of a model in its present mode. example: (args, kwargs). takes_objects: arguments of other types than
+    CONSTANTS are inputs, like tensors; else they are part of the record. The model stays as it is."""
     before = set(vars(model))
-    tracer = _Tracer(model, is_unit)
+    leaves, form = pytree.tree_flatten(example)
+    objects = frozenset(number for number, leaf in enumerate(leaves)
+                        if takes_objects and not isinstance(leaf, (torch.Tensor, *CONSTANTS)))
+    tracer = _Tracer(model, is_unit, objects)
     try:
         graph = tracer.record(example)
     except Exception as error:
@@ -326,11 +368,20 @@ def record(model, example, is_unit):
             node.meta["constant"] = constants[node.target]
         if node.op == "call_module":
             node.meta["changes"] = getattr(model.get_submodule(node.target), "inplace", False) is True
+    if objects:
+        _drop_values(graph)
     _drop_unused(graph)
     units = list(dict.fromkeys(node.target for node in graph.nodes if node.op == "call_module"))
-    leaves, form = pytree.tree_flatten(example)
-    fixed = [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
-    return Recorded(graph, units, form, fixed, whole)
+    fixed = [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor) and number not in objects]
+    return Recorded(graph, units, form, fixed, whole, objects)
+
+
+def _drop_values(graph):
+    """Replaces real values of examples by tensors without memory."""
+    for node in graph.nodes:
+        node.meta["example"] = pytree.tree_map(
+            lambda leaf: leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf if isinstance(leaf, CONSTANTS) else UNKNOWN,
+            node.meta["example"])
 
 
 def _reason(error):

@@ -2,12 +2,17 @@
 
 A value is a tensor, a number, a word, a size, or a tuple, list or dict of values. The note is JSON, which holds everything but
 the elements of tensors; these follow each other in the memory, each aligned. A note that is too long for its message is stored
-behind the tensors. So each message describes itself, and shapes may change from one to the next."""
+behind the tensors. So each message describes itself, and shapes may change from one to the next.
+
+If a pipeline takes objects, values of other types are pickled, without the tensors in them, which are sent as others are: they
+may have gradients."""
 from __future__ import annotations
 
 import ctypes
 import functools
+import io
 import json
+import pickle
 
 import torch
 
@@ -22,9 +27,11 @@ _decode = functools.lru_cache(maxsize=1024)(json.loads)  # most messages have th
 
 
 class Message:
-    """What a message carries: its note, its tensors, each contiguous, and their offsets."""
+    """What a message carries: its note, its tensors, each contiguous, and their offsets. takes_objects: values of any type may be in
+    it."""
 
-    def __init__(self, value):
+    def __init__(self, value, takes_objects=False):
+        self._takes_objects = takes_objects
         self.given, self.tensors, self.offsets, self.bytes = [], [], [], 0  # given: the tensors of the value themselves
         self.note = _encode(self._form(value)).encode()
         self.is_long = len(self.note) > NOTE.size
@@ -45,8 +52,20 @@ class Message:
             return ["u" if type(value) is tuple else "l", *map(self._form, value)]
         if type(value) is dict and all(isinstance(key, str) for key in value):
             return ["d", {key: self._form(each) for key, each in value.items()}]
+        if self._takes_objects:
+            return self._form_of_object(value)
         raise TypeError(f"shoal: a value of the type {type(value).__name__} cannot be handed from one stage to the next: cut at another "
                         "unit, or let the unit return tensors, numbers, tuples, lists or dicts of them")
+
+    def _form_of_object(self, value):
+        try:
+            pickled, inside = pickled_without_tensors(value)
+        except Exception as error:
+            raise TypeError(f"shoal: a value of the type {type(value).__name__} cannot be handed from one stage to the next, because it cannot "
+                            f"be pickled ({type(error).__name__}: {error}): cut at another unit") from error
+        forms = [self._form_of_tensor(each) for each in inside]
+        self._place(torch.frombuffer(bytearray(pickled), dtype=torch.uint8))
+        return ["o", len(pickled), *forms]
 
     def _form_of_tensor(self, tensor):
         if tensor.layout is not torch.strided or tensor.is_quantized:
@@ -109,8 +128,15 @@ class Received:
             return getattr(torch, rest[0]) if kind == "y" else torch.device(rest[0])
         if kind == "d":
             return {key: self._value(each) for key, each in rest[0].items()}
+        if kind == "o":
+            return self._object(rest[0], [self._value(each) for each in rest[1:]])
         values = [self._value(each) for each in rest]
         return tuple(values) if kind == "u" else values
+
+    def _object(self, size, inside):
+        pickled = self._memory[self._used:self._used + size].numpy().tobytes()
+        self._used += -(-size // ALIGNMENT) * ALIGNMENT
+        return unpickled(pickled, inside)
 
     def _tensor(self, dtype, needs_gradient, shape):
         dtype = getattr(torch, dtype)
@@ -121,6 +147,22 @@ class Received:
             tensor = tensor.requires_grad_() if needs_gradient and torch.is_grad_enabled() else tensor.clone()
         self.tensors.append(tensor)
         return tensor
+
+
+def pickled_without_tensors(value):
+    """Returns the bytes of an object, and its tensors."""
+    tensors, written = [], io.BytesIO()
+    pickler = pickle.Pickler(written, pickle.HIGHEST_PROTOCOL)
+    pickler.persistent_id = lambda each: tensors.append(each) or len(tensors) - 1 if isinstance(each, torch.Tensor) else None
+    pickler.dump(value)
+    return written.getvalue(), tensors
+
+
+def unpickled(pickled, tensors):
+    """Returns a copy of the object, with these tensors."""
+    unpickler = pickle.Unpickler(io.BytesIO(pickled))
+    unpickler.persistent_load = tensors.__getitem__
+    return unpickler.load()
 
 
 def bytes_at(address, count, owner=None):

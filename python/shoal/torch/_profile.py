@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import _native
 from .._native import OK
-from . import _backward, _graph, _schedules
+from . import _backward, _graph, _parcels, _schedules
 
 TIMES = 3  # a unit is run; the shortest time counts
 FLOPS_PER_US, BYTES_PER_US = 10e3, 10e3  # of a core, for a model without values
@@ -28,7 +28,8 @@ LINK_BYTES_PER_US, LINK_LATENCY_US = 5e3, 30.0  # between two ranks
 
 
 class _Meter(Interpreter):
-    """Runs a recorded forward pass, and measures each unit. found: for each unit, what Profile needs of it."""
+    """Runs a recorded forward pass, and measures each unit. `found` has the measurements of each unit that a
+    Profile needs."""
 
     def __init__(self, model, recorded):
         super().__init__(model, graph=recorded.graph)
@@ -85,7 +86,12 @@ class _Meter(Interpreter):
 
 
 def _detached(value):
-    return value.detach() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if isinstance(value, _graph.CONSTANTS):
+        return value
+    pickled, tensors = _parcels.pickled_without_tensors(value)
+    return _parcels.unpickled(pickled, [each.detach() for each in tensors])
 
 
 def _leaf(value):
@@ -148,12 +154,13 @@ class _Kept:
 
 def measure(model, recorded, example):
     """Returns what each unit takes, by its name."""
-    tensors = [leaf for leaf in pytree.tree_leaves(example) if isinstance(leaf, torch.Tensor)]
+    inputs = recorded.inputs_in(pytree.tree_leaves(example))
+    tensors = [leaf for leaf in inputs if isinstance(leaf, torch.Tensor)]
     is_meta = any(each.is_meta for each in (*model.parameters(), *model.buffers(), *tensors))
     mode = torch._subclasses.fake_tensor.FakeTensorMode(allow_non_fake_inputs=True) if is_meta else contextlib.nullcontext()
     with mode, torch.random.fork_rng(devices=[]), torch.enable_grad():
         meter = (_FlopMeter if is_meta else _ClockMeter)(model, recorded)
-        meter.run(*([torch.empty(each.shape, dtype=each.dtype) for each in tensors] if is_meta else tensors))
+        meter.run(*([torch.empty(each.shape, dtype=each.dtype) for each in tensors] if is_meta else inputs))
     return meter.found
 
 
@@ -168,12 +175,20 @@ def profile_of(model, recorded, example):
         if last > used[node]:
             outputs.setdefault(used[node], {}).setdefault(last, []).append(_graph.bytes_of(node.meta["example"]))
     parameters = _parameters_of(model, recorded, used)
+    found[recorded.units[-1]]["kept_bytes"] += _bytes_of_loss(recorded)
     for number, name in enumerate(recorded.units):
         sent = {last: sum(sizes) for last, sizes in outputs.get(number, {}).items()}
         units.append({"name": name, **found[name], "parameter_bytes": sum(size for size, users in parameters if number in users),
                       "output_bytes": sent.pop(number + 1, 0),
                       "outputs": [{"to": recorded.units[last], "bytes": size} for last, size in sorted(sent.items()) if size]})
     return json.dumps({"name": type(model).__name__, "units": units, "ties": _ties(recorded.units, parameters)})
+
+
+def _bytes_of_loss(recorded):
+    """Returns the bytes that the last unit has besides, for the loss: that keeps about as much as the model's result, whose gradient is
+    as large."""
+    output = next(node for node in recorded.graph.nodes if node.op == "output")
+    return 2 * sum(_graph.bytes_of(node.meta["example"]) for node in output.all_input_nodes)
 
 
 def _unit_of(recorded):

@@ -7,7 +7,8 @@ A value that a later stage needs goes to it directly, over an edge, however many
     stage 1  y = body(x)                 0 -> 2: x
     stage 2  return head(y + x)
 
-Parameters are not sent: a stage that uses one has it. A parameter of several stages is tied."""
+Parameters are not sent: a stage that uses one has it. A parameter of several stages is tied. Arguments that are objects are not sent
+either: each stage has them."""
 from __future__ import annotations
 
 import torch
@@ -81,13 +82,17 @@ class Split:
 
     def _bytes_across(self, place, places):
         """Returns the bytes of values that are made before a place among the nodes and used from there on."""
-        made = [*self._inputs, *self._nodes[:place]]
+        made = [*self._tensors(), *self._nodes[:place]]
         return sum(_graph.bytes_of(node.meta["example"]) for node in made
                    if any(places.get(user, len(places)) >= place for user in node.users))
 
+    def _tensors(self):
+        """Returns the inputs that the first stage sends."""
+        return [node for node in self._inputs if not node.meta.get("is_object")]
+
     def _find_edges(self):
         edges = {}
-        for node in (*self._inputs, *self._nodes):
+        for node in (*self._tensors(), *self._nodes):
             for stage in sorted({self.stage_of[user] for user in node.users} - {self.stage_of[node]}):
                 edges.setdefault((self.stage_of[node], stage), []).append(node)
         return edges
@@ -127,7 +132,8 @@ class Split:
         return sorted(end for begin, end in self.edges if begin == stage)
 
     def module(self, stage, model):
-        """Returns a stage as a module. Its arguments: the model's tensors, on stage 0, and a list of values from each source.
+        """Returns a stage as a module. Its arguments: the model's inputs on stage 0, elsewhere those of them that are objects; and a
+        list of values from each source.
         It returns a list of values for each target, and the model's result, on the last stage. It has the model's units, not
         copies of them."""
         return _Builder(self, stage).build().module(model)
@@ -148,7 +154,7 @@ class Split:
 
     def nodes_of(self, stage):
         """Yields the nodes of a stage: inputs, then operations."""
-        yield from (node for node in self._inputs if self.stage_of[node] == stage)
+        yield from (node for node in self._inputs if self.stage_of[node] == stage or node.meta.get("is_object"))
         yield from (node for node in self._nodes if self.stage_of[node] == stage)
 
     def result(self):

@@ -35,7 +35,7 @@ class Stage:
         self._without_gradient = [each for each in self.parameters if each.grad is None]
 
     def forward(self, is_training, inputs, received):
-        """Returns a value for each target, and the model's result. inputs: the tensors of the batch, on the first stage."""
+        """Returns a value for each target, and the model's result. inputs: the model's on the first stage, objects on others."""
         module, sources, targets = self._modules[is_training]
         arrived = dict(zip(self.sources, (each.value for each in received)))
         if self._team is not None:
@@ -104,6 +104,7 @@ def _roots_of(kept, received):
 class Pass:
     """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. complete(stage) is
     called with the number of a stage whose gradients are complete."""
+    _takes_objects = False  # values of any type may go from stage to stage
 
     def __init__(self, stages, batch, loss, is_training, executor, complete):
         self._stages, self._complete = {stage.number: stage for stage in stages}, complete
@@ -172,7 +173,7 @@ class Pass:
         with torch.random.fork_rng(devices=[]), stage.statistics_kept():
             torch.set_rng_state(self._draws.pop(place))
             values, loss = self._values(stage, place, received, is_counted=False)
-        sent = values and [_parcels.Message(value).given for value in values]
+        sent = values and [_parcels.Message(value, self._takes_objects).given for value in values]
         self._kept[place] = None if values is None else Kept(received, sent or [], loss)
 
     def _values(self, stage, place, received, is_counted=True):
@@ -207,7 +208,7 @@ class Pass:
     def _send(self, value, parcel):
         """Fills a struct shoal_parcel, and returns the value's tensors. One tensor is read where it is; several are copied to one
         piece of memory."""
-        message = _parcels.Message(value)
+        message = _parcels.Message(value, self._takes_objects)
         _parcels.write_note(parcel, message.note)
         single = message.single()
         if single is not None:

@@ -32,6 +32,7 @@ class FunctionPass(_stages.Pass):
         loss = True if has_gradients else None  # only whether there is one
         super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor, pipeline._sums.complete)
         self._recorded, self._call, self._factor = pipeline._splits[True].recorded, call, factor
+        self._takes_objects = pipeline._takes_objects
         self._stage = self._received = self._outputs = self._sent = None  # the action that runs has these
         self._loss_of_call = None
         self.returned, self.has_backward = {}, False
@@ -67,7 +68,7 @@ class FunctionPass(_stages.Pass):
         if self._stage is None or self._sent is not None:
             raise RuntimeError("shoal: the step function may call the model once for each microbatch: join the inputs of two calls, or "
                                "call the model in two step functions")
-        inputs = self._inputs(args, kwargs) if self._stage.number == 0 else ()
+        inputs = self._inputs(args, kwargs)
         values, result = self._stage.forward(self._is_training, inputs, self._received)
         self._sent = [self._send(value, self._outputs[number]) for number, value in enumerate(values)]
         if not self._stage.is_last:
@@ -75,12 +76,13 @@ class FunctionPass(_stages.Pass):
         return result
 
     def _inputs(self, args, kwargs):
+        if self._stage.number > 0 and not self._recorded.objects:
+            return ()
         leaves, form = pytree.tree_flatten((args, kwargs))
-        constants = [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
-        if form != self._recorded.form or constants != self._recorded.constants:
+        if form != self._recorded.form or self._recorded.constants_in(leaves) != self._recorded.constants:
             raise ValueError("shoal: the model was divided for other arguments: call it in every step with arguments of the same form, "
-                             "and with the same values for arguments that are not tensors")
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+                             "and with the same values for numbers, words and the like")
+        return self._recorded.inputs_in(leaves) if self._stage.number == 0 else self._recorded.objects_in(leaves)
 
     def backward(self, loss):
         """Notes a loss, or adds to the one that the function has noted. loss: a tensor of one element."""

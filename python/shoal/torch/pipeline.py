@@ -55,6 +55,7 @@ class Pipeline:
 
     Making it is a collective call. Each rank keeps the units of its own stages; the rest of `model` moves to the device meta. The
     recorded forward pass must not depend on values of tensors, except inside units."""
+    _takes_objects = False  # whether arguments that are objects may change from step to step: then all ranks have them
 
     def __init__(self, model, example, stages=None, microbatches=1, schedule="1f1b", loss=None, cuts=None, memory=None, units=None,
                  init=None, partition=None, process_group=None, replicas=None, recompute=False):
@@ -63,7 +64,7 @@ class Pipeline:
         self.process_group = ddp._group_of(process_group, None, "cpu")
         self.microbatches, self._loss, example = microbatches, loss, _stages.arguments_of(example)
         self._tensor, self._replicas = _divided.parts_of(model)[1], replicas  # the team of tensor parallelism, or None
-        recorded = _record_modes(model, example, _graph.unit_chooser(model, units))
+        recorded = _record_modes(model, example, _graph.unit_chooser(model, units), self._takes_objects)
         self.units, self._whole, self._partition = recorded[True].units, recorded[True].whole, None
         if cuts is not None:
             self.schedule = _schedules.schedule_of(schedule, self.process_group.size(), microbatches, stages or len(cuts) + 1)
@@ -363,7 +364,7 @@ def _recompute_of(wanted, cuts):
     return sorted(wanted)
 
 
-def _record_modes(model, example, is_unit):
+def _record_modes(model, example, is_unit, takes_objects):
     """Returns the recorded forward pass of each mode, True for training."""
     former = {module: module.training for module in model.modules()}
     recorded = {}
@@ -371,7 +372,7 @@ def _record_modes(model, example, is_unit):
         for mode in (True, False):
             for module in former:
                 module.training = mode
-            recorded[mode] = _graph.record(model, example, is_unit)
+            recorded[mode] = _graph.record(model, example, is_unit, takes_objects)
     finally:
         for module, mode in former.items():
             module.training = mode

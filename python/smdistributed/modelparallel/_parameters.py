@@ -19,7 +19,7 @@ SERVED = {
     "pipeline_parallel_degree": int, "microbatches": int, "active_microbatches": int, "pipeline": str, "placement_strategy": str,
     "auto_partition": bool, "default_partition": int, "memory_weight": float, "ddp": bool, "shard_optimizer_state": bool,
     "sharded_data_parallel_degree": int, "sdp_gradient_clipping": float, "delayed_parameter_initialization": bool, "fp16": bool,
-    "bf16": bool, "tensor_parallel_degree": int, "optimize": str, "prescaled_batch": bool, "offload_activations": bool,
+    "bf16": bool, "tensor_parallel_degree": int, "optimize": str, "prescaled_batch": bool, "offload_activations": bool, "horovod": bool,
 }
 # Keys that have no meaning here, and why.
 POINTLESS = {
@@ -46,7 +46,6 @@ POINTLESS = {
 SILENT = {"optimize": "memory", "sdp_gradient_clipping": 1.0}
 # Keys that are refused, unless they have the value for which they mean nothing: that value, and what to do.
 REFUSED = {
-    "horovod": (False, "with PyTorch write \"ddp\": true; with TensorFlow start as many processes as partitions"),
     "load_partition": (False, "save and load the model instead, or mark stages with smp.partition()"),
     "partition_file": (None, "mark stages with smp.partition() or smp.set_partition()"),
 }
@@ -74,6 +73,7 @@ class Parameters:
     bf16: bool = False
     tensor_parallel_degree: int = 1
     prescaled_batch: bool = False  # the ranks of a TP group are given the same batch
+    horovod: bool = False  # with TensorFlow: replicas
     # What scripts read, and is always the same here.
     optimize: str = "memory"
     offload_activations: bool = False
@@ -175,6 +175,8 @@ def _check(values):
         raise SMPConfigError("smp.init: default_partition must be supplied if auto_partition is set to False!")
     if default is not None and not 0 <= default < degree:
         raise SMPConfigError(f"smp.init: default_partition must be less than the number of partitions ({degree}), and it is {default}")
+    if values.get("ddp") and values.get("horovod"):
+        raise SMPConfigError("smp.init: ddp and horovod are both true: write ddp with PyTorch, horovod with TensorFlow")
     if values.get("fp16") and values.get("bf16"):
         raise SMPConfigError("smp.init: fp16 and bf16 are both true: choose one")
     _check_shards(values)

@@ -7,7 +7,7 @@
 #include "device/cuda/kernels/gpu_kernels.h"
 #include "device/kernels.h"
 
-#define OLDEST_MAJOR 7 /* compute capability of the code in kernels.ptx */
+#define OLDEST_MAJOR 7 /* compute capability of the code in kernels.ptx.xz */
 
 struct shoal_gpu_kernels {
     struct shoal_gpu *gpu;

@@ -488,7 +488,7 @@ static enum shoal_status post_unit(struct poster *poster)
     const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, poster->next);
     if (poster->count + 2 > SHOAL_CUDA_OPS_MAX) /* two before a copy, or two without a copy */
         SHOAL_TRY(flush_ops(poster));
-    SHOAL_TRY((operand->base.stays ? post_stay : operand->writes ? post_wait : post_copy)(poster, &unit));
+    SHOAL_TRY((operand->stays ? post_stay : operand->writes ? post_wait : post_copy)(poster, &unit));
     add_op(poster, false, &operand->ring->by_stream[unit.slot], unit.number);
     poster->next++;
     poster->posted++;
@@ -519,7 +519,7 @@ static enum shoal_status await_adapters(struct poster *out)
 {
     for (const struct shoal_gpu_transfer *transfer = out->first; transfer < out->end; transfer++) {
         const struct shoal_device_ring_operand *operand = transfer->operand;
-        if (!operand->base.stays)
+        if (!operand->stays)
             continue;
         const struct shoal_device_ring_unit unit = shoal_device_ring_unit(operand, 0);
         add_op(out, true, &operand->ring->by_engine[unit.slot], unit.number);

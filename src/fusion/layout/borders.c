@@ -100,6 +100,7 @@ struct fusion_divider *fusion_divider_create(const double *weights, int shards)
         return NULL;
     }
     set_shares(divider, weights);
+    SHOAL_ASSERT(divider->shares[shards] <= divider->whole);
     return divider;
 }
 
@@ -118,6 +119,7 @@ void fusion_divider_free(struct fusion_divider *divider)
 /* Returns n * part / whole, rounded down. part is at most whole, whole at most WHOLE_MAX. */
 static uint64_t border_share(uint64_t n, uint64_t part, uint64_t whole)
 {
+    SHOAL_ASSERT(whole > 0 && part <= whole && whole <= WHOLE_MAX);
     return n / whole * part + n % whole * part / whole;
 }
 
@@ -173,6 +175,7 @@ static struct run run_of(const struct fusion_span *spans, size_t span_count, siz
 /* Returns the possible border that is nearest to an element of the run, the lower one of two. */
 static uint64_t border_near(const struct run *run, uint64_t element)
 {
+    SHOAL_ASSERT(element >= run->begin && element < run->end && run->granule > 0);
     const uint64_t before = (element - run->begin) / run->granule * run->granule;
     const uint64_t lower = run->begin + before;
     const uint64_t upper = before + run->granule < run->count ? lower + run->granule : run->end;
@@ -238,6 +241,7 @@ enum shoal_status fusion_divider_cut(struct fusion_divider *divider, const struc
                                      size_t bytes, size_t element_bytes, struct fusion_borders *borders_out)
 {
     const size_t shards = (size_t)divider->shards;
+    SHOAL_ASSERT(bytes % FUSION_ALIGNMENT == 0);
     *borders_out = (struct fusion_borders){bytes / shards, NULL, NULL};
     if (!is_plain(divider, spans, span_count, bytes))
         FUSION_TRY(cut_unequal(divider, spans, span_count, bytes, element_bytes, borders_out));

@@ -11,6 +11,7 @@
 #ifndef SHOAL_FUSION_BORDERS_H
 #define SHOAL_FUSION_BORDERS_H
 
+#include "base/assert.h"
 #include "fusion/layout/agree.h"
 
 /* The borders of one buffer. Shard i is the bytes from border i to border i + 1. */
@@ -22,6 +23,7 @@ struct fusion_borders {
 
 static inline size_t fusion_border(const struct fusion_borders *borders, int number)
 {
+    SHOAL_ASSERT(number >= 0);
     return borders->begins ? borders->begins[number] : borders->each * (size_t)number;
 }
 

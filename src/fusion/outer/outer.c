@@ -1,4 +1,5 @@
 /* The schedule of outer steps. */
+#include "base/assert.h"
 #include "fusion/outer/outer_steps.h"
 #include "fusion/reducer/reducer_failure.h"
 
@@ -18,6 +19,7 @@ enum shoal_status shoal_outer_stats(const struct shoal_outer *outer, struct shoa
  * steps. */
 static int fragment_that_begins(const struct shoal_outer *outer, uint64_t phase)
 {
+    SHOAL_ASSERT(phase > 0 && outer->options.fragments <= outer->options.every);
     const uint64_t every = outer->options.every, fragments = outer->options.fragments;
     const uint64_t offset = (phase - 1) % every + 1;
     for (uint64_t f = 0; f < fragments; f++) {
@@ -31,6 +33,8 @@ static int fragment_that_begins(const struct shoal_outer *outer, uint64_t phase)
 static int fragment_that_ends(const struct shoal_outer *outer, uint64_t phase)
 {
     const int first = outer_first_due(outer);
+    SHOAL_ASSERT(first < 0 || outer->fragments[first].due_at >= phase ||
+                 outer->failure.status != SHOAL_OK); /* none is missed */
     return first >= 0 && outer->fragments[first].due_at == phase ? first : -1;
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/layout/agree.h"
 #include "fusion/layout/hash.h"
 #include "fusion/layout/lists.h"
@@ -201,6 +202,7 @@ static bool outer_allocate(const struct shoal_outer *outer, void ***each_out, ch
         each[i] = memory;
         memory += fusion_round_up(outer_bytes(&outer->parameters.items[i]), FUSION_ALIGNMENT);
     }
+    SHOAL_ASSERT(!each || !*memory_out || memory == *memory_out + outer->memory_bytes);
     return each && *memory_out;
 }
 
@@ -236,6 +238,7 @@ static enum shoal_status outer_equip(struct shoal_outer *outer, bool has_all, ch
 /* parameters has room for those of a fragment. */
 static enum shoal_status make_reducer(struct shoal_outer *outer, uint32_t index, struct shoal_parameter *parameters)
 {
+    SHOAL_ASSERT(index < outer->options.fragments && !outer->fragments[index].reducer);
     struct outer_fragment *fragment = &outer->fragments[index];
     struct shoal_reducer_options options = SHOAL_REDUCER_OPTIONS_INIT;
     char name[40];

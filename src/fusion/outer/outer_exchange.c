@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/layout/lists.h"
 #include "fusion/outer/outer_steps.h"
 
@@ -68,11 +69,14 @@ static enum shoal_status control_failed(struct shoal_outer *outer, enum shoal_st
     return is_known ? outer_fail(outer, status, fragment, &cause, cause.text) : own_failed(outer, status, fragment);
 }
 
+_Static_assert(sizeof(struct outer_record) == 24, "records are sent and compared as bytes: they have no padding");
+
 enum shoal_status outer_meet(struct shoal_outer *outer)
 {
     const struct shoal_options options = outer_operation(outer);
     const struct outer_record own = {outer->step, outer->phase, OUTER_FINISH, -1};
     struct outer_record *all = outer->fragments[0].all; /* no exchange is under way */
+    SHOAL_ASSERT(outer_first_due(outer) < 0);
     const enum shoal_status status = shoal_allgather(outer->control, &own, all, sizeof own, SHOAL_UINT8, &options);
     return status == SHOAL_OK ? compare_records(outer, all) : control_failed(outer, status, -1);
 }
@@ -89,6 +93,7 @@ static enum shoal_status post_record(struct shoal_outer *outer, uint32_t index)
 static enum shoal_status take_record(struct shoal_outer *outer, uint32_t index)
 {
     struct outer_fragment *fragment = &outer->fragments[index];
+    SHOAL_ASSERT(fragment->request);
     const enum shoal_status status = shoal_request_wait(fragment->request, SHOAL_FOREVER);
     shoal_request_free(fragment->request);
     fragment->request = NULL;
@@ -114,6 +119,7 @@ static enum shoal_status mark_all(struct shoal_outer *outer, const struct outer_
 enum shoal_status outer_begin(struct shoal_outer *outer, uint32_t index, void *const *memory)
 {
     struct outer_fragment *fragment = &outer->fragments[index];
+    SHOAL_ASSERT(!fragment->is_under_way && !fragment->is_averaged && !fragment->request);
     const uint64_t begin_ns = fusion_now_ns();
     fragment->begun_at = outer->phase;
     fragment->due_at = outer->phase + outer->options.delay;
@@ -152,6 +158,7 @@ static void exchange_count_bytes(struct shoal_outer *outer, const struct outer_f
 enum shoal_status outer_await(struct shoal_outer *outer, uint32_t index)
 {
     struct outer_fragment *fragment = &outer->fragments[index];
+    SHOAL_ASSERT(fragment->is_under_way);
     if (fragment->is_averaged)
         return SHOAL_OK;
     const uint64_t begin_ns = fusion_now_ns();

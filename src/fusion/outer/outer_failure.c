@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/outer/outer_steps.h"
 #include "fusion/reducer/reducer_failure.h"
 
@@ -80,6 +81,7 @@ static void give_cause(struct shoal_outer *outer)
 enum shoal_status outer_fail(struct shoal_outer *outer, enum shoal_status status, int fragment,
                              const struct shoal_failure *cause, const char *text)
 {
+    SHOAL_ASSERT(status != SHOAL_OK && status != SHOAL_PENDING);
     struct shoal_failure *failure = &outer->failure;
     if (failure->status != SHOAL_OK)
         return failure->status;

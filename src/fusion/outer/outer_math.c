@@ -1,5 +1,6 @@
 /* The arithmetic of outer steps: each function passes over memory once. 16-bit parameters are computed in float32, a block at a
  * time, and rounded once. */
+#include "base/assert.h"
 #include "base/floats.h"
 #include "fusion/outer/outer_steps.h"
 
@@ -116,6 +117,7 @@ static void apply_16_bit(const struct shoal_gradient_kernels *kernels, enum shoa
 void outer_apply(const struct shoal_gradient_kernels *kernels, const struct shoal_parameter *parameter,
                  const struct outer_update *update, const void *delta, void *anchor, void *momentum, void *theta)
 {
+    SHOAL_ASSERT(!momentum || anchor); /* momentum moves an anchor */
     SHOAL_DEFAULT_FLOATS;
     for (size_t i = 0; i < parameter->count; i += BLOCK) {
         const size_t count = fusion_min(BLOCK, parameter->count - i);

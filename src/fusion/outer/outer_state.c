@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/layout/hash.h"
 #include "fusion/layout/lists.h"
 #include "fusion/outer/outer_steps.h"
@@ -26,6 +27,8 @@ struct header {
     uint64_t body_bytes;
     uint64_t body_hash;
 };
+
+_Static_assert(sizeof(struct header) == 72, "a saved header has no padding, and stays as it is");
 
 struct entry {
     uint64_t is_under_way;
@@ -128,6 +131,7 @@ static void write_state(const struct shoal_outer *outer, char *state)
         if (outer->fragments[f].is_under_way)
             put_averages(outer, &outer->fragments[f], &at);
     }
+    SHOAL_ASSERT((size_t)(at - state) == shoal_outer_state_bytes(outer));
     memcpy(header.magic, magic, sizeof magic);
     header.body_bytes = (uint64_t)(at - body);
     header.body_hash = shoal_bytes_hash(body, (size_t)(at - body));
@@ -204,6 +208,7 @@ static void take_averages(struct shoal_outer *outer, struct outer_fragment *frag
 
 static void read_state(struct shoal_outer *outer, const char *state)
 {
+    SHOAL_ASSERT(outer_first_due(outer) < 0);
     struct header header;
     state_take(&state, &header, sizeof header);
     outer->step = header.step;

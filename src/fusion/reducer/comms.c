@@ -51,6 +51,7 @@ static enum shoal_status comms_split(const struct shoal_reducer *reducer, struct
 
 enum shoal_status fusion_comms_open(struct shoal_reducer *reducer, struct shoal_comm *callers)
 {
+    SHOAL_ASSERT(!reducer->comm && reducer->comms); /* the room for added ones is there before */
     return comms_split(reducer, callers, "", 0, reducer->rank, &reducer->comm);
 }
 
@@ -77,6 +78,7 @@ void fusion_comms_close(struct shoal_reducer *reducer)
 
 enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_status own, int *rank_out)
 {
+    SHOAL_ASSERT(own != SHOAL_PENDING);
     const struct shoal_options options = fusion_options(reducer);
     return fusion_ranks_ready(reducer->comm, &options, own, rank_out);
 }
@@ -85,6 +87,7 @@ enum shoal_status fusion_all_ready(struct shoal_reducer *reducer, enum shoal_sta
 
 static void translate_rank(struct shoal_failure *failure, int rank)
 {
+    SHOAL_ASSERT(rank >= 0 && failure->rank >= 0);
     char text[sizeof failure->text];
     if (failure->rank == rank)
         return;

@@ -91,6 +91,7 @@ static enum shoal_status open_stage(struct shoal_reducer *reducer, enum stage st
 {
     struct fusion_compressor *compressor = reducer->compressor;
     const bool is_inside = stage == SCATTER || stage == GATHER;
+    SHOAL_ASSERT(!compressor->comms[stage]);
     const int color = is_inside ? compressor->host : compressor->local_rank;
     const int key = is_inside ? compressor->local_rank : compressor->host;
     return fusion_comms_add(reducer, stage_names[stage], color, key, &compressor->comms[stage]);
@@ -110,6 +111,7 @@ static enum shoal_status allocate_compressor(struct shoal_reducer *reducer, cons
     compressor->local_size = place->local_size;
     compressor->host = place->host;
     compressor->hosts = place->hosts;
+    SHOAL_ASSERT(place->local_rank < place->local_size && place->host < place->hosts);
     return SHOAL_OK;
 }
 
@@ -169,6 +171,7 @@ struct carver {
 
 static void *carve(struct carver *carver, size_t bytes)
 {
+    SHOAL_ASSERT(carver->used % FUSION_ALIGNMENT == 0);
     char *at = carver->memory ? carver->memory + carver->used : NULL;
     carver->used += fusion_round_up(bytes, FUSION_ALIGNMENT);
     return at;
@@ -230,6 +233,7 @@ enum shoal_status fusion_compressor_prepare(const struct shoal_reducer *reducer,
     }
     carver.memory = compressed->arrays;
     carve_layout(reducer, layout, compressed->buffers, &carver);
+    SHOAL_ASSERT(carver.used == count.used);
     *memory_out = compressed;
     return SHOAL_OK;
 }
@@ -361,6 +365,7 @@ static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct 
                                     struct shoal_request **request_out)
 {
     struct shoal_comm *comm = reducer->compressor->comms[stage];
+    SHOAL_ASSERT(comm);
     const struct shoal_options options = fusion_buffer_options(reducer, compressed->buffer);
     const enum shoal_type half = reducer->options.compression == SHOAL_COMPRESS_FLOAT16 ? SHOAL_FLOAT16 : SHOAL_BFLOAT16;
     char *own = compressed->taken ? compressed->taken + compressed->piece_bytes * (size_t)reducer->compressor->host : NULL;
@@ -382,6 +387,7 @@ static enum shoal_status post_stage(struct shoal_reducer *reducer, const struct 
 /* Ends the current stage. Call with the lock held. */
 static void pass_stage(struct compressed *compressed)
 {
+    SHOAL_ASSERT(fusion_has_lock(compressed->reducer));
     SHOAL_ASSERT(compressed->stage < STAGES && !compressed->is_due);
     compressed->stage++;
     compressed->is_due = true;
@@ -415,6 +421,7 @@ static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compres
     }
     FUSION_TRY(post_stage(reducer, compressed, stage, &request));
     fusion_lock(reducer);
+    SHOAL_ASSERT(!compressed->requests[stage]); /* a stage runs once a step */
     compressed->requests[stage] = request;
     pthread_cond_broadcast(&reducer->changed); /* the thread that waits for the step can make progress on it */
     fusion_unlock(reducer);
@@ -425,6 +432,7 @@ static enum shoal_status run_stage(struct shoal_reducer *reducer, struct compres
 enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t buffer, fusion_done_fn *done)
 {
     struct compressed *compressed = compressed_at(reducer, buffer);
+    SHOAL_ASSERT(compressed->part > 0 && !reducer->device && done);
     compressed->reducer = reducer;
     compressed->buffer = buffer;
     compressed->done = done;
@@ -438,6 +446,7 @@ enum shoal_status fusion_compressed_post(struct shoal_reducer *reducer, size_t b
 enum shoal_status fusion_compressed_enqueue(struct shoal_reducer *reducer, size_t buffer)
 {
     struct compressed *compressed = compressed_at(reducer, buffer);
+    SHOAL_ASSERT(compressed->part > 0 && reducer->device);
     compressed->reducer = reducer;
     compressed->buffer = buffer;
     for (enum stage stage = SCATTER; stage < STAGES; stage++) {
@@ -453,6 +462,7 @@ enum shoal_status fusion_compressed_enqueue(struct shoal_reducer *reducer, size_
 
 struct shoal_request *fusion_compressed_request(const struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     const struct compressed *compressed = compressed_at(reducer, buffer);
     return compressed->stage < STAGES ? compressed->requests[compressed->stage] : NULL; /* a stage that is due has none yet */
 }
@@ -472,6 +482,7 @@ void fusion_compressor_reset(struct shoal_reducer *reducer)
 /* Returns the buffer whose stage is due next, or NULL. Call with the lock held. */
 static struct compressed *find_due(struct shoal_reducer *reducer, enum stage stage)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     struct fusion_compressor *compressor = reducer->compressor;
     size_t *next = &compressor->next[stage];
     while (*next < reducer->layout->buffer_count && !fusion_is_compressed(reducer, *next))
@@ -484,6 +495,7 @@ static struct compressed *find_due(struct shoal_reducer *reducer, enum stage sta
  * it is released meanwhile. Returns false if no stage is due. */
 static bool run_one(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     for (enum stage stage = GATHER; stage > SCATTER; stage--) {
         struct compressed *compressed = find_due(reducer, stage);
         if (!compressed)
@@ -531,6 +543,7 @@ struct fusion_residuals fusion_compressed_residuals(const struct shoal_reducer *
     if (!fusion_is_compressed(reducer, buffer) || !compressed_at(reducer, buffer)->sent_error)
         return (struct fusion_residuals){NULL, NULL, 0, 0};
     const struct compressed *compressed = compressed_at(reducer, buffer);
+    SHOAL_ASSERT(compressed->sum_error); /* both errors are kept, or none */
     return (struct fusion_residuals){compressed->sent_error, compressed->sum_error, compressed->part, compressed->piece};
 }
 
@@ -545,6 +558,7 @@ void fusion_compressor_position(const struct shoal_reducer *reducer, int32_t *ho
 uint64_t fusion_compressed_network_bytes(const struct shoal_reducer *reducer, size_t buffer)
 {
     const struct compressed *compressed = compressed_at(reducer, buffer);
+    SHOAL_ASSERT(compressed->part > 0);
     const uint64_t others = (uint64_t)reducer->compressor->hosts - 1;
     return is_8_bit(reducer) ? 2 * others * compressed->piece_bytes
                              : 2 * others * (compressed->part / (others + 1)) * sizeof(uint16_t);

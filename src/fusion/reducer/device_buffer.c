@@ -1,6 +1,7 @@
 /* The work on a full buffer of gradients on a device, put on the buffer's lane. */
 #include "fusion/reducer/device_buffer.h"
 
+#include "base/assert.h"
 #include "device/gpu_packer.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/measure.h"
@@ -94,6 +95,7 @@ static enum shoal_status enqueue_buffer(struct shoal_reducer *reducer, size_t in
 
 enum shoal_status fusion_device_post(struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_computes_on_device(reducer) && fusion_marks_fill(reducer, buffer));
     enum shoal_status status = fusion_device_look(reducer);
     if (status == SHOAL_OK) {
         status = enqueue_buffer(reducer, buffer);
@@ -115,6 +117,7 @@ static enum shoal_status collect_buffer(struct shoal_reducer *reducer, size_t bu
 
 enum shoal_status fusion_device_collect(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(reducer->step == SHOAL_STEP_LOCAL);
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         const enum shoal_status status = collect_buffer(reducer, b);
         if (status != SHOAL_OK)
@@ -141,6 +144,7 @@ static enum shoal_status multiply_buffer(struct shoal_reducer *reducer, size_t i
 
 enum shoal_status fusion_device_join(struct shoal_reducer *reducer, size_t buffer, double factor)
 {
+    SHOAL_ASSERT(fusion_puts_back_late(reducer) || factor == 1);
     /* Later buffers of the same lane are posted by now, so without callbacks the last one of each lane is enough. */
     const bool is_last = buffer + SHOAL_GPU_LANES >= reducer->layout->buffer_count;
     enum shoal_status status = SHOAL_OK;

@@ -4,9 +4,9 @@
 
 #include "base/assert.h"
 #include "fusion/reducer/compress.h"
+#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/optimizer.h"
-#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/tally.h"
@@ -44,6 +44,7 @@ enum shoal_status fusion_flow_create(struct shoal_reducer *reducer)
 void fusion_flow_reset(struct shoal_reducer *reducer)
 {
     struct fusion_flow *flow = reducer->flow;
+    SHOAL_ASSERT(!flow->is_posting);
     for (size_t b = 0; b < reducer->layout->buffer_count; b++) {
         shoal_request_free(flow->buffers[b].request);
         flow->buffers[b].request = NULL;
@@ -124,6 +125,7 @@ static enum shoal_status post_buffer(struct shoal_reducer *reducer, size_t index
 /* Call with the lock held. */
 static bool can_post_buffer(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     const struct fusion_flow *flow = reducer->flow;
     if (flow->next >= reducer->layout->buffer_count || !fusion_marks_fill(reducer, flow->next))
         return false;
@@ -173,6 +175,7 @@ static bool post_next(struct shoal_reducer *reducer)
 
 void fusion_advance(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     if (reducer->flow->is_posting)
         return; /* the thread that posts looks again, with the lock */
     reducer->flow->is_posting = true;
@@ -184,6 +187,8 @@ void fusion_advance(struct shoal_reducer *reducer)
 
 void fusion_flow_arrive(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
+    SHOAL_ASSERT(reducer->offload && reducer->flow->arrived < reducer->layout->buffer_count);
     reducer->flow->arrived++;
     fusion_advance(reducer);
 }
@@ -192,11 +197,13 @@ void fusion_flow_arrive(struct shoal_reducer *reducer)
 
 bool fusion_flow_is_done(const struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->flow->buffers[buffer].phase == DONE;
 }
 
 bool fusion_flow_is_posting(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->flow->is_posting || fusion_optimizer_is_posting(reducer);
 }
 
@@ -209,6 +216,7 @@ static struct shoal_request *request_of(const struct shoal_reducer *reducer, siz
 
 struct shoal_request *fusion_flow_oldest(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     const struct fusion_flow *flow = reducer->flow;
     for (size_t b = 0; b < flow->next; b++) {
         if (flow->buffers[b].phase == POSTED)

@@ -103,6 +103,7 @@ void fusion_marks_reset(struct shoal_reducer *reducer)
 
 void fusion_marks_drop_sums(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(!reducer->is_armed); /* between steps */
     for (size_t i = 0; i < reducer->layout->parameters.count; i++)
         reducer->marks->gradients[i].has_sum = false;
 }
@@ -120,6 +121,7 @@ bool fusion_marks_are_open(const struct shoal_reducer *reducer)
 /* Keeps the facts that callers can query after the step, and the sums that the next one adds to. */
 void fusion_marks_close(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_marks_are_open(reducer));
     struct fusion_marks *marks = reducer->marks;
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         struct gradient *gradient = &marks->gradients[i];
@@ -180,6 +182,7 @@ static bool wants_squares(const struct shoal_reducer *reducer)
 static struct squares pack(struct shoal_reducer *reducer, size_t parameter, const void *memory, size_t offset, size_t count)
 {
     const enum shoal_type type = fusion_parameter(reducer, parameter)->type;
+    SHOAL_ASSERT(offset + count <= fusion_parameter(reducer, parameter)->count);
     char *view = fusion_view(reducer, parameter) + offset * shoal_type_bytes(type);
     const bool adds = reducer->marks->gradients[parameter].has_sum, is_there = memory == view;
     struct squares squares = {0, false};
@@ -296,6 +299,7 @@ enum shoal_status shoal_reducer_ready(struct shoal_reducer *reducer, size_t para
 /* Call with the lock held. */
 static bool overlaps(const struct gradient *gradient, size_t offset, size_t count)
 {
+    SHOAL_ASSERT(atomic_load_explicit(&gradient->mark, memory_order_relaxed) == IN_PARTS);
     for (const struct fusion_part *part = &gradient->first; part; part = part->next) {
         if (offset < part->offset + part->count && part->offset < offset + count)
             return true;
@@ -307,6 +311,7 @@ static bool overlaps(const struct gradient *gradient, size_t offset, size_t coun
 static bool claim_part(struct shoal_reducer *reducer, size_t parameter, struct fusion_part *part)
 {
     struct gradient *own = &reducer->marks->gradients[parameter];
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     if (claim_mark(reducer, parameter, IN_PARTS)) {
         own->first = *part;
         own->claimed = part->count;
@@ -368,6 +373,7 @@ enum shoal_status shoal_reducer_ready_part(struct shoal_reducer *reducer, size_t
 /* A sum of LOCAL steps stays. Without one, the contribution is zeros; a device writes them when the buffer is full. */
 static enum shoal_status contribute_nothing(struct shoal_reducer *reducer, size_t parameter)
 {
+    SHOAL_ASSERT(atomic_load_explicit(&reducer->marks->gradients[parameter].mark, memory_order_relaxed) == UNUSED);
     struct gradient *own = &reducer->marks->gradients[parameter];
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
     char *view = fusion_view(reducer, parameter);
@@ -398,6 +404,7 @@ enum shoal_status shoal_reducer_unused(struct shoal_reducer *reducer, size_t par
 void fusion_marks_take_buffer(struct shoal_reducer *reducer, size_t index)
 {
     const struct fusion_buffer *buffer = &reducer->layout->buffers[index];
+    SHOAL_ASSERT(reducer->offload && fusion_marks_fill(reducer, index));
     for (uint32_t i = 0; i < buffer->count; i++) {
         const uint32_t parameter = reducer->layout->order[buffer->first + i];
         const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
@@ -468,12 +475,14 @@ bool fusion_marks_fill(const struct shoal_reducer *reducer, size_t buffer)
 
 bool fusion_marks_have_unused(const struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->marks->buffers[buffer].has_unused;
 }
 
 void fusion_marks_learn_used(struct shoal_reducer *reducer, size_t buffer, const double *counts)
 {
     const struct fusion_buffer *each = &reducer->layout->buffers[buffer];
+    SHOAL_ASSERT(fusion_marks_fill(reducer, buffer)); /* a mark of this rank would come too late */
     for (uint32_t i = 0; i < each->count; i++) {
         const uint32_t parameter = reducer->layout->order[each->first + i];
         reducer->marks->gradients[parameter].is_used |= counts[parameter] > 0;

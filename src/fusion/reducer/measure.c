@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "base/floats.h"
 #include "device/gpu_packer.h"
 #include "fusion/reducer/marks.h"
@@ -82,6 +83,7 @@ static bool has_own(const struct shoal_reducer *reducer, size_t parameter)
 
 static size_t chunk_of(const struct shoal_reducer *reducer, enum which which, size_t parameter)
 {
+    SHOAL_ASSERT(reducer->measure->first[parameter] <= reducer->measure->first[parameter + 1]);
     return (which == OWN ? 0 : measure_chunks(reducer)) + reducer->measure->first[parameter];
 }
 
@@ -177,6 +179,7 @@ static void measured_sum(const struct shoal_reducer *reducer, enum which which, 
 
 bool fusion_measure_own_of(const struct shoal_reducer *reducer, size_t parameter, struct fusion_measured *measured_out)
 {
+    SHOAL_ASSERT(reducer->measure);
     const bool is_there = asks_for(reducer, OWN) && has_own(reducer, parameter);
     if (is_there)
         measured_sum(reducer, OWN, parameter, measured_out);
@@ -185,6 +188,7 @@ bool fusion_measure_own_of(const struct shoal_reducer *reducer, size_t parameter
 
 bool fusion_measure_average_of(const struct shoal_reducer *reducer, size_t parameter, struct fusion_measured *measured_out)
 {
+    SHOAL_ASSERT(reducer->measure);
     const bool is_there = asks_for(reducer, AVERAGES);
     if (is_there)
         measured_sum(reducer, AVERAGES, parameter, measured_out);

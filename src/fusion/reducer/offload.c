@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "device/gpu_packer.h"
 #include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/flow.h"
@@ -153,6 +154,8 @@ enum shoal_status fusion_offload_store(struct shoal_reducer *reducer)
 
 void fusion_offload_reset(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
+    SHOAL_ASSERT(!reducer->offload || !reducer->offload->is_working);
     struct fusion_offload *offload = reducer->offload;
     if (offload)
         offload->fetched = offload->arrived = offload->stored = 0;
@@ -221,10 +224,12 @@ static bool is_final(const struct shoal_reducer *reducer, size_t buffer)
 /* Chooses the next piece of work; looks: also whether gradients have come. Call with the lock held. */
 static work_fn choose_work(struct shoal_reducer *reducer, bool looks, size_t **next_out)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     struct fusion_offload *offload = reducer->offload;
     const size_t count = reducer->layout->buffer_count;
     if (fusion_failed(reducer) != SHOAL_OK || !reducer->is_armed)
         return NULL;
+    SHOAL_ASSERT(offload->arrived <= offload->fetched && offload->stored <= offload->arrived && offload->fetched <= count);
     *next_out = &offload->fetched;
     if (offload->fetched < count && fusion_marks_fill(reducer, offload->fetched))
         return fetch_buffer;
@@ -276,6 +281,7 @@ enum shoal_status fusion_offload_finish(struct shoal_reducer *reducer, bool is_s
     enum shoal_status status = SHOAL_OK;
     if (!offload)
         return SHOAL_OK;
+    SHOAL_ASSERT(offload->arrived == reducer->layout->buffer_count);
     for (; !is_skipped && offload->stored < reducer->layout->buffer_count; offload->stored++)
         FUSION_TRY(store_buffer(reducer, offload->stored));
     for (int lane = 0; lane < SHOAL_GPU_LANES && status == SHOAL_OK; lane++)
@@ -285,11 +291,13 @@ enum shoal_status fusion_offload_finish(struct shoal_reducer *reducer, bool is_s
 
 bool fusion_offload_awaits_device(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->offload && reducer->offload->arrived < reducer->offload->fetched;
 }
 
 bool fusion_offload_is_working(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->offload && reducer->offload->is_working;
 }
 

@@ -184,6 +184,7 @@ static size_t place_shards(struct shoal_reducer *reducer, char *memory)
         struct fusion_shard *shard = &optimizer->shards[b];
         const enum shoal_type type = reducer->layout->buffers[b].type;
         const size_t bytes = fusion_shard_bytes(reducer, b), states = states_of(reducer, b);
+        SHOAL_ASSERT(states <= SHOAL_UPDATE_STATES);
         for (size_t s = fusion_has_master(optimizer, type) ? 0 : 1; s <= states; s++) {
             const size_t all = bytes / shoal_type_bytes(type) * fusion_real_bytes(type);
             shard->states[s] = take_memory(memory, all, &used);
@@ -220,7 +221,8 @@ static enum shoal_status allocate_memory(struct shoal_reducer *reducer)
     if (!optimizer->memory)
         return SHOAL_ERR_MEMORY;
     memset(optimizer->memory, 0, optimizer->bytes);
-    (void)place_shards(reducer, optimizer->memory);
+    const size_t placed = place_shards(reducer, optimizer->memory);
+    SHOAL_ASSERT(placed == optimizer->bytes);
     for (size_t i = 0; optimizer->rule == SHOAL_ADAGRAD && i < reducer->layout->parameters.count; i++)
         set_initial(reducer, i);
     return SHOAL_OK;
@@ -240,6 +242,8 @@ enum shoal_status fusion_optimizer_create(struct shoal_reducer *reducer)
     optimizer->steps_early &= fusion_optimizer_awaits_verdict(reducer);
     optimizer->degree = fusion_optimizer_degree(reducer);
     optimizer->place = fusion_optimizer_place(reducer);
+    SHOAL_ASSERT(optimizer->degree > 0 && reducer->size % optimizer->degree == 0);
+    SHOAL_ASSERT(optimizer->place >= 0 && optimizer->place < optimizer->degree);
     if (optimizer->rule == SHOAL_LAMB) {
         const size_t ranks = 1 + (size_t)optimizer->degree;
         optimizer->norms = calloc(2 * ranks * (layout->parameters.count + 1), sizeof *optimizer->norms);
@@ -351,6 +355,7 @@ static struct shoal_update_memory memory_of(const struct shoal_reducer *reducer,
     const struct fusion_optimizer *optimizer = reducer->optimizer;
     const struct fusion_shard *shard = fusion_shard_of(reducer, parameter);
     const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
+    SHOAL_ASSERT(range->begin + range->count <= fusion_parameter(reducer, parameter)->count);
     char *view = fusion_view(reducer, parameter) + range->begin * unit;
     char *own = fusion_parameter_at(reducer, parameter) + range->begin * unit;
     struct shoal_update_memory memory = {.gradient = view, .parameter = optimizer->is_atomic ? view : own};
@@ -458,6 +463,7 @@ static void gather_done(void *arg, enum shoal_status status)
     fusion_lock(reducer);
     shard->is_gathered = true;
     reducer->optimizer->gathered++;
+    SHOAL_ASSERT(reducer->optimizer->gathered <= reducer->optimizer->posted);
     pthread_cond_broadcast(&reducer->changed);
     fusion_unlock(reducer);
 }
@@ -471,6 +477,7 @@ static enum shoal_status post_gather(struct shoal_reducer *reducer, size_t buffe
     struct shoal_request *request;
     fusion_lock(reducer);
     optimizer->posted++;
+    SHOAL_ASSERT(!shard->gather || shard->is_gathered);
     shoal_request_free(shard->gather); /* of a first attempt, which is done */
     shard->gather = NULL;
     shard->is_gathered = false;
@@ -502,6 +509,7 @@ enum shoal_status fusion_optimizer_step(struct shoal_reducer *reducer, size_t bu
 
 void fusion_optimizer_keep(struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_steps_early(reducer) && reducer->optimizer->shards[buffer].kept);
     const char *own = fusion_buffer_memory(reducer, buffer) + fusion_shard_begin(reducer, buffer);
     memcpy(reducer->optimizer->shards[buffer].kept, own, fusion_shard_bytes(reducer, buffer));
 }
@@ -516,6 +524,7 @@ static void undo_parameter(const struct shoal_reducer *reducer, size_t parameter
     char *own = fusion_parameter_at(reducer, parameter) + range.begin * shoal_type_bytes(type);
     const char *master =
         fusion_state_at(reducer, parameter, fusion_shard_of(reducer, parameter)->states[SHOAL_STATE_MASTER], range.begin);
+    SHOAL_ASSERT(master); /* what may be undone has one */
     if (type == SHOAL_FLOAT32 || type == SHOAL_FLOAT64)
         memcpy(own, master, range.count * shoal_type_bytes(type));
     else
@@ -525,6 +534,7 @@ static void undo_parameter(const struct shoal_reducer *reducer, size_t parameter
 
 enum shoal_status fusion_optimizer_undo(struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_steps_early(reducer));
     const struct fusion_buffer *found = &reducer->layout->buffers[buffer];
     if (reducer->optimizer->is_atomic)
         return SHOAL_OK; /* no parameter has changed */
@@ -539,6 +549,7 @@ static void exchange_states(struct fusion_shard *shard)
         char *before = shard->states[s];
         if (!shard->next[s])
             continue;
+        SHOAL_ASSERT(before);
         shard->states[s] = shard->next[s];
         shard->next[s] = before;
     }
@@ -547,6 +558,7 @@ static void exchange_states(struct fusion_shard *shard)
 void fusion_optimizer_commit(struct shoal_reducer *reducer)
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
+    SHOAL_ASSERT(optimizer->gathered == optimizer->posted);
     for (size_t i = 0; i < reducer->layout->parameters.count; i++) {
         const size_t bytes = fusion_parameter_bytes(fusion_parameter(reducer, i));
         if (!fusion_marks_use(reducer, i))
@@ -569,6 +581,7 @@ enum shoal_status fusion_optimizer_rescale(struct shoal_reducer *reducer, struct
                            "the loss scale would become 0 after %g: gradients are not finite with any scale, so look for the "
                            "cause in the model or its data",
                            (double)optimizer->loss.scale);
+    SHOAL_ASSERT(optimizer->loss.scale > 0);
     optimizer->scale = fusion_loss_scale_factor(&optimizer->loss);
     result->loss_scale = (double)optimizer->loss.scale;
     return SHOAL_OK;
@@ -576,11 +589,13 @@ enum shoal_status fusion_optimizer_rescale(struct shoal_reducer *reducer, struct
 
 bool fusion_optimizer_is_done(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return !reducer->optimizer || reducer->optimizer->gathered == reducer->optimizer->posted;
 }
 
 struct shoal_request *fusion_optimizer_request(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     for (size_t b = 0; reducer->optimizer && b < reducer->layout->buffer_count; b++) {
         const struct fusion_shard *shard = &reducer->optimizer->shards[b];
         if (shard->gather && !shard->is_gathered)

@@ -2,6 +2,7 @@
  * operations, which are faster for small buffers. */
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "fusion/layout/hash.h"
 #include "fusion/reducer/optimizer_shards.h"
 
@@ -69,6 +70,7 @@ bool fusion_optimizer_owned(const struct shoal_reducer *reducer, size_t buffer, 
     *longest_out = borders->each;
     for (int i = 0; borders->begins && i < optimizer->degree; i++)
         *longest_out = fusion_max(*longest_out, fusion_shard_length(borders, i));
+    SHOAL_ASSERT(*own_out <= *longest_out);
     return true;
 }
 
@@ -82,6 +84,7 @@ enum shoal_status fusion_shard_scatter(const struct shoal_reducer *reducer, size
     const struct shoal_options options = fusion_options(reducer);
     struct shoal_comm *comm = optimizer->comms[FUSION_SCATTER];
     char *all = fusion_buffer_memory(reducer, buffer), *own = all + fusion_shard_begin(reducer, buffer);
+    SHOAL_ASSERT(borders->counts || borders->each * (size_t)optimizer->degree == reducer->layout->buffers[buffer].bytes);
     if (borders->counts)
         return shoal_reduce_scatterv_post(comm, all, own, borders->counts, type, reducer->options.op, &options, request_out);
     return shoal_reduce_scatter_post(comm, all, own, borders->each / shoal_type_bytes(type), type, reducer->options.op,

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/checkpoint/checkpoint_model.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/offload.h"
@@ -26,6 +27,7 @@ static void describe_parameter(const struct shoal_reducer *reducer, size_t i, ui
     const struct shoal_optimizer_group *group = &optimizer->groups[optimizer->group_of[i]];
     const struct fusion_range range = fusion_range_of(reducer, i, optimizer->place);
     states[i] = (uint32_t)fusion_rule_states(fusion_group_rule(optimizer->rule, group));
+    SHOAL_ASSERT(states[i] < FUSION_STATES);
     for (uint32_t s = 0; s <= states[i] && range.count > 0; s++)
         model->pieces[model->piece_count++] =
             (struct checkpoint_piece){.parameter = (uint32_t)i,
@@ -64,6 +66,7 @@ static enum shoal_status describe_shards(struct shoal_reducer *reducer, const ch
         return SHOAL_ERR_MEMORY;
     for (size_t i = 0; i < count; i++)
         describe_parameter(reducer, i, states, model);
+    SHOAL_ASSERT(model->piece_count <= count * FUSION_STATES);
     return SHOAL_OK;
 }
 

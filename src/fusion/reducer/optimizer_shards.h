@@ -2,6 +2,7 @@
 #ifndef SHOAL_FUSION_OPTIMIZER_SHARDS_H
 #define SHOAL_FUSION_OPTIMIZER_SHARDS_H
 
+#include "base/assert.h"
 #include "fusion/layout/borders.h"
 #include "fusion/optimizer/loss_scale.h"
 #include "fusion/optimizer/optimizer_group.h"
@@ -40,10 +41,10 @@ struct fusion_optimizer {
     uint64_t *steps;    /* [parameters]: steps that succeeded */
     int degree, place;  /* ranks of a team, and this rank among them: the number of its shard */
     struct shoal_comm *comms[FUSION_REACHES];
-    char *parameters;             /* of all buffers, laid out as the gradients are */
-    char *memory;                 /* of all shards */
-    size_t bytes;                 /* of `memory` */
-    double scale;                 /* factor of gradients: the caller's, or 1 / loss scale */
+    char *parameters; /* of all buffers, laid out as the gradients are */
+    char *memory;     /* of all shards */
+    size_t bytes;     /* of `memory` */
+    double scale;     /* factor of gradients: the caller's, or 1 / loss scale */
     struct fusion_loss_scale loss;
     double *norms; /* with LAMB: the two squared norms of each parameter, followed by room for those of all ranks of a team */
     struct fusion_shard *shards; /* [buffers] */
@@ -71,6 +72,7 @@ static inline size_t fusion_shard_bytes(const struct shoal_reducer *reducer, siz
 /* Returns the elements of a parameter in the shard with that number of its buffer. */
 static inline struct fusion_range fusion_range_of(const struct shoal_reducer *reducer, size_t parameter, int number)
 {
+    SHOAL_ASSERT(number >= 0 && number < reducer->optimizer->degree);
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const struct shoal_parameter *each = fusion_parameter(reducer, parameter);
     const struct fusion_borders *borders = &reducer->optimizer->shards[place->buffer].borders;
@@ -79,6 +81,7 @@ static inline struct fusion_range fusion_range_of(const struct shoal_reducer *re
     const size_t end = fusion_min(fusion_border(borders, number + 1), place->offset + each->count * unit);
     if (begin >= end)
         return (struct fusion_range){0, 0};
+    SHOAL_ASSERT((begin - place->offset) % unit == 0 && (end - begin) % unit == 0); /* borders do not cut elements */
     return (struct fusion_range){(begin - place->offset) / unit, (end - begin) / unit};
 }
 
@@ -99,6 +102,9 @@ static inline size_t fusion_shard_offset(const struct shoal_reducer *reducer, si
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
     const size_t unit = shoal_type_bytes(fusion_parameter(reducer, parameter)->type);
+    SHOAL_ASSERT(place->offset + element * unit >= fusion_shard_begin(reducer, place->buffer));
+    SHOAL_ASSERT(place->offset + element * unit <
+                 fusion_shard_begin(reducer, place->buffer) + fusion_shard_bytes(reducer, place->buffer));
     return place->offset / unit + element - fusion_shard_begin(reducer, place->buffer) / unit;
 }
 

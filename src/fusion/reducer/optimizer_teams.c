@@ -58,6 +58,7 @@ static enum shoal_status open_reach(struct shoal_reducer *reducer, enum fusion_r
 {
     struct fusion_optimizer *optimizer = reducer->optimizer;
     const int team = team_of(reducer), place = optimizer->place;
+    SHOAL_ASSERT(!optimizer->comms[reach] || reach == FUSION_SCATTER);
     const bool is_across = reach == FUSION_ACROSS;
     return fusion_comms_add(reducer, reach_names[reach], is_across ? place : team, is_across ? team : place,
                             &optimizer->comms[reach]);
@@ -111,6 +112,7 @@ static enum shoal_status post_across(struct shoal_reducer *reducer, size_t buffe
                                     &options, &request));
     fusion_lock(reducer);
     shard->across = request;
+    SHOAL_ASSERT(shard->is_scattered);
     fusion_unlock(reducer);
     shoal_request_on_done(request, across_done, shard);
     return SHOAL_OK;
@@ -119,6 +121,8 @@ static enum shoal_status post_across(struct shoal_reducer *reducer, size_t buffe
 /* Posts across what is scattered, in index order. Call with the lock held; it is released meanwhile. */
 static void advance_across(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
+    SHOAL_ASSERT(has_teams(reducer));
     struct fusion_optimizer *optimizer = reducer->optimizer;
     if (optimizer->is_posting)
         return; /* the thread that posts looks again, with the lock */
@@ -146,6 +150,7 @@ static void scatter_done(void *arg, enum shoal_status status)
     }
     fusion_lock(reducer);
     shard->is_scattered = true;
+    SHOAL_ASSERT(buffer_of(shard) >= reducer->optimizer->next_across);
     advance_across(reducer);
     fusion_unlock(reducer);
 }
@@ -165,11 +170,13 @@ enum shoal_status fusion_optimizer_post(struct shoal_reducer *reducer, size_t bu
 
 struct shoal_request *fusion_optimizer_reduction(const struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     const struct fusion_shard *shard = &reducer->optimizer->shards[buffer];
     return shard->across ? shard->across : shard->is_scattered ? NULL : shard->scatter;
 }
 
 bool fusion_optimizer_is_posting(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->optimizer && reducer->optimizer->is_posting;
 }

@@ -5,10 +5,10 @@
 
 #include "base/assert.h"
 #include "fusion/reducer/compress.h"
+#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/optimizer.h"
-#include "fusion/reducer/device_buffer.h"
 #include "fusion/reducer/reducer_failure.h"
 #include "fusion/reducer/stats.h"
 #include "fusion/reducer/tally.h"
@@ -80,6 +80,8 @@ void fusion_out_stop_thread(struct shoal_reducer *reducer)
 
 void fusion_out_reset(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
+    SHOAL_ASSERT(!reducer->out->is_busy);
     reducer->out->next = 0;
     reducer->out->factor = 1;
     reducer->out->shards = 0;
@@ -88,6 +90,8 @@ void fusion_out_reset(struct shoal_reducer *reducer)
 
 void fusion_out_set_factor(struct shoal_reducer *reducer, double factor)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
+    SHOAL_ASSERT(factor >= 1);          /* ranks / active */
     if (!reducer->out->is_factor_known) /* otherwise the thread may be reading it */
         reducer->out->factor = factor;
     reducer->out->is_factor_known = true;
@@ -156,6 +160,7 @@ static bool out_clear_unused(struct shoal_reducer *reducer, size_t index)
 /* Steps the parameters of a buffer, unless all gradients have to be seen before. Returns false if the reducer has failed. */
 static bool step_buffer(struct shoal_reducer *reducer, size_t index)
 {
+    SHOAL_ASSERT(!reducer->options.on_buffer); /* there are no averages for it to see */
     if (fusion_steps_early(reducer))
         fusion_optimizer_keep(reducer, index);
     if (reducer->options.has_norms || fusion_optimizer_awaits_verdict(reducer))
@@ -209,6 +214,7 @@ static void call_back(struct shoal_reducer *reducer, size_t index)
  * use it. */
 static bool can_put_out(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     const struct fusion_out *out = reducer->out;
     if (fusion_failed(reducer) != SHOAL_OK || !reducer->is_armed || !out->is_factor_known ||
         out->next >= reducer->layout->buffer_count)
@@ -219,6 +225,7 @@ static bool can_put_out(const struct shoal_reducer *reducer)
 
 void fusion_put_out(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     struct fusion_out *out = reducer->out;
     if (out->is_busy)
         return;
@@ -245,11 +252,13 @@ void fusion_put_out(struct shoal_reducer *reducer)
 
 bool fusion_out_is_busy(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->out->is_busy;
 }
 
 bool fusion_out_is_complete(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->out->next == reducer->layout->buffer_count && !reducer->out->is_busy;
 }
 
@@ -257,11 +266,13 @@ bool fusion_out_is_complete(const struct shoal_reducer *reducer)
 
 void fusion_out_take_squares(struct shoal_reducer *reducer, size_t parameter, double squared)
 {
+    SHOAL_ASSERT(!(squared < 0)); /* it may be NaN */
     reducer->out->squared[parameter] = squared;
 }
 
 double fusion_out_squared(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(reducer->out->next == reducer->layout->buffer_count); /* all buffers are out */
     double squared = reducer->out->shards;
     for (size_t i = 0; i < reducer->layout->parameters.count; i++)
         squared += reducer->out->squared[i];
@@ -288,6 +299,7 @@ static enum shoal_status step_all(struct shoal_reducer *reducer, double factor)
 
 enum shoal_status fusion_out_undo(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(reducer->out->next == reducer->layout->buffer_count); /* all buffers are out */
     for (size_t b = 0; b < reducer->layout->buffer_count; b++)
         if (fusion_optimizer_undo(reducer, b) != SHOAL_OK)
             return fusion_failure_status(reducer);
@@ -296,6 +308,7 @@ enum shoal_status fusion_out_undo(struct shoal_reducer *reducer)
 
 enum shoal_status fusion_out_clip(struct shoal_reducer *reducer, double clip)
 {
+    SHOAL_ASSERT(reducer->out->next == reducer->layout->buffer_count); /* all buffers are out */
     const uint64_t begin_ns = fusion_now_ns();
     const double factor = reducer->out->factor * clip;
     if (reducer->optimizer)

@@ -22,6 +22,7 @@
 
 #include <pthread.h>
 
+#include "base/assert.h"
 #include "fusion/codec/wide_kernels.h"
 #include "fusion/layout/gradient_layout.h"
 
@@ -53,7 +54,7 @@ struct shoal_reducer {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* signals that a guarded field has changed */
 
-    struct fusion_comms *comms;           /* the communicators in addition to `comm` */
+    struct fusion_comms *comms; /* the communicators in addition to `comm` */
     struct fusion_marks *marks;
     struct fusion_flow *flow;
     struct fusion_device *device;         /* NULL if gradients are in host memory */
@@ -76,6 +77,13 @@ static inline void fusion_lock(struct shoal_reducer *reducer)
 static inline void fusion_unlock(struct shoal_reducer *reducer)
 {
     pthread_mutex_unlock(&reducer->lock);
+}
+
+/* Returns true if a thread holds the lock: for assertions of functions that are called with the lock held. If it returns false
+ * it has taken the lock, but then the assertion ends the process. */
+static inline bool fusion_has_lock(const struct shoal_reducer *reducer)
+{
+    return pthread_mutex_trylock(&((struct shoal_reducer *)(uintptr_t)reducer)->lock) != 0;
 }
 
 /* Returns true if buffers are on the device as well, and it computes there. */
@@ -105,17 +113,21 @@ static inline struct fusion_wide fusion_wide(const struct shoal_reducer *reducer
 
 static inline char *fusion_buffer_memory(const struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(buffer < reducer->layout->buffer_count);
     return reducer->memory + reducer->layout->buffers[buffer].begin;
 }
 
 static inline char *fusion_view(const struct shoal_reducer *reducer, size_t parameter)
 {
     const struct fusion_place *place = &reducer->layout->places[parameter];
+    SHOAL_ASSERT(place->offset < reducer->layout->buffers[place->buffer].bytes ||
+                 !reducer->layout->parameters.items[parameter].count);
     return fusion_buffer_memory(reducer, place->buffer) + place->offset;
 }
 
 static inline const struct shoal_parameter *fusion_parameter(const struct shoal_reducer *reducer, size_t parameter)
 {
+    SHOAL_ASSERT(parameter < reducer->layout->parameters.count);
     return &reducer->layout->parameters.items[parameter];
 }
 

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "base/floats.h"
 #include "fusion/reducer/marks.h"
 #include "fusion/reducer/reducer_failure.h"
@@ -39,6 +40,7 @@ void fusion_noise_destroy(struct shoal_reducer *reducer)
 /* The averages of a step are sums over active ranks, divided by this. */
 static double noise_divisor(const struct shoal_reducer *reducer, int active)
 {
+    SHOAL_ASSERT(active > 0);
     if (reducer->options.op == SHOAL_SUM)
         return 1;
     return fusion_scales_late(reducer) ? active : reducer->size;

@@ -2,6 +2,7 @@
 
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/flow.h"
 #include "fusion/reducer/reducer_device.h"
@@ -12,6 +13,7 @@
 /* Padding is zero and stays zero, because sums of zeros are zero. */
 enum shoal_status fusion_install(struct shoal_reducer *reducer, struct shoal_gradient_layout *layout)
 {
+    SHOAL_ASSERT(!reducer->is_armed && layout->ranks == reducer->size);
     void *memory, *compressed;
     FUSION_TRY(fusion_allocate(reducer, layout->bytes + FUSION_ALIGNMENT, &memory));
     const enum shoal_status status = fusion_compressor_prepare(reducer, layout, &compressed);

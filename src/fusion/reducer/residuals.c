@@ -29,6 +29,8 @@ struct header {
     uint64_t body_hash;
 };
 
+_Static_assert(sizeof(struct header) == 64, "a saved header has no padding, and stays as it is");
+
 static size_t body_bytes(const struct shoal_reducer *reducer)
 {
     size_t bytes = 0;

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/reducer/comms.h"
 
 /* Times of events of a buffer in the step. */
@@ -99,6 +100,7 @@ void fusion_stats_packed(struct shoal_reducer *reducer, uint64_t ns)
 
 void fusion_stats_ready(struct shoal_reducer *reducer, size_t parameter, uint32_t number)
 {
+    SHOAL_ASSERT(number < reducer->layout->parameters.count && !reducer->stats->ready_ns[parameter]);
     reducer->stats->ready_ns[parameter] = fusion_now_ns();
     reducer->stats->ready_number[parameter] = number;
 }
@@ -110,6 +112,7 @@ void fusion_stats_copied(struct shoal_reducer *reducer, size_t bytes)
 
 void fusion_stats_posted(struct shoal_reducer *reducer, size_t buffer, size_t in_flight)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     struct fusion_stats *stats = reducer->stats;
     stats->moments[buffer].posted_ns = fusion_now_ns();
     stats->flight_most = fusion_max(stats->flight_most, in_flight);
@@ -117,11 +120,13 @@ void fusion_stats_posted(struct shoal_reducer *reducer, size_t buffer, size_t in
 
 void fusion_stats_done(struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     reducer->stats->moments[buffer].done_ns = fusion_now_ns();
 }
 
 void fusion_stats_is_out(struct shoal_reducer *reducer, size_t buffer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     reducer->stats->moments[buffer].out_ns = fusion_now_ns();
 }
 
@@ -169,6 +174,7 @@ static void keep_order(struct fusion_stats *stats, size_t count)
         stats->ready_order[ready_ns ? stats->ready_number[i] : next++] = (uint32_t)i;
         stats->ready_us[i] = ready_ns ? us_since(stats, ready_ns) : -1;
     }
+    SHOAL_ASSERT(next == count); /* each parameter has one place in the order */
 }
 
 void fusion_stats_keep(struct shoal_reducer *reducer, const struct shoal_step_stats *counted)

@@ -1,5 +1,6 @@
 #include "fusion/reducer/step_bytes.h"
 
+#include "base/assert.h"
 #include "fusion/reducer/compress.h"
 #include "fusion/reducer/optimizer.h"
 
@@ -23,6 +24,7 @@ void fusion_count_bytes(const struct shoal_reducer *reducer, struct shoal_step_s
         const uint64_t bytes = reducer->layout->buffers[b].bytes;
         const bool is_compressed = fusion_is_compressed(reducer, b);
         count_owned(reducer, b, &owned, &longest);
+        SHOAL_ASSERT(owned <= longest && owned <= bytes);
         const uint64_t network_bytes =
             is_compressed ? fusion_compressed_network_bytes(reducer, b) : 2 * (hosts - 1) * (bytes / local / hosts);
         stats->sent_bytes +=

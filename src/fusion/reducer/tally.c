@@ -10,7 +10,7 @@
 enum { NONFINITE, SQUARED, INVERSE, USED }; /* fields of a tail; from USED on, one for each parameter */
 
 struct fusion_tally {
-    double inverse; /* of the samples in this rank's batch; 0 if nobody asks for it */
+    double inverse;         /* of the samples in this rank's batch; 0 if nobody asks for it */
     int64_t head, head_sum; /* each active rank contributes 1; the sum is their number */
     struct shoal_request *head_request;
     double *tail, *tail_sum;
@@ -91,6 +91,7 @@ enum shoal_status fusion_tally_take_head(struct shoal_reducer *reducer, int *act
 
 void fusion_tally_set_samples(struct shoal_reducer *reducer, double samples)
 {
+    SHOAL_ASSERT(samples > 0);
     SHOAL_DEFAULT_FLOATS;
     double inverse = 1 / samples;
     SHOAL_FLOATS_PIN(inverse);
@@ -101,6 +102,7 @@ void fusion_tally_set_samples(struct shoal_reducer *reducer, double samples)
 
 void fusion_tally_reset(struct shoal_reducer *reducer, bool holds_tail)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     struct fusion_tally *tally = reducer->tally;
     shoal_request_free(tally->tail_request);
     tally->tail_request = NULL;
@@ -110,11 +112,13 @@ void fusion_tally_reset(struct shoal_reducer *reducer, bool holds_tail)
 
 void fusion_tally_release_tail(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     reducer->tally->is_tail_held = false;
 }
 
 bool fusion_tally_claim_tail(struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     struct fusion_tally *tally = reducer->tally;
     if (tally->tail_count == 0 || tally->is_tail_posted || tally->is_tail_held)
         return false;
@@ -130,6 +134,7 @@ static void tail_done(void *arg, enum shoal_status status)
         return;
     }
     fusion_lock(reducer);
+    SHOAL_ASSERT(reducer->tally->is_tail_posted && !reducer->tally->is_tail_done);
     reducer->tally->is_tail_done = true;
     pthread_cond_broadcast(&reducer->changed);
     fusion_unlock(reducer);
@@ -141,6 +146,7 @@ enum shoal_status fusion_tally_post_tail(struct shoal_reducer *reducer)
     const struct shoal_options options = fusion_options(reducer);
     struct shoal_request *request;
     bool is_nonfinite;
+    SHOAL_ASSERT(tally->tail_count >= USED);
     tally->tail[SQUARED] = fusion_marks_sum(reducer, &is_nonfinite, tally->counts_used ? tally->tail + USED : NULL);
     tally->tail[NONFINITE] = is_nonfinite;
     tally->tail[INVERSE] = reducer->options.is_uneven && !tally->head ? 0 : tally->inverse;
@@ -155,12 +161,14 @@ enum shoal_status fusion_tally_post_tail(struct shoal_reducer *reducer)
 
 struct shoal_request *fusion_tally_request(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     const struct fusion_tally *tally = reducer->tally;
     return tally->is_tail_posted && !tally->is_tail_done ? tally->tail_request : NULL;
 }
 
 bool fusion_tally_is_done(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(fusion_has_lock(reducer));
     return reducer->tally->tail_count == 0 || reducer->tally->is_tail_done;
 }
 
@@ -172,15 +180,18 @@ const double *fusion_tally_used(const struct shoal_reducer *reducer)
 
 bool fusion_tally_is_nonfinite(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(reducer->tally->is_tail_done);
     return reducer->tally->tail_sum[NONFINITE] > 0;
 }
 
 double fusion_tally_squared(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(reducer->tally->is_tail_done);
     return reducer->tally->tail_sum[SQUARED];
 }
 
 double fusion_tally_inverse(const struct shoal_reducer *reducer)
 {
+    SHOAL_ASSERT(reducer->tally->is_tail_done);
     return reducer->tally->tail_sum[INVERSE];
 }

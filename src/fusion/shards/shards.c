@@ -25,8 +25,11 @@ struct shards_range shards_range_of(const struct shoal_shards *shards, size_t pa
 
 size_t shards_offset(const struct shoal_shards *shards, size_t parameter, size_t element)
 {
+    SHOAL_ASSERT(element < shards->parameters.items[parameter].count);
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
     const size_t bytes = shoal_type_bytes(unit->type);
+    SHOAL_ASSERT(shards->offsets[parameter] + element * bytes >= unit->shard_begin);
+    SHOAL_ASSERT(shards->offsets[parameter] + element * bytes < unit->shard_begin + unit->shard_bytes);
     return shards->offsets[parameter] / bytes + element - unit->shard_begin / bytes;
 }
 
@@ -57,6 +60,7 @@ static void share_cause(const struct shoal_shards *shards)
 
 enum shoal_status shards_fail(struct shoal_shards *shards, enum shoal_status status, uint32_t unit, const char *what)
 {
+    SHOAL_ASSERT(status != SHOAL_OK && status != SHOAL_PENDING);
     char name[FUSION_TEXT_MAX];
     shards->failed = status;
     if (unit == SHOAL_SHARDS_NONE) {
@@ -144,6 +148,7 @@ static enum shoal_status post_gather_of(struct shoal_shards *shards, uint32_t u,
 {
     struct shards_unit *unit = &shards->units[u];
     struct shards_slot *slot = &shards->slots[s];
+    SHOAL_ASSERT(unit->slot == SHARDS_NO_SLOT && !unit->is_whole && !slot->is_live && !slot->request);
     if (slot->unit != SHOAL_SHARDS_NONE)
         shards->units[slot->unit].slot = SHARDS_NO_SLOT;
     slot->unit = u;
@@ -179,6 +184,7 @@ static enum shoal_status make_live(struct shoal_shards *shards, uint32_t u)
     }
     FUSION_TRY(wait_for_gather(shards, unit->slot));
     struct shards_slot *slot = &shards->slots[unit->slot];
+    SHOAL_ASSERT(slot->unit == u && !slot->request);
     slot->is_live = true;
     slot->used = ++shards->uses;
     return SHOAL_OK;
@@ -295,6 +301,7 @@ static enum shoal_status open_gradients(struct shoal_shards *shards, uint32_t u)
     if (gradients->busy != SHOAL_SHARDS_NONE)
         FUSION_TRY(wait_for_sum(shards, gradients->busy));
     gradients->busy = SHOAL_SHARDS_NONE;
+    SHOAL_ASSERT(gradients->unit == SHOAL_SHARDS_NONE);
     gradients->unit = u;
     unit->gradient_slot = g;
     zero_padding(shards, unit, gradients->memory);
@@ -347,6 +354,7 @@ static enum shoal_status sum_unit(const struct shoal_shards *shards, struct shar
 static enum shoal_status post_unit_sum(struct shoal_shards *shards, uint32_t u)
 {
     struct shards_unit *unit = &shards->units[u];
+    SHOAL_ASSERT(!unit->missing && !unit->is_summed && !unit->sum);
     struct shards_gradients *gradients = unit->is_whole ? NULL : &shards->gradients[unit->gradient_slot];
     const enum shoal_status status = sum_unit(shards, unit, gradients ? gradients->memory : NULL);
     if (gradients) {
@@ -377,6 +385,7 @@ enum shoal_status shoal_shards_ready(struct shoal_shards *shards, size_t paramet
     if (count && gradient != own)
         memcpy(own, gradient, count * shoal_type_bytes(unit->type));
     shards->is_ready[parameter] = shards->is_begun[parameter] = true;
+    SHOAL_ASSERT(unit->missing > 0);
     return --unit->missing == 0 ? post_unit_sum(shards, shards->unit_of[parameter]) : SHOAL_OK;
 }
 
@@ -451,6 +460,7 @@ static void judge_step(const struct shoal_shards *shards, struct shoal_shards_re
 /* Finds the memory for a step of this rank's part of a parameter. Returns false if this rank has none. */
 static bool find_memory(const struct shoal_shards *shards, size_t parameter, struct shoal_update_memory *memory, size_t *count)
 {
+    SHOAL_ASSERT(shards_unit_of(shards, parameter)->is_summed);
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
     const struct shards_range range = shards_range_of(shards, parameter, shards->rank);
     *count = range.count;
@@ -522,6 +532,8 @@ static enum shoal_status measure_norms(struct shoal_shards *shards, double facto
 
 static void close_gradients(struct shoal_shards *shards)
 {
+    for (uint32_t u = 0; u < shards->unit_count; u++)
+        SHOAL_ASSERT(!shards->units[u].sum); /* all sums have ended */
     for (uint32_t u = 0; u < shards->unit_count; u++) {
         shards->units[u].missing = shards->units[u].count;
         shards->units[u].is_summed = false;

@@ -1,6 +1,7 @@
 /* Checkpoints of sharded parameters. */
 #include <stdlib.h>
 
+#include "base/assert.h"
 #include "fusion/checkpoint/checkpoint_model.h"
 #include "fusion/shards/shards_state.h"
 
@@ -45,6 +46,7 @@ static enum shoal_status open_values(struct shoal_shards *shards, const char *ca
         return SHOAL_ERR_MEMORY;
     for (size_t i = 0; i < count; i++)
         describe_values(shards, i, is_saving, states, model);
+    SHOAL_ASSERT(model->piece_count <= count * SHARDS_STATES);
     return SHOAL_OK;
 }
 

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/layout/agree.h"
 #include "fusion/layout/hash.h"
 #include "fusion/layout/lists.h"
@@ -114,6 +115,7 @@ static enum shoal_status place_units(struct shoal_shards *shards, char *text, si
     for (uint32_t u = 0; u < shards->unit_count; u++) {
         struct shards_unit *unit = &shards->units[u];
         unit->is_whole = unit->bytes < shards->options.whole_bytes;
+        SHOAL_ASSERT(unit->missing == unit->count); /* each of its parameters has a place */
         unit->bytes = fusion_round_up(fusion_max(unit->bytes, FUSION_ALIGNMENT), FUSION_ALIGNMENT * (size_t)shards->size);
         unit->shard_bytes = unit->bytes; /* unless it is divided */
         unit->missing = unit->count;
@@ -140,6 +142,7 @@ static enum shoal_status cut_units_in(struct shoal_shards *shards, struct fusion
         FUSION_TRY(fusion_divider_cut(divider, spans, unit->count, unit->bytes, shoal_type_bytes(unit->type), &unit->borders));
         unit->shard_begin = fusion_border(&unit->borders, shards->rank);
         unit->shard_bytes = fusion_shard_length(&unit->borders, shards->rank);
+        SHOAL_ASSERT(unit->shard_begin + unit->shard_bytes <= unit->bytes);
     }
     return SHOAL_OK;
 }
@@ -283,8 +286,9 @@ static enum shoal_status allocate_values(struct shoal_shards *shards, char *text
     }
     memset(shards->shared, 0, shared_bytes);
     memset(shards->local, 0, local_bytes);
-    (void)place_shared(shards, shards->shared);
-    (void)place_states(shards, shards->local);
+    const size_t placed_shared = place_shared(shards, shards->shared);
+    const size_t placed_local = place_states(shards, shards->local);
+    SHOAL_ASSERT(placed_shared == shared_bytes && placed_local == local_bytes);
     for (uint32_t s = 0; s < shards->options.live_units; s++)
         shards->slots[s].unit = SHOAL_SHARDS_NONE;
     for (size_t g = 0; g < SHARDS_GRADIENTS; g++)

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/assert.h"
 #include "fusion/shards/shards_state.h"
 
 /* ---- Settings ------------------------------------------------------------------------------------------------------------ */
@@ -97,6 +98,7 @@ char *shards_value_at(const struct shoal_shards *shards, size_t parameter, enum 
 {
     const struct shards_unit *unit = shards_unit_of(shards, parameter);
     char *array = unit->states[state] ? unit->states[state] : unit->own;
+    SHOAL_ASSERT(unit->states[state] || state == SHOAL_STATE_MASTER);
     return array + shards_offset(shards, parameter, element) * shards_real_bytes(unit->type);
 }
 

@@ -443,7 +443,7 @@ static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, 
     return send_messages(hosts, peer, slot, offset, &origin);
 }
 
-static bool hosts_reads_devices_for(struct shoal_transport *transport, int peer)
+static bool hosts_reads_registered_for(struct shoal_transport *transport, int peer)
 {
     struct hosts *hosts = hosts_of(transport);
     return !is_local(hosts, peer) && shoal_network_exports(hosts->network) && hosts->has_staging &&
@@ -1134,7 +1134,7 @@ static const struct shoal_transport_ops ops = {
     .reserve_staging = hosts_reserve_staging,
     .staging = hosts_staging,
     .put = hosts_put,
-    .reads_devices_for = hosts_reads_devices_for,
+    .reads_registered_for = hosts_reads_registered_for,
     .is_locally_complete = hosts_is_locally_complete,
     .is_flushed = is_flushed,
     .is_sending = is_sending,

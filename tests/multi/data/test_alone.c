@@ -402,29 +402,29 @@ static float late_input[FLOATS];
 
 static void note_sleep(void *arg, uint64_t timeout_ns)
 {
-    if (napping->awaits_device && naps++ < NAPS)
+    if (napping->awaits_operand && naps++ < NAPS)
         longest_nap_ns = timeout_ns > longest_nap_ns ? timeout_ns : longest_nap_ns;
     doorbell->sleep_for(arg, timeout_ns);
 }
 
-static bool late_is_ready(const struct shoal_device_operand *operand, size_t begin, size_t end)
+static bool late_is_ready(const struct shoal_operand *operand, size_t begin, size_t end)
 {
     (void)operand, (void)begin, (void)end;
     return naps >= NAPS;
 }
 
-static char *late_address(const struct shoal_device_operand *operand, int part, size_t at, size_t *run)
+static char *late_address(const struct shoal_operand *operand, int part, size_t at, size_t *run)
 {
     (void)operand, (void)part, (void)run;
     return (char *)&late_input[at];
 }
 
-static void late_release(struct shoal_device_operand *operand, size_t begin, size_t end)
+static void late_release(struct shoal_operand *operand, size_t begin, size_t end)
 {
     (void)operand, (void)begin, (void)end;
 }
 
-static void late_drop(struct shoal_device_operand *operand)
+static void late_drop(struct shoal_operand *operand)
 {
     (void)operand;
 }
@@ -432,10 +432,10 @@ static void late_drop(struct shoal_device_operand *operand)
 /* A copy's end on a device wakes nobody, so a rank that waits for one looks again soon. */
 static void waits_for_a_device_are_short(struct world *world)
 {
-    static const struct shoal_device_ops late_ops = {
+    static const struct shoal_operand_ops late_ops = {
         .is_ready = late_is_ready, .address = late_address, .release = late_release, .drop = late_drop};
     static float output[FLOATS];
-    struct shoal_device_operand late = {.ops = &late_ops};
+    struct shoal_operand late = {.ops = &late_ops};
     struct shoal_progress *progress = world->context->progress;
     struct shoal_doorbell_ops noting = *progress->doorbell.ops;
     doorbell = progress->doorbell.ops;
@@ -444,13 +444,12 @@ static void waits_for_a_device_are_short(struct world *world)
     for (size_t count = 1; count <= FLOATS && world->rank == 0; count *= FLOATS) {
         struct shoal_call call = {
             .collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .op = SHOAL_SUM, .count = count, .output = output};
-        const struct shoal_batch batch = {.calls = &call, .count = 1};
         naps = 0;
         longest_nap_ns = 0;
         late_input[count - 1] = 3;
         progress->doorbell.ops = &noting;
-        CHECK(world, shoal_layout_put_on_device(&call, 0, world->size, &late, NULL), "no memory");
-        OK(world, shoal_engine_run(world->comm->engine, &batch));
+        CHECK(world, shoal_call_put_operands(&call, 0, world->size, &late, NULL), "no memory");
+        OK(world, shoal_engine_run(world->comm->engine, &call, 1));
         progress->doorbell.ops = doorbell;
         CHECK(world, naps >= NAPS && longest_nap_ns <= 50000, "%u naps, the longest of %llu ns", naps,
               (unsigned long long)longest_nap_ns);

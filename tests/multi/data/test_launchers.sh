@@ -6,7 +6,7 @@ probe=$1
 [ -x "$probe" ] || { echo "usage: $0 PATH_OF_launcher_probe"; exit 2; }
 export ASAN_OPTIONS=detect_leaks=0 # the launchers' own libraries leak
 unset RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
-unset PMIX_NAMESPACE PMIX_RANK PMI_FD PMI_RANK PMI_SIZE SHOAL_PORT SHOAL_SECRET
+unset PMIX_NAMESPACE PMIX_RANK PMI_FD PMI_RANK PMI_SIZE SHOAL_STORE_PORT SHOAL_SECRET
 out=$(mktemp) || exit 1
 trap 'rm -f "$out"' EXIT
 failed=0

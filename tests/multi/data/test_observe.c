@@ -240,7 +240,7 @@ static void idle_ranks_ask(struct world *world)
     exit(0);
 }
 
-/* Each rank writes one file, named by the pattern. Its line on the communicator has what a reader needs. */
+/* Each rank writes one file, named by the pattern, when its communicator fails and when that is freed. Its line on the communicator has what a reader needs. */
 static void check_files(void)
 {
     bool is_ok = true;
@@ -252,7 +252,7 @@ static void check_files(void)
                  strstr(log, shoal_version()) && strstr(log, "rank 1 called shoal_comm_abort");
         snprintf(name, sizeof name, "flight.%d", rank);
         const char *flight = read_file(name);
-        is_ok &= count_lines(flight, "\"kind\":\"all-reduce\"") == 1;
+        is_ok &= count_lines(flight, "\"kind\":\"all-reduce\"") == 2;
     }
     rmdir(folder);
     world_report(is_ok, "log_and_recorder_files_are_written_for_each_rank");
@@ -274,7 +274,7 @@ int main(void)
     if (!mkdtemp(folder))
         return 1;
     snprintf(log_file, sizeof log_file, "SHOAL_LOG_FILE=%s/log.%%r", folder);
-    snprintf(recorder_file, sizeof recorder_file, "SHOAL_RECORDER_FILE=%s/flight.%%r", folder);
+    snprintf(recorder_file, sizeof recorder_file, "SHOAL_TRACE_FILE=%s/flight.%%r", folder);
     world_run(&(struct world_options){"abort_reaches_all", 2, files, abort_from_rank_1, NULL});
     check_files();
     world_run(&(struct world_options){"idle_ranks_ask_for_a_failure", 3, NULL, idle_ranks_ask, NULL});

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gradient_values.h"
 #include "multi_world.h"
 #include "reference.h"
 #include "shoal/outer.h"
@@ -29,41 +30,6 @@ static double rounded(enum shoal_type type, double value)
     int exponent;
     const double fraction = frexp(value, &exponent);
     return ldexp(rint(ldexp(fraction, digits)), exponent - digits);
-}
-
-/* `value` must be exact in the type. */
-static void put(enum shoal_type type, void *memory, size_t i, double value)
-{
-    const float single = (float)value;
-    uint32_t word;
-    memcpy(&word, &single, sizeof word);
-    if (type == SHOAL_FLOAT64)
-        ((double *)memory)[i] = value;
-    else if (type == SHOAL_FLOAT32)
-        ((float *)memory)[i] = single;
-    else if (type == SHOAL_BFLOAT16)
-        ((uint16_t *)memory)[i] = (uint16_t)(word >> 16);
-    else if (value == 0)
-        ((uint16_t *)memory)[i] = 0;
-    else
-        ((uint16_t *)memory)[i] = (uint16_t)((word >> 16 & 0x8000) | ((word >> 23 & 0xff) - 112) << 10 | (word >> 13 & 0x3ff));
-}
-
-static double get(enum shoal_type type, const void *memory, size_t i)
-{
-    if (type == SHOAL_FLOAT64)
-        return ((const double *)memory)[i];
-    if (type == SHOAL_FLOAT32)
-        return (double)((const float *)memory)[i];
-    const uint16_t half = ((const uint16_t *)memory)[i];
-    if (type == SHOAL_BFLOAT16) {
-        const uint32_t word = (uint32_t)half << 16;
-        float single;
-        memcpy(&single, &word, sizeof single);
-        return (double)single;
-    }
-    const double size = (half & 0x7fff) ? ldexp(1024 + (half & 0x3ff), (half >> 10 & 31) - 25) : 0;
-    return half & 0x8000 ? -size : size;
 }
 
 /* Small whole numbers: for some exchanges sums, means over 2 and 4 ranks, and products with 1/2 are exact. */
@@ -215,7 +181,7 @@ static void open_job(struct job *job, struct world *world, const struct schedule
             model.anchor[p][e] = start_of(p, e);
             for (int r = 0; r < model.ranks; r++)
                 model.theta[r][p][e] = model.anchor[p][e];
-            put(model.types[p], job->memory[p], e, start_of(p, e));
+            gradient_put(model.types[p], job->memory[p], e, start_of(p, e));
         }
     }
 }
@@ -239,16 +205,17 @@ static void train(struct job *job)
     model_train();
     for (size_t p = 0; p < PARAMETERS; p++)
         for (size_t e = 0; e < counts[p]; e++)
-            put(model.types[p], job->memory[p], e,
-                rounded(model.types[p],
-                        get(model.types[p], job->memory[p], e) + change_of(model.step, job->world->rank, p, e)));
+            gradient_put(model.types[p], job->memory[p], e,
+                         rounded(model.types[p], gradient_get(model.types[p], job->memory[p], e) +
+                                                     change_of(model.step, job->world->rank, p, e)));
 }
 
 static void check(const struct job *job)
 {
     for (size_t p = 0; p < PARAMETERS; p++)
         for (size_t e = 0; e < counts[p]; e++) {
-            const double found = get(model.types[p], job->memory[p], e), expected = model.theta[job->world->rank][p][e];
+            const double found = gradient_get(model.types[p], job->memory[p], e),
+                         expected = model.theta[job->world->rank][p][e];
             CHECK(job->world, found == expected, "step %d, %s of type %d, element %zu of %zu: %.17g, not %.17g",
                   (int)model.step, job->names[p], (int)model.types[p], e, counts[p], found, expected);
         }
@@ -358,7 +325,7 @@ static void compressed_body(struct world *world)
     model_finish();
     for (size_t p = 0; p < PARAMETERS; p++) {
         for (size_t e = 0; e < counts[p]; e++) {
-            const double wrong = fabs(get(model.types[p], job.memory[p], e) - model.theta[0][p][e]);
+            const double wrong = fabs(gradient_get(model.types[p], job.memory[p], e) - model.theta[0][p][e]);
             worst = wrong > worst ? wrong : worst;
         }
         uint64_t hash = shoal_bytes_hash(job.memory[p], counts[p] * shoal_type_bytes(model.types[p])), all[RANKS_MAX];
@@ -564,8 +531,8 @@ static void refuse_parameters(struct job *job, bool is_odd)
                    "parameter 6 differs: rank 0 has 257 elements of float32 (head), rank 2 has 256 elements of float32 (head)");
     job->parameters[5].type = is_odd ? SHOAL_INT32 : SHOAL_FLOAT32;
     expect_refused(job, SHOAL_ERR_ARGUMENT, "rank 2: parameter 5 (layer5) has type 5 (int32)");
-    put(model.types[7], job->memory[7], 1000, is_odd ? 1 : 2);
-    put(model.types[9], job->memory[9], 10, job->world->rank);
+    gradient_put(model.types[7], job->memory[7], 1000, is_odd ? 1 : 2);
+    gradient_put(model.types[9], job->memory[9], 10, job->world->rank);
     expect_refused(job, SHOAL_ERR_MISMATCH,
                    "parameter 7 (layer7) does not have the same values on all ranks: rank 2 differs from most");
     free(job->memory[4]);

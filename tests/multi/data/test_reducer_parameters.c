@@ -61,8 +61,9 @@ static void expect_weights(const struct trainer *trainer, size_t parameter, int 
         double expected = 0;
         for (int step = 0; step < steps; step++)
             expected += value(step, mean_rank, parameter, e);
-        CHECK(trainer->world, trainer->weights[parameter][e] == expected, "parameter %zu, element %zu after %d steps: %g, not %g",
-              parameter, e, steps, trainer->weights[parameter][e], expected);
+        CHECK(trainer->world, trainer->weights[parameter][e] == expected,
+              "parameter %zu, element %zu after %d steps: %g, not %g", parameter, e, steps, trainer->weights[parameter][e],
+              expected);
     }
 }
 
@@ -173,7 +174,8 @@ static void expect_stopped(struct trainer *trainer, enum shoal_status status)
 {
     struct world *world = trainer->world;
     const enum shoal_status later = shoal_reducer_begin(trainer->reducer, SHOAL_STEP_REDUCE);
-    CHECK(world, later == status, "begin after the failure gave %s, not %s", shoal_status_name(later), shoal_status_name(status));
+    CHECK(world, later == status, "begin after the failure gave %s, not %s", shoal_status_name(later),
+          shoal_status_name(status));
     if (!trainer->at->has_thread) /* else on_buffer may still be called for buffers completed before the failure */
         expect_all_weights(trainer);
     shoal_reducer_free(trainer->reducer);
@@ -213,8 +215,10 @@ static void refused_body(struct world *world)
     OK(world, step(trainer));
     OK(world, shoal_reducer_begin(trainer->reducer, SHOAL_STEP_REDUCE));
     compute(trainer, 0);
-    CHECK(world, shoal_reducer_ready(trainer->reducer, 0, trainer->gradients[0], ELEMENTS + 1) == SHOAL_ERR_ARGUMENT, "too long");
-    CHECK(world, shoal_reducer_ready(trainer->reducer, PARAMETERS, trainer->gradients[0], 1) == SHOAL_ERR_ARGUMENT, "not there");
+    CHECK(world, shoal_reducer_ready(trainer->reducer, 0, trainer->gradients[0], ELEMENTS + 1) == SHOAL_ERR_ARGUMENT,
+          "too long");
+    CHECK(world, shoal_reducer_ready(trainer->reducer, PARAMETERS, trainer->gradients[0], 1) == SHOAL_ERR_ARGUMENT,
+          "not there");
     for (size_t e = 0; e < ELEMENTS; e++)
         CHECK(world, trainer->gradients[0][e] == (float)value(1, world->rank, 0, e), "element %zu was written to", e);
     expect_all_weights(trainer);

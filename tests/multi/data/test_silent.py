@@ -124,7 +124,7 @@ def a_program_that_never_answers_at_rank_0s_port_is_an_error():
         silent.bind(("127.0.0.1", 0))
         silent.listen(8)
         port = silent.getsockname()[1]
-        there = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "SHOAL_PORT": str(port)}
+        there = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "SHOAL_STORE_PORT": str(port)}
         refused("rank 0 of 2 did not come within 700 ms", "no answer in time", RANK="1", **there)
         refused(f"port {port} in use by other programs", RANK="0", **there)
 

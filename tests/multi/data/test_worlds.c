@@ -91,8 +91,8 @@ static void expect_level(const struct world *world, const struct size *before)
     const struct size now = measure();
     /* A leak is one at least for each world. libfabric may close the socket of a process that has ended a little later. */
     const int some = (TURNS - WARM) / 2;
-    CHECK(world, now.descriptors < before->descriptors + some, "%d descriptors after %d worlds, %d after %d", now.descriptors, TURNS,
-          before->descriptors, WARM);
+    CHECK(world, now.descriptors < before->descriptors + some, "%d descriptors after %d worlds, %d after %d", now.descriptors,
+          TURNS, before->descriptors, WARM);
     CHECK(world, now.threads < before->threads + some, "%d threads, %d before", now.threads, before->threads);
     CHECK(world, now.heap_bytes < before->heap_bytes + (TURNS - WARM) * HEAP_BYTES, "%zu bytes of heap for each world",
           (now.heap_bytes - before->heap_bytes) / (TURNS - WARM));

@@ -64,6 +64,7 @@ def pages_render_without_a_warning():
                  "tensorflow.shoal.tensorflow.allreduce", "tensorflow.shoal.tensorflow.keras.wrap", "horovod.shoal.horovod.torch.DistributedOptimizer",
                  "job.shoal.job.PyTorch", "job.shoal.job.TrainingInput",
                  "smdistributed.smdistributed.dataparallel.torch.parallel.distributed.DistributedDataParallel",
+                 "torch.shoal.torch.tensor.tensor_parallel", "torch_sagemaker.smdistributed.modelparallel.v2.sagemaker.transform",
                  "smdistributed.smdistributed.modelparallel.torch.save_checkpoint", "smdistributed.smdistributed.modelparallel.torch.step"):
         file, _, name = name.partition(".")
         expect(f'id="{name}"' in page(f"python/{file}.html"), name)
@@ -73,6 +74,18 @@ def pages_render_without_a_warning():
     expect("entry_point : str" in text and "instance_count : int = 1" in text, "fields of a dataclass")
     version = re.search(r"version: '([\d.]+)'", (TOP / "meson.build").read_text())[1]
     expect(all(f"Shoal {version}" in path.read_text() for path in PAGES.rglob("docs/*.html")), "the version on each page")
+
+
+def every_public_name_of_python_is_on_a_page():
+    sys.path.append(str(TOP / "docs/sphinx"))
+    import python_pages
+    expect(python_pages.left_out(TOP) == [], python_pages.left_out(TOP))
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(TOP / "python", pathlib.Path(folder, "python"))
+        with open(f"{folder}/python/shoal/torch/norm.py", "a") as file:
+            file.write("\n\ndef planted():\n    pass\n")
+        pathlib.Path(folder, "python/shoal/planted.py").write_text("def other(): pass\n")
+        expect(python_pages.left_out(pathlib.Path(folder)) == ["shoal.planted.other"], python_pages.left_out(pathlib.Path(folder)))
 
 
 def every_exported_symbol_has_a_place_and_a_text():
@@ -224,7 +237,7 @@ def pictures_have_a_page_and_a_description():
 def every_record_has_a_table_and_a_plot():
     texts = "".join(page(f"docs/figures/{path.name}") for path in (PAGES / "docs/figures").glob("*.html") if path.name != "index.html")
     suites = [path.stem.removeprefix("bench-") for path in TOP.glob("docs/figures/bench-*.jsonl")]
-    expect(len(suites) > 50 and texts.count("<table") >= len(suites), len(suites), texts.count("<table"))
+    expect(len(suites) > 35 and texts.count("<table") >= len(suites), len(suites), texts.count("<table"))
     for suite in suites:
         expect(f'alt="{suite}"' in texts and list((PAGES / "_images").glob(f"{suite}*.svg")), suite)
 
@@ -281,7 +294,7 @@ def search_finds_names_and_settings():
         expect(name in objects, name, sorted(objects)[:50])
     titles = set(index["alltitles"])
     expect("How fast" in titles and (not COMMAND.exists() or "shoal run" in titles), titles)
-    expect("docs/figures/cliffs" in index["docnames"] and not any("smooth curve, all-reduce" in title for title in titles),
+    expect("docs/figures/two" in index["docnames"] and not any("8 B with a peer 20 ms late" in title for title in titles),
            "tables of figures are not searched")
 
 
@@ -339,7 +352,7 @@ def what_is_missing_is_told():
 
 
 try:
-    run_cases([pages_render_without_a_warning, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
+    run_cases([pages_render_without_a_warning, every_public_name_of_python_is_on_a_page, every_exported_symbol_has_a_place_and_a_text, names_are_those_the_compiler_sees,
                structs_begin_with_their_macro, headers_and_examples_fit_the_columns, sections_keep_their_order, members_have_their_own_texts,
                no_link_is_dead, commands_settings_and_examples_have_pages, lists_hold_all_pages_and_the_list_of_each_page_is_short,
                every_record_has_a_table_and_a_plot, pictures_follow_the_switch_of_colors,

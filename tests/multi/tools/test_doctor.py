@@ -267,7 +267,7 @@ def ports_in_use_are_told():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        told("error", "ports", f"ports {port} to {port}: Address already in use", SHOAL_PORT=str(port), **LOCAL)
+        told("error", "ports", f"ports {port} to {port}: Address already in use", SHOAL_STORE_PORT=str(port), **LOCAL)
         findings = told("note", "ports", f"MASTER_PORT {port} is in use", MASTER_PORT=str(port), **LOCAL)
         expect(has(findings, "ok", "ports", "rank 0 can listen at 127.0.0.1"), *findings)
         by_hand = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(port - 1), **LOCAL}

@@ -454,7 +454,7 @@ def cause_that_ranks_share_is_named():
                 equal(blamed, {odd})
             assert re.search(r"^shoal run: rank %d \(pid \d+\) failed first: %s$" % (*blamed, end), report, re.M), report
             equal(len(re.findall(r"^shoal run: rank \d \(pid \d+\) ended", report, re.M)), 3)
-            for where in ("shoal trace", "SHOAL_RECORDER_FILE", "docs/errors.md"):
+            for where in ("shoal trace", "SHOAL_TRACE_FILE", "docs/errors.md"):
                 within(report.splitlines()[-1], where)
 
 

@@ -1,22 +1,18 @@
 #!/usr/bin/env python3
-"""`shoal sim` as a user sees it: lists, formats, the plot, the model, refusals. (test_simulate tests its predictions.)"""
+"""`shoal sim` as a user sees it: lists, formats, the model, refusals. (test_simulate tests its predictions.)"""
 import csv
 import io
 import json
 import os
-import pathlib
 import pty
 import re
 import select
 import subprocess
-import tempfile
 import time
-import xml.etree.ElementTree
 
 from tap import call, expect, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def sim(*words, env=None):
@@ -109,34 +105,7 @@ def algorithms_are_chosen_by_name_and_by_the_environment():
     expect(objects(*words, env={**os.environ, "SHOAL_ALGORITHMS": "all-reduce=ring"}) == ring)
 
 
-def plots_are_drawings():
-    with tempfile.TemporaryDirectory() as folder:
-        for words, curves, points in (("--hosts 1-16 --bytes 64K,16M", 2, 10), ("--bytes 8-1G --factor 32", 1, 7),
-                                      ("--bytes 1M", 1, 1)):
-            path = pathlib.Path(folder) / "plot.svg"
-            sim("allreduce", *words.split(), "--plot", path)
-            root = xml.etree.ElementTree.parse(path).getroot()
-            circles = root.findall(f"{SVG}circle")
-            expect(len(root.findall(f"{SVG}polyline")) == 2 * curves and len(circles) == points, path.read_text())
-            at = [float(circle.get(name)) for circle in circles for name in ("cx", "cy")]
-            expect(all(40 <= value <= 740 for value in at), at)
-        code, out, err = call(SHOAL, "sim", "allreduce", "--plot", pathlib.Path(folder) / "none/plot.svg")
-        expect(code == 1 and "cannot write" in err and len(err.splitlines()) == 1, code, err)
-
-
 LONG = ("sim", "allreduce", "--hosts", "256", "--ranks-per-host", "8", "--bytes", "1G", "--every-chunk")
-
-
-def unwritable_plots_are_told_before_the_work():
-    with tempfile.TemporaryDirectory() as folder:
-        code, out, err = call(SHOAL, *LONG, "--plot", pathlib.Path(folder) / "none/plot.svg", timeout=20)
-        expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
-        plot = pathlib.Path(folder) / "plot.svg"
-        for before in (None, "an older plot"):  # the check that the plot can be written creates no file and truncates none
-            if before:
-                plot.write_text(before)
-            code, out, err = call(SHOAL, "sim", "allreduce", "--bytes", "7", "--plot", plot)
-            expect(code == 2 and (plot.read_text() if plot.exists() else None) == before, code, out, err)
 
 
 def long_predictions_say_what_they_are_at():
@@ -208,5 +177,5 @@ def what_makes_no_sense_is_refused():
 
 
 run_cases([lists_and_ranges_are_asked_in_turn, formats_agree, units_say_the_same_in_other_words,
-           bursts_and_one_machine_are_asked_for, gpus_are_asked_for, algorithms_are_chosen_by_name_and_by_the_environment, plots_are_drawings,
-           unwritable_plots_are_told_before_the_work, long_predictions_say_what_they_are_at, model_explains_itself, what_makes_no_sense_is_refused])
+           bursts_and_one_machine_are_asked_for, gpus_are_asked_for, algorithms_are_chosen_by_name_and_by_the_environment,
+           long_predictions_say_what_they_are_at, model_explains_itself, what_makes_no_sense_is_refused])

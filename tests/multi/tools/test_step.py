@@ -81,7 +81,7 @@ def efficiency_is_of_as_many_single_workers():
 
 def many_hosts_lose_little():
     """The published figure to beat is 85 % with 2,048 workers. Beyond 128 workers efficiency falls no further than
-    docs/performance.md states; with 200 hosts, not a power of two, it falls by up to 5 points."""
+    docs/figures/predictions.md states; with 200 hosts, not a power of two, it falls by up to 5 points."""
     falls = {"resnet50": 0.035, "bert-large": 0.02, "gpt2": 0.02}
     words = ("--profile", "resnet50,bert-large,gpt2", "--backward", "120,400,250", "--rate", "100gbit", "--memory", "20GB/s")
     hosts = "16,64" if IS_SANITIZED else "16,64,200,256"
@@ -163,19 +163,6 @@ def profiles_are_printed_as_files_have_them():
         words = ("--backward", "100", "--hosts", "2", "--ranks-per-host", "2")
         (built_in,), (read,) = predicted("--profile", name, *words), predicted("--profile", path, *words)
         expect(built_in | {"profile": f"{name}.json"} == read, built_in, read)
-
-
-def plots_of_efficiency_are_drawings():
-    path = ROOT / "plot.svg"
-    sim("--profile", f"{SMALL},resnet50", "--backward", "20,100", "--hosts", "1-8", "--ranks-per-host", "2", "--plot", path)
-    root = xml.etree.ElementTree.parse(path).getroot()
-    circles = root.findall(f"{SVG}circle")
-    expect(len(root.findall(f"{SVG}polyline")) == 4 and len(circles) == 8 and not root.findall(f"{SVG}path"), path.read_text())
-    expect(all(70 <= float(c.get("cx")) <= 730 and 90 <= float(c.get("cy")) <= 400 for c in circles), path.read_text())
-    sim("--profile", SMALL, "--backward", "20", "--hosts", "1,2", "--optimizer", "lion", "--shard", "host", "--plot", path)
-    expect("8 ranks per host, lion, shard: host" in path.read_text(), path.read_text())
-    code, out, err = call(SHOAL, "sim", "step", "--profile", "gpt2", "--backward", "9", "--plot", ROOT / "none/plot.svg", timeout=20)
-    expect(code == 1 and not out and "cannot write" in err and len(err.splitlines()) == 1, code, out, err)
 
 
 def optimizers_are_predicted():
@@ -555,7 +542,7 @@ def help_teaches():
 if __name__ == "__main__":
     run_cases([measured_passes_are_those_of_the_profile, efficiency_is_of_as_many_single_workers, many_hosts_lose_little, gradients_on_gpus_pass_pcie, a_single_buffer_takes_what_its_all_reduce_takes,
                late_tensors_bound_the_step_and_are_named, forms_of_prediction_agree, longer_backward_passes_hide_more,
-               names_from_files_are_quoted, profiles_are_printed_as_files_have_them, plots_of_efficiency_are_drawings,
+               names_from_files_are_quoted, profiles_are_printed_as_files_have_them,
                optimizers_are_predicted, a_sharded_buffer_takes_what_its_operations_take, types_of_16_bits_halve_the_bytes,
                predictions_that_make_no_sense_are_refused, gradients_on_a_device_are_averaged, every_rank_reports_its_step, every_way_of_a_step_gives_the_averages,
                each_optimizer_steps_its_shard, optimizers_are_measured_on_one_core,

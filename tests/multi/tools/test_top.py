@@ -428,13 +428,13 @@ def a_failure_keeps_the_recorders_and_one_rank_says_where():
 
 def recorders_go_where_the_setting_says():
     with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder:
-        told, files, _ = fail(folder, SHOAL_RECORDER_FILE="no")
+        told, files, _ = fail(folder, SHOAL_TRACE_FILE="no")
         expect(files is None and "flight recorder" not in told, told, files)
-        told, files, _ = fail(folder, SHOAL_RECORDER_FILE=f"{folder}/flight.%r")
+        told, files, _ = fail(folder, SHOAL_TRACE_FILE=f"{folder}/flight.%r")
         expect(files is None and sorted(os.listdir(folder)) == ["flight.0", "flight.1", "flight.2"], files)
         expect(told.count(f"flight recorder: {folder}/flight.0; `shoal trace`, with the files of all ranks") == 1, told)
         told, files, _ = fail(f"{folder}/flight.0")
-        expect(told.count("cannot write the flight recorder to ") == 3 and "Not a directory; set SHOAL_RECORDER_FILE to another" in told, told)
+        expect(told.count("cannot write the flight recorder to ") == 3 and "Not a directory; set SHOAL_TRACE_FILE to another" in told, told)
 
 
 VIA = """#!/bin/sh
@@ -504,59 +504,6 @@ def wait_for(is_right):
     raise AssertionError("it did not happen")
 
 
-def lines_in(folder):
-    """Returns the number of complete lines of all its files."""
-    return sum(path.read_bytes().count(b"\n") for path in pathlib.Path(folder).glob("*"))
-
-
-def a_signal_writes_the_recorders():
-    """A rank that waits in Shoal writes, and so does one outside Shoal. Both continue, and a second signal makes them write
-    again."""
-    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("late", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
-        kept = os.path.join(folder, f"shoal-{os.geteuid()}")
-        job.look_until(lambda mine, look: world(mine[0])["called"] == 101, str(job.pids[0]))
-        os.kill(job.run.pid, signal.SIGUSR2)
-        wait_for(lambda: lines_in(kept) == 201)
-        code, out, err = call("sh", "-c", f"{SHOAL} trace --json -o /dev/null {kept}/*")
-        sums = json.loads(out)
-        expect(code == 0 and sums["records"] == 201 and sums["failed"][0]["ranks_without_record"] == [1], out, err)
-        os.kill(job.pids[1], signal.SIGUSR2)
-        wait_for(lambda: lines_in(kept) == 301)
-        expect(job.look(str(job.pids[0]))[1]["held_up_by"]["pid"] == job.pids[1], "the job lives")
-
-
-def a_signal_is_heeded_when_the_context_that_asked_first_has_gone():
-    """And a signal is harmless when all contexts are gone."""
-    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("contexts", 1, SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
-        kept = os.path.join(folder, f"shoal-{os.geteuid()}")
-        os.kill(job.pids[0], signal.SIGUSR2)
-        wait_for(lambda: lines_in(kept) == 100 and len(os.listdir(kept)) == 1)
-        os.kill(job.pids[0], signal.SIGUSR1)
-        out, _ = job.run.communicate(timeout=30)
-        expect(job.run.returncode == 0 and out.endswith("0| lives\n"), job.run.returncode, out)
-        job.pids = {}
-
-
-def a_forked_child_heeds_the_signal_of_its_own_context():
-    """Its parent has a context that asked first."""
-    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("child", 1, SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
-        kept = os.path.join(folder, f"shoal-{os.geteuid()}")
-        os.kill(job.pids[0], signal.SIGUSR2)
-        wait_for(lambda: lines_in(kept) == 100 and os.listdir(kept)[0].endswith(f"-{job.pids[0]}"))
-        os.kill(job.pids[0], signal.SIGUSR1)
-        out, _ = job.run.communicate(timeout=30)
-        expect(job.run.returncode == 0, job.run.returncode, out)
-        job.pids = {}
-
-
-def a_signal_that_the_program_handles_stays_its_own():
-    with tempfile.TemporaryDirectory(prefix="shoal-top-") as folder, Job("handler", SHOAL_DUMP_SIGNAL="USR2", TMPDIR=folder) as job:
-        expect(job.before.count("SHOAL_DUMP_SIGNAL is USR2, which the program handles itself: it writes no flight recorder") == 2, job.before)
-        os.kill(job.pids[1], signal.SIGUSR2)
-        time.sleep(0.3)
-        expect(job.look(str(job.pids[0]))[1]["processes"] and os.listdir(folder) == [], os.listdir(folder))
-
-
 if __name__ == "__main__":
     run_cases([threads_of_a_rank_are_shown, a_rank_that_others_wait_for_is_named, a_training_tells_its_noise_scale, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, bytes_on_the_network_are_told,
@@ -566,7 +513,4 @@ if __name__ == "__main__":
                counters_are_as_prometheus_reads_them, a_dump_is_what_trace_reads, hosts_are_asked_and_told_together,
                the_table_is_repeated_until_the_job_ends, a_terminal_gets_what_it_has_room_for,
                a_failure_keeps_the_recorders_and_one_rank_says_where,
-               recorders_go_where_the_setting_says, a_signal_writes_the_recorders,
-               a_signal_is_heeded_when_the_context_that_asked_first_has_gone,
-               a_forked_child_heeds_the_signal_of_its_own_context, a_rank_that_is_none_is_not_told,
-               a_signal_that_the_program_handles_stays_its_own, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])
+               recorders_go_where_the_setting_says, a_rank_that_is_none_is_not_told, what_is_no_job_is_refused, another_version_is_told, garbage_harms_nobody, a_process_of_another_user_is_told])

@@ -663,7 +663,7 @@ def the_end_of_a_killed_job_is_traced():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = {**os.environ, "SHOAL_TRACE_FILE": flight, "SHOAL_RECORDER_FILE": flight, "SHOAL_LOG": "info", "SHOAL_LOG_FILE": log, "SHOAL_JOB_ID": "traced",
+    env = {**os.environ, "SHOAL_TRACE_FILE": flight, "SHOAL_LOG": "info", "SHOAL_LOG_FILE": log, "SHOAL_JOB_ID": "traced",
            "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [subprocess.Popen([SHOAL, "bench", "allreduce", "--min", "8", "--max", "8", "--iterations", "2000", "--late", "20"],
                               env={**env, "RANK": str(rank)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for rank in (0, 1)]
@@ -686,7 +686,7 @@ def the_end_of_a_killed_job_is_traced():
 def help_teaches():
     code, out, err = call(SHOAL, "trace", "--help")
     expect(code == 0 and err == "", code, err)
-    for word in ("rm -f flight.*", "SHOAL_TRACE_FILE=flight.%r shoal run", "shoal trace flight.*", "SHOAL_RECORDER_FILE",
+    for word in ("rm -f flight.*", "SHOAL_TRACE_FILE=flight.%r shoal run", "shoal trace flight.*", "shoal top --dump",
                  "shoal_flight_print", "perfetto", "--json", "-o FILE"):
         expect(word in out, word, out)
     _, out, _ = call(SHOAL, "--help")

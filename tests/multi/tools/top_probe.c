@@ -5,33 +5,19 @@
  *   mismatch  rank 1 gives 65,535 floats, the others 65,536; then the program ends with exit code 3
  *   fork      like late, and each rank has a child that has its descriptors
  *   groups    like late, and each rank has met the other one of its half in a group of its own, and has been alone in one
- *   training  like late, and the program publishes its batch and noise scale; what is impossible it may not publish
- *   handler   like late, and the program has a handler for SIGUSR2
- *   child     a context of the parent came first; all else is in a forked child, which goes on until SIGUSR1
- *   contexts  another context came first and has gone; after SIGUSR1 the program destroys its own one, sends itself SIGUSR2,
- *             and prints "lives" */
-#include <dirent.h>
+ *   training  like late, and the program publishes its batch and noise scale; what is impossible it may not publish */
 #include <netinet/in.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <shoal/shoal.h>
 
 static float *data;
-static volatile sig_atomic_t has_come; /* a signal that the program handles has arrived */
-
-static void be_deaf(int number)
-{
-    (void)number;
-    has_come = 1;
-}
 
 static enum shoal_status sum(struct shoal_comm *comm, size_t count)
 {
@@ -68,21 +54,11 @@ static int run_busy(struct shoal_comm *comm)
     return 3;
 }
 
-static int wait_for_own_signal(void)
-{
-    const struct timespec nap = {0, 10000000};
-    while (!has_come)
-        nanosleep(&nap, NULL);
-    return 0;
-}
-
 static int run(struct shoal_comm *comm, const char *mode)
 {
     const int rank = shoal_comm_rank(comm);
     if (!strcmp(mode, "busy"))
         return run_busy(comm);
-    if (!strcmp(mode, "contexts") || !strcmp(mode, "child"))
-        return wait_for_own_signal();
     if (!strcmp(mode, "mismatch"))
         return sum(comm, rank == 1 ? 65535 : 65536) == SHOAL_OK ? 0 : 3;
     if (!strcmp(mode, "fork") && fork() == 0)
@@ -130,51 +106,11 @@ static bool make_groups(struct shoal_context *context, struct shoal_comm *comm)
     return shoal_comm_create_at(context, "127.0.0.1:1", 0, 1, NULL, &alone) == SHOAL_OK && sum(alone, 1024) == SHOAL_OK;
 }
 
-/* Returns true if all other threads of this process sleep. */
-static bool others_sleep(void)
-{
-    bool is_true = true;
-    DIR *tasks = opendir("/proc/self/task");
-    for (const struct dirent *task; tasks && (task = readdir(tasks)) != NULL;) {
-        char path[300], state = 'S';
-        snprintf(path, sizeof path, "/proc/self/task/%s/stat", task->d_name);
-        FILE *file = task->d_name[0] != '.' && atoi(task->d_name) != getpid() ? fopen(path, "r") : NULL;
-        if (file && fscanf(file, "%*d (%*[^)]) %c", &state) == 1)
-            is_true &= state == 'S';
-        if (file)
-            fclose(file);
-    }
-    if (tasks)
-        closedir(tasks);
-    return is_true;
-}
-
-/* Returns in the child. A sanitizer's allocator that another thread uses at the fork would stay locked in the child. */
-static void go_to_child(void)
-{
-    const struct timespec nap = {0, 1000000};
-    int status;
-    while (!others_sleep())
-        nanosleep(&nap, NULL);
-    const pid_t child = fork();
-    if (child == 0)
-        return;
-    _exit(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 2);
-}
-
 int main(int argc, char **argv)
 {
-    if (argc == 2 && !strcmp(argv[1], "handler"))
-        signal(SIGUSR2, be_deaf);
-    const bool has_two = argc == 2 && !strcmp(argv[1], "contexts");
-    struct shoal_context *first = NULL, *context;
+    struct shoal_context *context;
     struct shoal_comm *comm;
     data = calloc(65536, sizeof *data);
-    const bool is_child = argc == 2 && !strcmp(argv[1], "child");
-    if ((has_two || is_child) && (shoal_context_create(NULL, &first) || signal(SIGUSR1, be_deaf) == SIG_ERR))
-        return 2;
-    if (is_child)
-        go_to_child();
     if (argc != 2 || !data || shoal_context_create(NULL, &context) || shoal_comm_create(context, NULL, &comm))
         return 2;
     for (int i = 0; i < 100; i++) {
@@ -185,16 +121,10 @@ int main(int argc, char **argv)
         return 2;
     if (!strcmp(argv[1], "training") && !publish(comm))
         return 2;
-    shoal_context_destroy(first);
     printf("ready %d\n", (int)getpid());
     fflush(stdout);
     const int code = run(comm, argv[1]);
     shoal_comm_free(comm);
     shoal_context_destroy(context);
-    if (has_two && raise(SIGUSR2) == 0)
-        puts("lives");
-    fflush(stdout);
-    if (is_child)
-        _exit(code); /* the context of the parent stays in its memory, which is no leak */
     return code;
 }

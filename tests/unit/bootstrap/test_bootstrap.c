@@ -19,11 +19,11 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "link/auth.h"
 #include "bootstrap/bootstrap.h"
-#include "store/key_table.h"
 #include "comm/settings.h"
 #include "emulated.h"
+#include "link/auth.h"
+#include "store/key_table.h"
 
 #define RANKS_MAX 8
 #define MANY_RANKS 70 /* some serve others */
@@ -913,7 +913,7 @@ static void bootstrap_environment_joins_processes(void **state)
     run_job(port, 3, NULL);
     if (shoal_auth_is_available())
         run_job(port, 2, "SHOAL_SECRET=x");
-    snprintf(setting, sizeof setting, "SHOAL_PORT=%d", port + 17);
+    snprintf(setting, sizeof setting, "SHOAL_STORE_PORT=%d", port + 17);
     run_job(port, 2, setting);
 }
 
@@ -1009,7 +1009,7 @@ static void bootstrap_environment_with_all_ports_in_use_says_so(void **state)
     for (unsigned i = 0; i < 16; i++)
         assert_true((fds[i] = open_port((uint16_t)(port + 1 + i), 1, &unused)) >= 0);
     snprintf(master, sizeof master, "MASTER_PORT=%d", port);
-    snprintf(exact, sizeof exact, "SHOAL_PORT=%d", port + 3);
+    snprintf(exact, sizeof exact, "SHOAL_STORE_PORT=%d", port + 3);
     const char *const untold[] = {"RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1", master, NULL};
     assert_int_equal(run_child(untold, lines), SHOAL_ERR_SYSTEM);
     snprintf(said, sizeof said, "port %d in use by other programs; choose another MASTER_PORT, or set SHOAL_JOB_ID", port + 1);

@@ -398,12 +398,12 @@ static void table_ends_the_direct_way(void **state)
         int size;
         size_t limit;
         const char *beyond;
-    } rows[] = {{SHOAL_COLLECTIVE_ALLREDUCE, 2, 512, "one-shot"},      {SHOAL_COLLECTIVE_ALLREDUCE, 3, 682, "owners"},
-                {SHOAL_COLLECTIVE_ALLREDUCE, 9, 256, "owners"},        {SHOAL_COLLECTIVE_ALLGATHER, 2, 512, "copies"},
-                {SHOAL_COLLECTIVE_ALLGATHER, 3, 1024, "copies"},       {SHOAL_COLLECTIVE_GATHER, 2, 512, "copies"},
-                {SHOAL_COLLECTIVE_GATHER, 3, 1024, "copies"},          {SHOAL_COLLECTIVE_BROADCAST, 2, 1024, "copies"},
+    } rows[] = {{SHOAL_COLLECTIVE_ALLREDUCE, 2, 512, "one-shot"},     {SHOAL_COLLECTIVE_ALLREDUCE, 3, 682, "owners"},
+                {SHOAL_COLLECTIVE_ALLREDUCE, 9, 256, "owners"},       {SHOAL_COLLECTIVE_ALLGATHER, 2, 512, "copies"},
+                {SHOAL_COLLECTIVE_ALLGATHER, 3, 1024, "copies"},      {SHOAL_COLLECTIVE_GATHER, 2, 512, "copies"},
+                {SHOAL_COLLECTIVE_GATHER, 3, 1024, "copies"},         {SHOAL_COLLECTIVE_BROADCAST, 2, 1024, "copies"},
                 {SHOAL_COLLECTIVE_REDUCE_SCATTER, 2, 1024, "owners"}, {SHOAL_COLLECTIVE_REDUCE, 2, 1024, "at-root"},
-                {SHOAL_COLLECTIVE_SCATTER, 2, 1024, "copies"},         {SHOAL_COLLECTIVE_ALLTOALL, 2, 1024, "copies"}};
+                {SHOAL_COLLECTIVE_SCATTER, 2, 1024, "copies"},        {SHOAL_COLLECTIVE_ALLTOALL, 2, 1024, "copies"}};
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(rows); i++) {
         expect_choice("", rows[i].collective, rows[i].size, rows[i].limit, "direct");

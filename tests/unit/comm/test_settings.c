@@ -103,65 +103,6 @@ static void settings_unknown_variables_are_found_once_each(void **state)
         unsetenv(names[i]);
 }
 
-static void each_former_name_sets_its_setting(void **state)
-{
-    static const char *const names[][2] = {{"SHOAL_PIECE_BYTES", "SHOAL_CHUNK_BYTES"},
-                                           {"SHOAL_DIRECT_BYTES", "SHOAL_INLINE_BYTES"}};
-    (void)state;
-    for (size_t i = 0; i < SHOAL_COUNT_OF(names); i++) {
-        struct shoal_settings settings;
-        const char *former, *present;
-        char error[256];
-        size_t at = 0;
-        setenv(names[i][0], "8K", 1);
-        assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-        assert_int_equal(i == 0 ? settings.engine.chunk_bytes : settings.engine.inline_bytes, 8192);
-        assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
-        assert_string_equal(former, names[i][0]);
-        assert_string_equal(present, names[i][1]);
-        assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
-        unsetenv(names[i][0]);
-    }
-}
-
-static void settings_former_names_work_and_are_told(void **state)
-{
-    (void)state;
-    struct shoal_settings settings;
-    const char *former, *present, *overrides[] = {"SHOAL_PIECE_BYTES=16K", NULL};
-    char error[256], name[SHOAL_SETTING_NAME_MAX];
-    size_t at = 0;
-    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
-    setenv("SHOAL_PIECE_BYTES", "8K", 1);
-    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    assert_int_equal(settings.engine.chunk_bytes, 8192);
-    at = 0;
-    assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
-    assert_string_equal(former, "SHOAL_PIECE_BYTES");
-    assert_string_equal(present, "SHOAL_CHUNK_BYTES");
-    assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
-    at = 0;
-    for (const char *nearest; shoal_settings_find_unknown(&at, name, &nearest);)
-        assert_string_not_equal(name, "SHOAL_PIECE_BYTES");
-
-    setenv("SHOAL_CHUNK_BYTES", "32K", 1); /* the present name has precedence */
-    at = 0;
-    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_OK);
-    assert_int_equal(settings.engine.chunk_bytes, 32768);
-    assert_false(shoal_settings_find_former(&settings, &at, &former, &present));
-    assert_int_equal(shoal_settings_load(&settings, overrides, error, sizeof error), SHOAL_OK);
-    assert_int_equal(settings.engine.chunk_bytes, 16384);
-    at = 0;
-    assert_true(shoal_settings_find_former(&settings, &at, &former, &present));
-    unsetenv("SHOAL_CHUNK_BYTES");
-
-    setenv("SHOAL_PIECE_BYTES", "1", 1);
-    assert_int_equal(shoal_settings_load(&settings, NULL, error, sizeof error), SHOAL_ERR_ARGUMENT);
-    assert_non_null(strstr(error, "SHOAL_CHUNK_BYTES is 1, but may be"));
-    unsetenv("SHOAL_PIECE_BYTES");
-}
-
 /* Every module's table is in the printed list, no name is there twice, and each has a sentence. */
 static void settings_of_all_modules_are_listed_once(void **state)
 {
@@ -189,7 +130,8 @@ static void settings_of_all_modules_are_listed_once(void **state)
         end = strchr(end + 1, '\n');
         assert_non_null(end);
     }
-    assert_true(count > 25 && count <= 64); /* former_names has one bit for each */
+    assert_true(count > 25);
+    assert_null(strstr(text, "SHOAL_COUNTER_START")); /* it is for tests */
     assert_true(!strstr(text, "hush") && strstr(text, "(set)"));
     assert_true(strstr(text, "SHOAL_DEPTH                  4            (default 4, the same on every rank)\n") != NULL);
     free(text);
@@ -291,8 +233,6 @@ int main(void)
         cmocka_unit_test(settings_unknown_names_are_told_what_they_may_mean),
         cmocka_unit_test(spelling_counts_changes),
         cmocka_unit_test(settings_unknown_variables_are_found_once_each),
-        cmocka_unit_test(each_former_name_sets_its_setting),
-        cmocka_unit_test(settings_former_names_work_and_are_told),
         cmocka_unit_test(settings_of_all_modules_are_listed_once),
         cmocka_unit_test(settings_differences_are_printed_with_both_values),
         cmocka_unit_test(log_file_that_cannot_be_opened_is_said_at_once),

@@ -39,15 +39,10 @@ static void open_operand(struct bench *bench, int parts, size_t count)
     bench->next = 0;
 }
 
-static const struct shoal_device_operand *seen(const struct bench *bench)
-{
-    return &bench->operand->base;
-}
-
 static void drop(struct bench *bench)
 {
     shoal_device_ring_leave(bench->operand);
-    bench->operand->base.ops->drop(&bench->operand->base);
+    shoal_device_ring_drop(bench->operand);
 }
 
 static void close_bench(struct bench *bench)
@@ -96,7 +91,7 @@ static void touch(const struct bench *bench, size_t begin, size_t end)
     for (int part = 0; part < bench->operand->parts; part++) {
         for (size_t at = begin, run; at < end; at += run) {
             run = end - at;
-            uint32_t *const from = (uint32_t *)(void *)seen(bench)->ops->address(seen(bench), part, at, &run);
+            uint32_t *const from = (uint32_t *)(void *)shoal_device_ring_address(bench->operand, part, at, &run);
             assert_true(run > 0);
             for (size_t i = 0; i < run; i++) {
                 const uint32_t value = (uint32_t)((at + i) * 16 + (size_t)part);
@@ -115,14 +110,14 @@ static void pass_through(struct bench *bench, int parts, size_t count, size_t ra
     open_operand(bench, parts, count);
     for (size_t begin = 0; begin < count; begin += range) {
         const size_t end = shoal_min_size(begin + range, count);
-        while (!seen(bench)->ops->is_ready(seen(bench), begin, end))
+        while (!shoal_device_ring_is_ready(bench->operand, begin, end))
             assert_true(play_stream(bench)); /* else the range has no room */
         touch(bench, begin, end);
-        bench->operand->base.ops->release(&bench->operand->base, begin, end);
+        shoal_device_ring_release(bench->operand, begin, end);
     }
     while (play_stream(bench)) {
     }
-    assert_true(seen(bench)->ops->is_finished(seen(bench)));
+    assert_true(shoal_device_ring_is_finished(bench->operand));
     drop(bench);
     assert_false(bench->ring.is_let_go);
 }
@@ -159,13 +154,13 @@ static void device_ring_input_is_ready_when_it_was_copied(void **state)
     struct bench bench = open_bench(true, 3, 7);
     (void)state;
     open_operand(&bench, 1, 700); /* 256 elements a unit */
-    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 1));
+    assert_false(shoal_device_ring_is_ready(bench.operand, 0, 1));
     assert_true(play_stream(&bench));
-    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 256));
-    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 255, 257));
-    bench.operand->base.ops->release(&bench.operand->base, 0, 200);
+    assert_true(shoal_device_ring_is_ready(bench.operand, 0, 256));
+    assert_false(shoal_device_ring_is_ready(bench.operand, 255, 257));
+    shoal_device_ring_release(bench.operand, 0, 200);
     assert_int_equal(done_of(&bench, 0), 7);
-    bench.operand->base.ops->release(&bench.operand->base, 200, 256);
+    shoal_device_ring_release(bench.operand, 200, 256);
     assert_int_equal(done_of(&bench, 0), 8);
     drop(&bench);
     close_bench(&bench);
@@ -176,14 +171,14 @@ static void device_ring_output_waits_for_its_place(void **state)
     struct bench bench = open_bench(false, 2, 0);
     (void)state;
     open_operand(&bench, 1, 700);
-    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 512));
-    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 512, 700)); /* it needs the space of the first unit */
+    assert_true(shoal_device_ring_is_ready(bench.operand, 0, 512));
+    assert_false(shoal_device_ring_is_ready(bench.operand, 512, 700)); /* it needs the space of the first unit */
     assert_false(play_stream(&bench));
     touch(&bench, 0, 256);
-    bench.operand->base.ops->release(&bench.operand->base, 0, 256);
+    shoal_device_ring_release(bench.operand, 0, 256);
     assert_true(play_stream(&bench));
-    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 512, 700));
-    assert_false(seen(&bench)->ops->is_finished(seen(&bench)));
+    assert_true(shoal_device_ring_is_ready(bench.operand, 512, 700));
+    assert_false(shoal_device_ring_is_finished(bench.operand));
     drop(&bench);
     close_bench(&bench);
 }
@@ -197,7 +192,7 @@ static void device_ring_dropped_early_lets_streams_go(void **state)
         for (int is_inward = 0; is_inward < 2; is_inward++) {
             struct bench bench = open_bench(is_inward, 2, starts[i]);
             open_operand(&bench, 1, 5000);
-            bench.operand->base.ops->drop(&bench.operand->base);
+            shoal_device_ring_drop(bench.operand);
             assert_true(bench.ring.is_let_go);
             for (unsigned slot = 0; slot < 2; slot++)
                 assert_true(is_over(&bench, slot, starts[i] + 1000000));
@@ -239,7 +234,7 @@ static void device_ring_let_go_stays_so(void **state)
     (void)state;
     open_operand(&bench, 1, 256);
     shoal_device_ring_let_go(&bench.ring);
-    bench.operand->base.ops->release(&bench.operand->base, 0, 256);
+    shoal_device_ring_release(bench.operand, 0, 256);
     assert_true(is_over(&bench, 0, 1000000));
     drop(&bench);
     close_bench(&bench);
@@ -285,8 +280,8 @@ static void write_out(struct bench *bench, struct device *device, const struct s
 static void release_all(struct bench *bench)
 {
     touch(bench, 0, 2 * HALF);
-    bench->operand->base.ops->release(&bench->operand->base, 0, HALF);
-    bench->operand->base.ops->release(&bench->operand->base, HALF, 2 * HALF);
+    shoal_device_ring_release(bench->operand, 0, HALF);
+    shoal_device_ring_release(bench->operand, HALF, 2 * HALF);
 }
 
 static void device_ring_written_output_is_there_before_the_stream_goes_on(void **state)
@@ -296,9 +291,9 @@ static void device_ring_written_output_is_there_before_the_stream_goes_on(void *
     (void)state;
     open_operand(&bench, 1, 2 * HALF);
     write_out(&bench, &device, NULL);
-    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 1)); /* the caller's stream has not reached it */
+    assert_false(shoal_device_ring_is_ready(bench.operand, 0, 1)); /* the caller's stream has not reached it */
     atomic_store(&bench.ring.opening->value, bench.operand->opening_value);
-    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 2 * HALF));
+    assert_true(shoal_device_ring_is_ready(bench.operand, 0, 2 * HALF));
     release_all(&bench);
     assert_true(is_over(&bench, 0, bench.ring.start + 1));
     assert_int_equal(device.writes, 2);
@@ -306,10 +301,10 @@ static void device_ring_written_output_is_there_before_the_stream_goes_on(void *
     for (size_t i = 0; i < 2 * HALF; i++)
         assert_int_equal(device.memory[(i + HALF) % (2 * HALF)], i * 16);
     assert_true(play_stream(&bench));
-    assert_true(seen(&bench)->ops->is_finished(seen(&bench)));
+    assert_true(shoal_device_ring_is_finished(bench.operand));
     shoal_device_ring_leave(bench.operand);
     assert_int_equal(atomic_load(&device.base.holders), 2);
-    bench.operand->base.ops->drop(&bench.operand->base);
+    shoal_device_ring_drop(bench.operand);
     assert_int_equal(atomic_load(&device.base.holders), 0);
     close_bench(&bench);
 }
@@ -323,10 +318,10 @@ static void device_ring_written_output_waits_for_its_input(void **state)
     open_operand(&in, 1, 2 * HALF);
     open_operand(&out, 1, 2 * HALF);
     write_out(&out, &device, in.operand);
-    assert_false(seen(&out)->ops->is_ready(seen(&out), 0, 1));
+    assert_false(shoal_device_ring_is_ready(out.operand, 0, 1));
     assert_true(play_stream(&in));
-    assert_true(seen(&out)->ops->is_ready(seen(&out), 0, 2 * HALF));
-    in.operand->base.ops->release(&in.operand->base, 0, 2 * HALF);
+    assert_true(shoal_device_ring_is_ready(out.operand, 0, 2 * HALF));
+    shoal_device_ring_release(in.operand, 0, 2 * HALF);
     release_all(&out);
     drop(&in);
     drop(&out);
@@ -361,17 +356,17 @@ static void device_ring_input_that_stays_is_done_when_all_was_released(void **st
     assert_non_null(bench.operand);
     shoal_device_ring_reserve(bench.operand);
     assert_int_equal(bench.operand->units, 1);
-    assert_true(seen(&bench)->stays);
-    assert_false(seen(&bench)->ops->is_ready(seen(&bench), 0, 10));
+    assert_true(bench.operand->stays);
+    assert_false(shoal_device_ring_is_ready(bench.operand, 0, 10));
     atomic_store(&bench.ring.by_stream[0].value, start + 1);
-    assert_true(seen(&bench)->ops->is_ready(seen(&bench), 0, 1000));
-    bench.operand->base.ops->release(&bench.operand->base, 500, 2000); /* chunks may be longer */
+    assert_true(shoal_device_ring_is_ready(bench.operand, 0, 1000));
+    shoal_device_ring_release(bench.operand, 500, 2000); /* chunks may be longer */
     assert_int_equal(done_of(&bench, 0), start);
-    bench.operand->base.ops->release(&bench.operand->base, 0, 500);
+    shoal_device_ring_release(bench.operand, 0, 500);
     assert_int_equal(done_of(&bench, 0), start + 1);
     shoal_device_ring_leave(bench.operand);
     assert_int_equal(atomic_load(&holders), 1);
-    bench.operand->base.ops->drop(&bench.operand->base);
+    shoal_device_ring_drop(bench.operand);
     assert_int_equal(atomic_load(&holders), 0);
     assert_false(bench.ring.is_let_go);
     close_bench(&bench);

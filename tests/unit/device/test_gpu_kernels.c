@@ -1,6 +1,6 @@
 /* The kernels for GPUs over the stand-in driver, which runs them as functions of the host. They produce the bits of the
  * processor's kernels and of the gradient kernels, at any alignment of the arrays; they never use more than 8 blocks; errors
- * of the driver are reported. dev/check.py checks that kernels.ptx is made from this source. SHOAL_TEST_CUDA names a real
+ * of the driver are reported. dev/check.py checks that kernels.ptx.xz is made from this source. SHOAL_TEST_CUDA names a real
  * driver, on which the bits are compared (make test-gpu). */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -525,7 +525,7 @@ static void sources_may_be_a_peers(void **state)
     end();
 }
 
-/* The arguments of each kernel match their declarations in kernels.ptx, which has no other kernel. */
+/* The arguments of each kernel match their declarations in the code for GPUs, which has no other kernel. */
 static void the_code_for_devices_takes_these_arguments(void **state)
 {
     static const struct {
@@ -545,7 +545,7 @@ static void the_code_for_devices_takes_these_arguments(void **state)
         snprintf(text, sizeof text, ".visible .entry %s(\n\t.param .align 8 .b8 %s_param_0[%zu]\n)\n.maxntid %d, 1, 1\n", name,
                  name, rows[i].bytes, SHOAL_GPU_THREADS);
         if (!strstr(shoal_gpu_kernels_ptx, text))
-            fail_msg("kernels.ptx has no %s", text);
+            fail_msg("the code for GPUs has no %s", text);
     }
     for (const char *at = shoal_gpu_kernels_ptx; (at = strstr(at, ".entry")) != NULL; at++)
         entries++;

@@ -53,9 +53,10 @@ static void kernel_and_namespace_decide_and_the_setting_overrules(void **state)
     };
     (void)state;
     for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
-        const struct shoal_membership_identity
-            a = identity(cases[i].a.boot_id, cases[i].a.network_namespace, cases[i].a.host_id),
-            b = identity(cases[i].b.boot_id, cases[i].b.network_namespace, cases[i].b.host_id);
+        const struct shoal_membership_identity a = identity(cases[i].a.boot_id, cases[i].a.network_namespace,
+                                                            cases[i].a.host_id),
+                                               b = identity(cases[i].b.boot_id, cases[i].b.network_namespace,
+                                                            cases[i].b.host_id);
         char text[256];
         assert_int_equal(shoal_membership_is_same_host(&a, &b), cases[i].is_same);
         assert_int_equal(shoal_membership_is_same_host(&b, &a), cases[i].is_same);

@@ -155,8 +155,7 @@ static void make_ranks(void)
         memset(rank, 0, sizeof *rank);
         assert_int_equal(shoal_settings_load(&rank->settings, NULL, error, sizeof error), SHOAL_OK);
         shoal_log_init_quiet(&rank->log);
-        rank->bootstrap =
-            (struct shoal_bootstrap){.rank = r, .size = RANKS, .launcher = "test", .state = rank, .gather = meet};
+        rank->bootstrap = (struct shoal_bootstrap){.rank = r, .size = RANKS, .launcher = "test", .state = rank, .gather = meet};
         rank->member = (struct shoal_membership_comm){
             .comm = COMM, .rank = r, .host = "here", .board = &rank->board, .arg = rank, .wake = read_cause, .left = hear_left};
         rank->other = rank->member;

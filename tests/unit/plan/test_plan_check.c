@@ -960,7 +960,7 @@ static bool plant_no_such_part(struct group *group, int rank, uint32_t step)
     if (move->kind > SHOAL_STEP_PUT)
         return false;
     struct shoal_block *block = blocks_of(group, rank, move) + move->source_count;
-    if (block->operand != SHOAL_OPERAND_STAGING)
+    if (block->operand != SHOAL_STAGING)
         return false;
     if (block->bin)
         block->bin = (uint16_t)(group->plans[0].bins + 1);
@@ -1264,7 +1264,7 @@ static void build_exchange(struct shoal_plan *plan, int rank, struct shoal_block
     shoal_plan_use_bins(plan, 2, 1);
     shoal_plan_signal(plan, peer);
     shoal_plan_wait(plan, peer);
-    if (put.operand == SHOAL_OPERAND_STAGING)
+    if (put.operand == SHOAL_STAGING)
         shoal_plan_copy(plan, input, put);
     shoal_plan_put(plan, put, shoal_in_bin(shoal_staging(peer, 1, 0, 1), 1));
     shoal_plan_wait(plan, peer);

@@ -195,6 +195,22 @@ static void attention_of_cpus_is_in_float32(void **state)
     assert_near(advise_layer_bytes(&model, &setup), columns * (4 * 2 + 2 * 2 + 12 * 2 / 4.0), 1);
 }
 
+/* The loss gathers the logits, and its backward pass makes two more values like them before there are gradients. */
+static void tensor_parallelism_gathers_logits(void **state)
+{
+    (void)state;
+    const struct advise_model model = {
+        .parameters = 100, .largest_tensor = 40, .layers = 1, .width = 64, .heads = 1, .sequence = 128, .vocabulary = 1e6};
+    struct advise_setup setup = {.micro = 1, .tensor = 2, .stages = 1, .in_flight = 1};
+    const struct advise_memory half = advise_memory_of(&model, &setup);
+    assert_near(half.gradients, 200, 0);
+    assert_near(half.buffers, 2 * 4 * 128 * 1e6 - 200, 0);
+    setup.tensor = 1;
+    assert_near(advise_memory_of(&model, &setup).buffers, 160, 0);
+    assert_near(advise_memory_of(&model, &setup).activations - half.activations, /* the layer's divided part */
+                advise_layer_bytes(&model, &setup) - advise_layer_bytes(&model, &(struct advise_setup){.micro = 1, .tensor = 2}), 1);
+}
+
 /* If activations of 16 bits were measured, they replace the half. */
 static void measured_activations_of_16_bits_count(void **state)
 {
@@ -506,6 +522,7 @@ int main(void)
         cmocka_unit_test(layers_keep_what_korthikanti_measured),
         cmocka_unit_test(recomputation_and_stages_change_activations),
         cmocka_unit_test(attention_of_cpus_is_in_float32),
+        cmocka_unit_test(tensor_parallelism_gathers_logits),
         cmocka_unit_test(measured_activations_of_16_bits_count),
         cmocka_unit_test(the_heaviest_stage_counts),
         cmocka_unit_test(buffers_are_the_largest_tensor_or_the_units),

@@ -253,7 +253,9 @@ static void facts_come_first_in_a_file(void **state)
     };
     struct step_profile profile, again;
     (void)state;
-    const char text[] = F("\"activation_bytes\":8.25,\"recomputed_bytes\":4.5,\"activation_16_bytes\":5,\"other\":true,\"batch_norms\":53") "," A "]";
+    const char text[] = F(
+        "\"activation_bytes\":8.25,\"recomputed_bytes\":4.5,\"activation_16_bytes\":5,\"other\":true,\"batch_norms\":53") "," A
+                                                                                                                          "]";
     file_write(text, sizeof text - 1);
     assert_int_equal(step_file_open(&profile, "test", path), 0);
     assert_string_equal(profile.name, "net");

@@ -13,6 +13,8 @@ from .._common.job import (  # noqa: F401
     start_timeline, stop_timeline)
 
 _sets = {}  # process sets in use, by id, which is the number of their communicator
+_whole = 0  # the number of the communicator of all ranks; another one if init_over() has chosen one
+_is_over = False  # init_over() has begun the job
 
 
 class ProcessSet(job.ProcessSet):
@@ -39,6 +41,22 @@ def init(comm=None, process_sets=None):
         add_process_set(each)
 
 
+def init_over(world):
+    """Begins like init(), for a job whose ranks are those of one communicator of shoal.tensorflow: each of its groups of replicas
+    calls it. world: its number. Process sets cannot be added then."""
+    global _whole, _is_over
+    if is_initialized() and not _is_over:
+        raise RuntimeError("shoal: hvd.init() was called before: leave it out, because the model-parallel library begins Horovod's job")
+    _sets.clear()
+    _whole, _is_over = world, True
+    global_process_set.ranks, global_process_set.process_set_id = list(range(size_of_whole())), world
+    _sets[world] = global_process_set
+
+
+def size_of_whole():
+    return worlds.size_of(_whole)
+
+
 def shutdown():
     """Leaves the job. All ranks call it. init() may be called again."""
     if is_initialized():
@@ -46,6 +64,8 @@ def shutdown():
 
 
 def _forget():
+    global _whole, _is_over
+    _whole, _is_over = 0, False
     for each in _sets.values():
         each._invalidate()
     _sets.clear()
@@ -63,6 +83,8 @@ def add_process_set(process_set):
     id."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
+    if _is_over:
+        raise NotImplementedError("shoal: process sets together with partitions of a model are not served: leave them out")
     job.check_new(process_set, _sets, size())
     _agree(f"add the process set {process_set.ranks}")
     number = worlds.add_world(process_set.ranks)
@@ -104,12 +126,12 @@ def world_of(process_set):
 
 def rank():
     _check()
-    return worlds.rank()
+    return worlds.rank_of(_whole)
 
 
 def size():
     _check()
-    return worlds.size()
+    return size_of_whole()
 
 
 def local_rank():
@@ -154,6 +176,7 @@ def rank_op(name=None):
 
 def size_op(process_set_id=0, name=None):
     _check()
+    process_set_id = process_set_id or _whole
     if process_set_id not in _sets:
         raise ValueError(f"shoal: there is no process set {process_set_id}")
     return tf.constant(_sets[process_set_id].size(), name=name)
@@ -170,6 +193,7 @@ def local_size_op(name=None):
 def process_set_included_op(process_set_id=0, name=None):
     """Returns 1 if this process is in the set, else 0."""
     _check()
+    process_set_id = process_set_id or _whole
     if process_set_id not in _sets:
         raise ValueError(f"shoal: there is no process set {process_set_id}")
     return tf.constant(int(_sets[process_set_id].included()), name=name)

@@ -1,21 +1,7 @@
 """How tensors travel: unchanged, or as float16."""
 import tensorflow as tf
 
-
-class Compressor:
-    """compress(tensor) returns (the tensor to send, context); decompress(received, context) returns a tensor."""
-
-    @staticmethod
-    def compress(tensor):
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor
-
-
-class NoneCompressor(Compressor):
-    pass
+from .._common.compression import Compressor, NoneCompressor
 
 
 class FP16Compressor(Compressor):

@@ -14,7 +14,7 @@ from ._world import global_process_set, rank
 def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False):
     """Sets each variable to root_rank's value. Variables are matched by their index in the list. In a graph it returns the
     tensors that assign."""
-    if process_set is not global_process_set or not tf.executing_eagerly():
+    if process_set is not global_process_set or not tf.executing_eagerly() or process_set.process_set_id:
         return broadcast_(variables, root_rank, process_set=process_set)
     rank()  # raises before init()
     return shoal_variables.broadcast_variables(variables, root_rank)

@@ -75,7 +75,7 @@ class Found:
     listing_s: float
     rates: List[Rate]
     is_again: bool  # some objects were read more than once, so a cache may have answered
-    place: "Place"
+    regions: "Regions"
 
     @property
     def total(self) -> int:
@@ -167,12 +167,12 @@ def measure(uri: str, streams: Sequence[int], seconds: float) -> Found:
     pieces = Pieces(items, store.has_ranges)
     source = iter(pieces)
     rates = [rate_measure(store, source, count, seconds / len(streams)) for count in streams]
-    return Found(uri, items, listing_s, rates, pieces.is_again, place_find(uri, store))
+    return Found(uri, items, listing_s, rates, pieces.is_again, regions_find(uri, store))
 
 
-# ---- places ----
+# ---- regions ----
 
-class Place(NamedTuple):
+class Regions(NamedTuple):
     """Region and zone of a bucket and of this host; empty if nothing reports them."""
 
     bucket_region: str = ""
@@ -213,27 +213,27 @@ def bucket_place(store: Any, bucket: str) -> Tuple[str, str]:
     return region, zone[1] if zone else ""
 
 
-def place_find(uri: str, store: Store) -> Place:
+def regions_find(uri: str, store: Store) -> Regions:
     if store.scheme != "s3":
-        return Place()
-    return Place(*bucket_place(store, uri.split("://", 1)[1].split("/", 1)[0]), *host_place())
+        return Regions()
+    return Regions(*bucket_place(store, uri.split("://", 1)[1].split("/", 1)[0]), *host_place())
 
 
-def place_text(place: Place) -> str:
+def regions_text(regions: Regions) -> str:
     """One line on bucket and host; empty if neither is known."""
-    bucket, host = place.bucket_zone or place.bucket_region, place.host_zone or place.host_region
+    bucket, host = regions.bucket_zone or regions.bucket_region, regions.host_zone or regions.host_region
     if not bucket and not host:
         return ""
-    if not place.bucket_region or not place.host_region:
+    if not regions.bucket_region or not regions.host_region:
         known = f"the bucket is in {bucket}" if bucket else f"this host is in {host}"
         return f"{known}; nothing reports the place of {'this host' if bucket else 'the bucket'}"
-    if place.bucket_region != place.host_region:
-        return (f"the bucket is in {place.bucket_region} and this host in {place.host_region}: reads cross regions, which is slow and is "
+    if regions.bucket_region != regions.host_region:
+        return (f"the bucket is in {regions.bucket_region} and this host in {regions.host_region}: reads cross regions, which is slow and is "
                 "billed by the byte; copy the data to a bucket of this region, or run the job there")
-    if place.bucket_zone and place.host_zone and place.bucket_zone != place.host_zone:
-        return (f"the bucket is in zone {place.bucket_zone} and this host in {place.host_zone}: both are in {place.host_region}, but a "
+    if regions.bucket_zone and regions.host_zone and regions.bucket_zone != regions.host_zone:
+        return (f"the bucket is in zone {regions.bucket_zone} and this host in {regions.host_zone}: both are in {regions.host_region}, but a "
                 "directory bucket is fast in its own zone only")
-    return f"the bucket and this host are in {place.host_region}"
+    return f"the bucket and this host are in {regions.host_region}"
 
 
 # ---- what a job needs ----
@@ -356,7 +356,7 @@ def text_print(found: Found, need: Optional[Need]) -> None:
     print(f"\nMode File brings all of it in {found.total / max(found.best.rate, 1e-9):.0f} s, before the script starts.")
     if found.is_again:
         print("Some objects were read more than once: a cache may have made later reads faster.")
-    text = place_text(found.place)
+    text = regions_text(found.regions)
     if text:
         print(f"{text[0].upper()}{text[1:]}.")
     if need:
@@ -370,7 +370,7 @@ def data_of(found: Found, need: Optional[Need]) -> Dict[str, Any]:
         "rates": [{"streams": rate.streams, "bytes_s": rate.rate, "reads_s": rate.objects_per_s, "first_byte_ms": rate.first_ms}
                   for rate in found.rates],
         "sizes": [{"objects": name, "number": count, "stream_bytes_s": rate, "read_ms": ms} for name, count, rate, ms in classes_of(found)],
-        "read_again": found.is_again, "place": found.place._asdict(), "place_text": place_text(found.place),
+        "read_again": found.is_again, "place": found.regions._asdict(), "place_text": regions_text(found.regions),
         "need_bytes_s": need.rate if need else None, "is_input_bound": found.best.rate < need.rate if need else None,
         "wait_share": wait_share(found.best.rate, need.rate) if need else None, "verdict": verdict(found, need) if need else None}
 

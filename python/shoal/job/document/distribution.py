@@ -13,14 +13,13 @@ import difflib
 import json
 import os
 import pathlib
-import re
 import shlex
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from shoal.job.document import Job
 
-Place = Tuple[str, ...]  # the keys that lead to a setting, from the top of `distribution`
-Mistake = Tuple[Place, str]
+KeyPath = Tuple[Union[str, int], ...]  # the keys and list indexes that lead to a value
+Mistake = Tuple[KeyPath, str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Strategy:
 _ENABLED = {"enabled": (bool,)}
 _MPI_OPTIONS = {"custom_mpi_options": (str,)}
 
-STRATEGIES: Dict[Place, Strategy] = {
+STRATEGIES: Dict[KeyPath, Strategy] = {
     ("smdistributed", "dataparallel"): Strategy({**_ENABLED, **_MPI_OPTIONS}, "shoal"),
     ("smdistributed", "modelparallel"): Strategy(
         {**_ENABLED, "parameters": (dict, str)}, "mpi"),  # or torchrun, if the other enabled strategy is torch_distributed
@@ -49,7 +48,7 @@ STRATEGIES: Dict[Place, Strategy] = {
                                                                           "training compiler; use torch_distributed"),
 }
 # Strategies that may be enabled together with modelparallel: they choose how its processes are started.
-_MODELPARALLEL: Place = ("smdistributed", "modelparallel")
+_MODELPARALLEL: KeyPath = ("smdistributed", "modelparallel")
 _LAUNCHERS_OF_MODELPARALLEL = (("mpi",), ("torch_distributed",))
 SMDISTRIBUTED_STRATEGIES = ["dataparallel", "modelparallel"]  # as the SDK prints them
 
@@ -81,30 +80,30 @@ def names_like(word: str, known: Iterable[str]) -> str:
     return f'; did you mean "{near[0]}"?' if near else ""
 
 
-def strategy_of(distribution: Dict[str, Any]) -> Optional[Place]:
+def strategy_of(distribution: Dict[str, Any]) -> Optional[KeyPath]:
     """Returns the strategy that a distribution without mistakes enables."""
-    found = [place for place in STRATEGIES if _is_enabled(_settings(distribution, place))]
-    beside = [place for place in found if place not in _LAUNCHERS_OF_MODELPARALLEL]
+    found = [keys for keys in STRATEGIES if _is_enabled(_settings(distribution, keys))]
+    beside = [keys for keys in found if keys not in _LAUNCHERS_OF_MODELPARALLEL]
     return (beside or found or [None])[0]
 
 
 def launch_of(job: Job, host_gpus: int = 0) -> Launch:
     """Returns how the job's workers are started on a host with `host_gpus` GPUs. Raises ValueError for the first mistake in
     `distribution`."""
-    for place, text in mistakes(job):
-        raise ValueError(f"{'.'.join(('distribution',) + place)}: {text}")
-    place = strategy_of(job.distribution)
-    if place is None:
+    for keys, text in mistakes(job):
+        raise ValueError(f"{'.'.join(('distribution',) + keys)}: {text}")
+    keys = strategy_of(job.distribution)
+    if keys is None:
         # The SDK sets no number of workers without a strategy; a document that does asks for workers that know each other.
         return Launch("shoal" if job.workers_per_host else "plain", job.workers_per_host or 1)
-    strategy = STRATEGIES[place]
+    strategy = STRATEGIES[keys]
     if strategy.runner == "tensorflow":
-        return Launch("tensorflow", 1, tf_config=place[0])
+        return Launch("tensorflow", 1, tf_config=keys[0])
     launch = Launch(strategy.runner, _workers_per_host(job, host_gpus))
-    if place == _MODELPARALLEL:
-        place = next(beside for beside in _LAUNCHERS_OF_MODELPARALLEL if _is_enabled(_settings(job.distribution, beside)))
-        launch.runner = STRATEGIES[place].runner
-    _read_mpi_options(_settings(job.distribution, place).get("custom_mpi_options", ""), launch)
+    if keys == _MODELPARALLEL:
+        keys = next(beside for beside in _LAUNCHERS_OF_MODELPARALLEL if _is_enabled(_settings(job.distribution, beside)))
+        launch.runner = STRATEGIES[keys].runner
+    _read_mpi_options(_settings(job.distribution, keys).get("custom_mpi_options", ""), launch)
     return launch
 
 
@@ -118,26 +117,25 @@ def _workers_per_host(job: Job, host_gpus: int) -> int:
 
 def mistakes(job: Job) -> List[Mistake]:
     """Returns all mistakes in the `distribution` of a job whose other fields have the right types."""
-    asked = Asked(job.distribution, job.framework, instance_type=job.instance_type, entry_point=job.entry_point,
-                  image_uri="given")
+    asked = Asked(job.distribution, job.framework, job.entry_point)
     found = all_mistakes(asked)
-    place = strategy_of(job.distribution)
+    keys = strategy_of(job.distribution)
     per_host = _settings(job.distribution, ("mpi",)).get("processes_per_host")
     if job.workers_per_host and per_host and per_host != job.workers_per_host:
         found.append((("mpi", "processes_per_host"), f"{per_host}, and workers_per_host is {job.workers_per_host}; give "
                       "one of them"))
-    if place and STRATEGIES[place].runner == "tensorflow" and (job.workers_per_host or 1) > 1:
-        found.append((place,
+    if keys and STRATEGIES[keys].runner == "tensorflow" and (job.workers_per_host or 1) > 1:
+        found.append((keys,
                       f"starts one process on each host, and workers_per_host is {job.workers_per_host}; leave that out"))
-    if place and STRATEGIES[place].refusal:
-        found.append((place, STRATEGIES[place].refusal or ""))
-    if place == _MODELPARALLEL:
+    if keys and STRATEGIES[keys].refusal:
+        found.append((keys, STRATEGIES[keys].refusal or ""))
+    if keys == _MODELPARALLEL:
         found += _parameters_not_served(job.distribution, job.framework)
     return found
 
 
 # Parameters of smdistributed.modelparallel. The package of that name (python/smdistributed) serves them, or names them in the log,
-# except for those in _MP_REFUSED_1 and _2; it also checks their values.
+# except for those in _MP_REFUSED_OF_PYTORCH and _2; it also checks their values.
 _MP_OF_BOTH = ("activation_loading_horizon", "tensor_parallel_degree")
 _MP_VERSION_1 = (
     "active_microbatches", "auto_partition", "bf16", "checkpoint_attentions", "contiguous", "ddp", "ddp_dist_backend", "ddp_port",
@@ -150,7 +148,7 @@ _MP_VERSION_2 = ("allow_empty_shards", "context_parallel_degree", "expert_parall
                  "hybrid_shard_degree", "random_seed", "sm_activation_offloading")
 _MP_KNOWN = (*_MP_OF_BOTH, *_MP_VERSION_1, *_MP_VERSION_2)
 # Those that are not served, with the value for which they mean nothing, and what to use instead.
-_MP_REFUSED_1: Dict[str, Tuple[Any, str]] = {"horovod": (False, "\"ddp\": true trains replicas together")}
+_MP_REFUSED_OF_PYTORCH: Dict[str, Tuple[Any, str]] = {"horovod": (False, "\"ddp\": true trains replicas together")}
 _MP_REFUSED_2: Dict[str, Tuple[Any, str]] = {
     "expert_parallel_degree": (1, "hybrid_shard_degree divides the parameters of experts as well")}
 
@@ -167,42 +165,37 @@ def _parameters_not_served(distribution: Dict[str, Any], framework: Optional[str
     except ValueError:
         return  # already reported
     is_2 = _is_version_2(distribution, parameters)
-    refused = _MP_REFUSED_2 if is_2 else _MP_REFUSED_1
+    refused = _MP_REFUSED_2 if is_2 else {} if framework == "tensorflow" else _MP_REFUSED_OF_PYTORCH
     for name, value in parameters.items():
-        place = _MODELPARALLEL + ("parameters", name)
+        keys = _MODELPARALLEL + ("parameters", name)
         if name not in _MP_KNOWN:
-            yield place, f"unknown parameter{names_like(name, _MP_KNOWN)}"
+            yield keys, f"unknown parameter{names_like(name, _MP_KNOWN)}"
         elif is_2 and name in _MP_VERSION_1:
             other = next(each for each in parameters if each in _MP_VERSION_2)
-            yield place, f"is of version 1 of the library, and {other} of version 2; give the parameters of one"
+            yield keys, f"is of version 1 of the library, and {other} of version 2; give the parameters of one"
         elif name in refused and value != refused[name][0]:
-            yield place, f"{said(value)} is not served: leave it out, or write {said(refused[name][0])}; {refused[name][1]}"
+            yield keys, f"{said(value)} is not served: leave it out, or write {said(refused[name][0])}; {refused[name][1]}"
         elif is_2 and framework == "tensorflow":
-            yield place, "is of version 2 of the library, which is for PyTorch only"
+            yield keys, "is of version 2 of the library, which is for PyTorch only"
 
 
 @dataclasses.dataclass
 class Asked:
-    """The values that the SDK uses to check a distribution. If `image_uri` is given, the SDK checks no version and no instance
-    type."""
+    """The values with which a distribution is checked."""
 
     distribution: Any
     framework: Optional[str]
-    framework_version: Optional[str] = None
-    py_version: Optional[str] = None
-    image_uri: Optional[str] = None
-    instance_type: Optional[str] = None
     entry_point: Optional[str] = None
 
 
 def all_mistakes(asked: Asked) -> List[Mistake]:
-    """Returns what the SDK refuses, in its order, then what only we refuse. Reports one mistake per place, the first that was
+    """Returns what the SDK refuses, in its order, then what only we refuse. Reports one mistake for each place, the first that was
     found."""
-    found: Dict[Place, str] = {}
+    found: Dict[KeyPath, str] = {}
     for finder in (vendor_mistakes, own_mistakes):
-        for place, text in finder(asked):
-            if not any(place[:len(known)] == known for known in found):
-                found[place] = text
+        for keys, text in finder(asked):
+            if not any(keys[:len(known)] == known for known in found):
+                found[keys] = text
     return list(found.items())
 
 
@@ -225,7 +218,7 @@ def own_mistakes(asked: Asked) -> Iterator[Mistake]:
 def _unknown_strategy(key: str) -> str:
     if key in SMDISTRIBUTED_STRATEGIES:
         return f'unknown strategy; write "smdistributed": {{"{key}": ...}}'
-    known = sorted({place[0] for place in STRATEGIES})
+    known = sorted({keys[0] for keys in STRATEGIES})
     return f"unknown strategy{names_like(key, known) or '; known: ' + ', '.join(known)}"
 
 
@@ -237,47 +230,47 @@ def _mistakes_of_smdistributed(value: Any, asked: Asked) -> Iterator[Mistake]:
             yield from _mistakes_of_strategy(("smdistributed", name), settings, asked)
 
 
-def _mistakes_of_strategy(place: Place, settings: Any, asked: Asked) -> Iterator[Mistake]:
-    strategy = STRATEGIES[place]
+def _mistakes_of_strategy(keys: KeyPath, settings: Any, asked: Asked) -> Iterator[Mistake]:
+    strategy = STRATEGIES[keys]
     if not isinstance(settings, dict):
-        yield place, f'needs a table such as {{"enabled": true}}, not {said(settings)}'
+        yield keys, f'needs a table such as {{"enabled": true}}, not {said(settings)}'
         return
     if strategy.frameworks and asked.framework and asked.framework not in strategy.frameworks and settings.get("enabled"):
-        yield place, f"is for {' and '.join(strategy.frameworks)}, and this job's framework is {asked.framework}"
+        yield keys, f"is for {' and '.join(strategy.frameworks)}, and this job's framework is {asked.framework}"
     for key, value in settings.items():
         if key not in strategy.settings:
             near = names_like(str(key), strategy.settings)
-            yield place + (str(key),), f"unknown setting{near or '; known: ' + ', '.join(strategy.settings)}"
+            yield keys + (str(key),), f"unknown setting{near or '; known: ' + ', '.join(strategy.settings)}"
         elif not isinstance(value, strategy.settings[key]) or (isinstance(value, bool) and bool not in strategy.settings[key]):
-            yield place + (key,), f"needs {_kinds(strategy.settings[key])}, not {said(value)}"
+            yield keys + (key,), f"needs {_kinds(strategy.settings[key])}, not {said(value)}"
         else:
-            yield from _mistakes_of_setting(place + (key,), value)
+            yield from _mistakes_of_setting(keys + (key,), value)
     if "enabled" not in settings:
-        yield place, '"enabled" is missing, without which nothing is distributed; write "enabled": true, or false'
+        yield keys, '"enabled" is missing, without which nothing is distributed; write "enabled": true, or false'
 
 
-def _mistakes_of_setting(place: Place, value: Any) -> Iterator[Mistake]:
-    if place[-1] == "processes_per_host" and value < 1:
-        yield place, f"needs a positive number, not {value}"
-    if place[-1] == "custom_mpi_options":
+def _mistakes_of_setting(keys: KeyPath, value: Any) -> Iterator[Mistake]:
+    if keys[-1] == "processes_per_host" and value < 1:
+        yield keys, f"needs a positive number, not {value}"
+    if keys[-1] == "custom_mpi_options":
         try:
             shlex.split(value)
         except ValueError as error:
-            yield place, f"cannot be read: {error}: {value!r}"
+            yield keys, f"cannot be read: {error}: {value!r}"
 
 
 def _mistakes_of_combination(distribution: Dict[str, Any]) -> Iterator[Mistake]:
     """If two strategies are enabled, the SDK or the container silently chooses one."""
-    enabled = [place for place in STRATEGIES if _is_enabled(_settings(distribution, place))]
+    enabled = [keys for keys in STRATEGIES if _is_enabled(_settings(distribution, keys))]
     modelparallel = _MODELPARALLEL
-    others = [place for place in enabled if place not in _LAUNCHERS_OF_MODELPARALLEL] if modelparallel in enabled else enabled
-    launchers = [place for place in enabled if place not in others]
+    others = [keys for keys in enabled if keys not in _LAUNCHERS_OF_MODELPARALLEL] if modelparallel in enabled else enabled
+    launchers = [keys for keys in enabled if keys not in others]
     if modelparallel in enabled and not launchers:
         yield modelparallel, ('needs "mpi", or "torch_distributed" since its version 2, to be enabled as well: these start '
                               'its workers')
     for chosen in (others, launchers):
         if len(chosen) > 1:
-            names = " and ".join(".".join(place) for place in chosen)
+            names = " and ".join(".".join(keys) for keys in chosen)
             yield chosen[-1], f"{names} are both enabled, and only one of them can start the workers; enable one"
 
 
@@ -295,9 +288,9 @@ def _kinds(kinds: Sequence[type]) -> str:
     return " or ".join(names[kind] for kind in kinds)
 
 
-def _settings(distribution: Any, place: Place) -> Dict[str, Any]:
-    """Returns the settings of a strategy; empty if it has none, or if a mistake takes their place."""
-    for key in place:
+def _settings(distribution: Any, keys: KeyPath) -> Dict[str, Any]:
+    """Returns the settings of a strategy; empty if it has none, or if a mistake is there."""
+    for key in keys:
         distribution = distribution.get(key) if isinstance(distribution, dict) else None
     return distribution if isinstance(distribution, dict) else {}
 
@@ -308,24 +301,13 @@ def _is_enabled(settings: Dict[str, Any]) -> bool:
 
 # ------------------------------------------------------------ what the SDK refuses
 
-# Versions for which the SDK has a container. The SDK checks them only if there is no image_uri.
-_DATAPARALLEL_VERSIONS = {
-    "tensorflow": ["2.3", "2.3.1", "2.3.2", "2.4", "2.4.1", "2.4.3", "2.5", "2.5.0", "2.5.1", "2.6", "2.6.0", "2.6.2", "2.6.3",
-                   "2.7", "2.7.1", "2.8", "2.8.0", "2.9", "2.9.1", "2.9.2", "2.10", "2.10.1", "2.11", "2.11.0"],
-    "pytorch": ["1.6", "1.6.0", "1.7", "1.7.1", "1.8", "1.8.0", "1.8.1", "1.9", "1.9.0", "1.9.1", "1.10", "1.10.0", "1.10.2",
-                "1.11", "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0"],
-}
-_TORCHRUN_GPU_VERSIONS = ["1.13.1", "2.0.0", "2.0.1", "2.1.0", "2.1.2", "2.2.0", "2.3.0", "2.3.1", "2.4.1", "2.5.1", "2.6.0",
-                          "2.7.1", "2.8.0"]
-_TORCHRUN_TRAINIUM_VERSIONS = ["1.11", "1.11.0", "1.12", "1.12.0", "1.12.1", "1.13.1", "2.0.0"]
-_TRAINIUM_STRATEGIES = ["torch_distributed"]
-_IMAGES_WITHOUT_SMDISTRIBUTED = ("2.0.1-gpu-py310-cu121",)
 BOTH = "Cannot use both pytorchddp and smdistributed distribution options together."
 
 
 def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
     """Yields what the SDK refuses, in its order and words. Leaves settings that would crash the SDK by their type to
-    own_mistakes()."""
+    own_mistakes(). Versions and instance types are not checked: the SDK's lists are those of Amazon's containers, a job on
+    one's own machines uses none of these, and a job on SageMaker is checked by the SDK that starts it."""
     chosen, is_pytorch = asked.distribution, asked.framework != "tensorflow"
     if not isinstance(chosen, dict):
         return
@@ -333,10 +315,8 @@ def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
         yield ("pytorchddp",), BOTH
     if isinstance(chosen.get("instance_groups"), (list, tuple, str)) and chosen["instance_groups"]:
         yield ("instance_groups",), "Instance groups not specified in the estimator !"  # our estimators cannot specify any
-    yield from _vendor_trainium(asked)
     yield from _vendor_smdistributed(asked)
     if is_pytorch:
-        yield from _vendor_dataparallel(("pytorchddp",), asked)
         yield from _vendor_torchrun(asked)
     if asked.framework == "pytorch" and "pytorchxla" in chosen:
         yield ("pytorchxla",), (
@@ -344,128 +324,55 @@ def vendor_mistakes(asked: Asked) -> Iterator[Mistake]:
             "enabled. To learn more, see Enable SageMaker Training Compiler at "
             "https://docs.aws.amazon.com/sagemaker/latest/dg/training-compiler-enable.html.")
     yield from _vendor_modelparallel(chosen)
-    yield from _vendor_machines(asked)
     yield from _vendor_mirrored(asked)
 
 
-def _vendor_machines(asked: Asked) -> Iterator[Mistake]:
-    """Yields instance types and images that the vendor's library does not support."""
-    place: Place = ("smdistributed",)
-    if not _settings(asked.distribution, place) or _is_enabled(_settings(asked.distribution, ("torch_distributed",))):
-        return
-    for image in _IMAGES_WITHOUT_SMDISTRIBUTED:
-        if image in (asked.image_uri or ""):
-            yield place, (f"SMDistributed is currently incompatible with DLC image: {asked.image_uri}. "
-                          "(Could be due to CUDA version being greater than 11.)")
-    if "p5.48xlarge" in (asked.instance_type or ""):
-        yield place, "SMModelParallel and SMDataParallel currently do not support p5 instances."
-
-
-def _vendor_trainium(asked: Asked) -> Iterator[Mistake]:
-    strategies = list(asked.distribution)
-    if not _is_of_family(asked.instance_type, ("trn",)):
-        return
-    if len(strategies) > 1:
-        yield (), ("Multiple distribution strategies are not supported for Trainium instances.\n"
-                   f"Please specify one of the following supported distribution strategies: {_TRAINIUM_STRATEGIES} ")
-    elif strategies and strategies[0] not in _TRAINIUM_STRATEGIES:
-        yield (strategies[0],), (f"Provided distribution strategy {strategies[0]} is not supported for Trainium instances.\n"
-                                 "Please specify one of the following supported distribution strategies: "
-                                 f"{_TRAINIUM_STRATEGIES} \n")
-
-
-def _is_of_family(instance_type: Optional[str], families: Tuple[str, ...]) -> bool:
-    match = re.match(r"^ml[._]([a-z\d]+)\.?\w*$", instance_type or "")
-    return bool(match and match[1].startswith(families))
-
-
 def _vendor_smdistributed(asked: Asked) -> Iterator[Mistake]:
-    place: Place = ("smdistributed",)
+    keys: KeyPath = ("smdistributed",)
     if "smdistributed" not in asked.distribution:
         return
     chosen = asked.distribution["smdistributed"]
     if not isinstance(chosen, dict):
-        yield place, "smdistributed strategy requires a dictionary"
+        yield keys, "smdistributed strategy requires a dictionary"
     elif len(chosen) > 1:
-        yield place, ("Cannot use more than 1 smdistributed strategy. \n"
+        yield keys, ("Cannot use more than 1 smdistributed strategy. \n"
                       f"Choose one of the following supported strategies:{SMDISTRIBUTED_STRATEGIES}")
     else:
         for strategy in chosen:
             if strategy not in SMDISTRIBUTED_STRATEGIES:
-                yield place + (str(strategy),), (f"Invalid smdistributed strategy provided: {strategy} \n"
+                yield keys + (str(strategy),), (f"Invalid smdistributed strategy provided: {strategy} \n"
                                                  f"Supported strategies: {SMDISTRIBUTED_STRATEGIES}")
-        yield from _vendor_dataparallel(("smdistributed", "dataparallel"), asked)
-
-
-def _vendor_dataparallel(place: Place, asked: Asked) -> Iterator[Mistake]:
-    """Checks dataparallel. `pytorchddp` has the same error texts, because the SDK converts it to smdistributed.dataparallel."""
-    if not _is_enabled(_settings(asked.distribution, place)):
-        return
-    text = "" if asked.instance_type else "Please specify an instance_type for smdataparallel.\n"
-    if not asked.image_uri:
-        versions = _DATAPARALLEL_VERSIONS.get(asked.framework or "", [])
-        if asked.framework_version not in versions:
-            text += (f"Provided framework_version {asked.framework_version} is not supported by smdataparallel.\n"
-                     f"Please specify one of the supported framework versions: {versions} \n")
-        if "py3" not in (asked.py_version or ""):
-            text += (f"Provided py_version {asked.py_version} is not supported by smdataparallel.\n"
-                     "Please specify py_version>=py3")
-    if text:
-        yield place, text
 
 
 def _vendor_torchrun(asked: Asked) -> Iterator[Mistake]:
-    if not _is_enabled(_settings(asked.distribution, ("torch_distributed",))):
-        return
-    text = ""
-    if not asked.image_uri:
-        if "py3" not in (asked.py_version or ""):
-            text += (f"Provided py_version {asked.py_version} is not supported by torch_distributed.\n"
-                     "Please specify py_version>=py3\n")
-        is_gpu = asked.instance_type == "local_gpu" or _is_of_family(asked.instance_type, ("p", "g"))
-        versions = _TORCHRUN_GPU_VERSIONS if is_gpu else _TORCHRUN_TRAINIUM_VERSIONS
-        if not is_gpu and not _is_of_family(asked.instance_type, ("trn",)):
-            text += "Currently torch_distributed is supported only for GPU and Trainium instances.\n"
-        elif asked.framework_version not in versions:
-            text += (f"Provided framework_version {asked.framework_version} is not supported by torch_distributed for instance "
-                     f"{asked.instance_type}.\nPlease specify one of the supported framework versions:{versions} \n")
-    if not (asked.entry_point or "").endswith(".py"):
-        text += ("Unsupported entry point type for the distribution torch_distributed.\n"
-                 "Only python programs (*.py) are supported.")
-    if text:
-        yield ("torch_distributed",), text
+    if _is_enabled(_settings(asked.distribution, ("torch_distributed",))) and not (asked.entry_point or "").endswith(".py"):
+        yield ("torch_distributed",), ("Unsupported entry point type for the distribution torch_distributed.\n"
+                                       "Only python programs (*.py) are supported.")
 
 
 def _vendor_mirrored(asked: Asked) -> Iterator[Mistake]:
-    place: Place = ("multi_worker_mirrored_strategy",)
-    if not _is_enabled(_settings(asked.distribution, place)):
+    keys: KeyPath = ("multi_worker_mirrored_strategy",)
+    if not _is_enabled(_settings(asked.distribution, keys)):
         return
     if asked.framework and asked.framework != "tensorflow":
-        yield place, ("Multi Worker Mirrored Strategy is currently only supported with dict_keys(['tensorflow']) frameworks "
+        yield keys, ("Multi Worker Mirrored Strategy is currently only supported with dict_keys(['tensorflow']) frameworks "
                       f"but received {asked.framework}")
-    elif asked.framework_version and _numbers(asked.framework_version) < (2, 9):
-        yield place, ("Multi Worker Mirrored Strategy is only supported from framework_version 2.9 "
-                      f"but received {asked.framework_version}")
     others = ["smdistributed", "parameter_server"]
     if any(other in asked.distribution for other in others):
-        yield place, ("Multi Worker Mirrored Strategy is currently not supported with the following distribution strategies: "
+        yield keys, ("Multi Worker Mirrored Strategy is currently not supported with the following distribution strategies: "
                       f"{others}")
 
 
-def _numbers(version: str) -> Tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-
-
 def _vendor_modelparallel(chosen: Dict[str, Any]) -> Iterator[Mistake]:
-    place = _MODELPARALLEL
-    if not isinstance(chosen.get("smdistributed"), dict) or place[1] not in chosen["smdistributed"]:
+    keys = _MODELPARALLEL
+    if not isinstance(chosen.get("smdistributed"), dict) or keys[1] not in chosen["smdistributed"]:
         return
-    parameters = _settings(chosen, place).get("parameters", {})
-    if _is_enabled(_settings(chosen, place)) and isinstance(parameters, (dict, str)):
+    parameters = _settings(chosen, keys).get("parameters", {})
+    if _is_enabled(_settings(chosen, keys)) and isinstance(parameters, (dict, str)):
         try:
             _check_mp_parameters(mp_parameters(chosen) or {})
         except ValueError as error:
-            yield place + ("parameters",), str(error)
+            yield keys + ("parameters",), str(error)
 
 
 _MP_CHOICES = {

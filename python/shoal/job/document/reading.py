@@ -4,7 +4,11 @@
     job = job_of(data)              data as json.load returns them, or as_data(job): job_of(as_data(job)) == job
     problems(data)                  every mistake with its place
 
-Limits are those of SageMaker's API, so that a document that runs here also runs there."""
+Limits are those of SageMaker's API, so that a document that runs here also runs there.
+
+Types are checked here, and not by pydantic or jsonschema: each host reads the document with the Python of the script, whose
+packages and versions are the script's to choose. Lines of keys are found here, because json, tomllib, tomli and tomlkit report
+none (decision 76)."""
 from __future__ import annotations
 
 import copy
@@ -20,9 +24,8 @@ import typing
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 from shoal.job.document import Job, JobError, Problem, as_data, distribution, local_path
+from shoal.job.document.distribution import KeyPath, Mistake
 
-Place = Tuple[Union[str, int], ...]  # the keys and list indexes that lead to a value
-Mistake = Tuple[Place, str]
 
 ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
 HYPERPARAMETERS_MAX, HYPERPARAMETER_NAME_MAX, HYPERPARAMETER_MAX = 100, 256, 2500
@@ -40,16 +43,16 @@ class Source:
     """The origin of data: it names the place of a mistake, and relative paths start at its folder."""
 
     path: Optional[pathlib.Path] = None
-    lines: Dict[Place, int] = dataclasses.field(default_factory=dict)
+    lines: Dict[KeyPath, int] = dataclasses.field(default_factory=dict)
 
     @property
     def folder(self) -> pathlib.Path:
         return self.path.resolve().parent if self.path else pathlib.Path.cwd()
 
-    def where(self, place: Place) -> str:
-        line = next((self.lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in self.lines), None)
+    def where(self, keys: KeyPath) -> str:
+        line = next((self.lines[keys[:end]] for end in range(len(keys), 0, -1) if keys[:end] in self.lines), None)
         parts = [self.path.name + (f":{line}" if line else "")] if self.path else []
-        return ": ".join(parts + ([_dotted(place)] if place else []))
+        return ": ".join(parts + ([_dotted(keys)] if keys else []))
 
 
 def job_read(path: Union[str, os.PathLike]) -> Job:
@@ -82,15 +85,15 @@ def _job_built(data: Any, source: Source) -> Job:
 def problems(data: Any, source: Optional[Source] = None, files: bool = True) -> List[Problem]:
     """Returns all mistakes. With `files`, also checks files that must exist, such as the entry point."""
     source = source or Source()
-    return [Problem(source.where(place), text) for place, text in _mistakes(data, source, files)]
+    return [Problem(source.where(keys), text) for keys, text in _mistakes(data, source, files)]
 
 
-def _fail(source: Source, text: str, place: Place = ()) -> typing.NoReturn:
-    raise JobError([Problem(source.where(place), text)])
+def _fail(source: Source, text: str, keys: KeyPath = ()) -> typing.NoReturn:
+    raise JobError([Problem(source.where(keys), text)])
 
 
-def _dotted(place: Place) -> str:
-    words = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in place)
+def _dotted(keys: KeyPath) -> str:
+    words = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
     return words[1:] if words.startswith(".") else words
 
 
@@ -104,17 +107,17 @@ def _mistakes(data: Any, source: Source, files: bool) -> List[Mistake]:
     found = dict(_mistakes_of_type(data, Job, ()))
     job = _job_built(_without(data, found), source)
     for check in _CHECKS + (_FILE_CHECKS if files else ()):
-        for place, text in check(job, source):
-            if not any(_is_about(known, place) for known in found):
-                found[place] = text
+        for keys, text in check(job, source):
+            if not any(_is_about(known, keys) for known in found):
+                found[keys] = text
     order = list(data)
     return sorted(found.items(), key=lambda item: order.index(item[0][0]) if item[0][0] in order else -1)
 
 
-def _is_about(known: Place, place: Place) -> bool:
-    """Returns true if a known mistake makes another one at `place` pointless: it is there, around it, or in an item of that
+def _is_about(known: KeyPath, keys: KeyPath) -> bool:
+    """Returns true if a known mistake makes another one at `keys` pointless: it is there, around it, or in an item of that
     list."""
-    return place[:len(known)] == known or (known[:-1] == place and isinstance(known[-1], int))
+    return keys[:len(known)] == known or (known[:-1] == keys and isinstance(known[-1], int))
 
 
 def _long_form(data: Any) -> Any:
@@ -130,65 +133,65 @@ def _long_form(data: Any) -> Any:
     return data
 
 
-def _mistakes_of_type(value: Any, kind: Any, place: Place) -> Iterator[Mistake]:
+def _mistakes_of_type(value: Any, kind: Any, keys: KeyPath) -> Iterator[Mistake]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return
     if origin is Union:  # Optional
         if value is not None:
-            yield from _mistakes_of_type(value, arguments[0], place)
+            yield from _mistakes_of_type(value, arguments[0], keys)
     elif dataclasses.is_dataclass(kind):
-        yield from _mistakes_of_fields(value, kind, place)
+        yield from _mistakes_of_fields(value, kind, keys)
     elif origin is dict:
         if not isinstance(value, dict):
-            yield place, f"needs a table, not {_said(value)}"
+            yield keys, f"needs a table, not {_said(value)}"
             return
         for key, one in value.items():
             if not isinstance(key, str):
-                yield place + (str(key),), f"a key is text, not {_said(key)}"
+                yield keys + (str(key),), f"a key is text, not {_said(key)}"
             else:
-                yield from _mistakes_of_type(one, arguments[1], place + (key,))
+                yield from _mistakes_of_type(one, arguments[1], keys + (key,))
     elif origin is list:
         if not isinstance(value, list):
-            yield place, f"needs a list, not {_said(value)}"
+            yield keys, f"needs a list, not {_said(value)}"
             return
         for index, one in enumerate(value):
-            yield from _mistakes_of_type(one, arguments[0], place + (index,))
+            yield from _mistakes_of_type(one, arguments[0], keys + (index,))
     elif not isinstance(value, kind) or isinstance(value, bool):
         hint = f'; write "{json.dumps(value)}"' if kind is str and isinstance(value, (bool, int, float)) else ""
-        yield place, f"needs {'text' if kind is str else 'a whole number'}, not {_said(value)}{hint}"
+        yield keys, f"needs {'text' if kind is str else 'a whole number'}, not {_said(value)}{hint}"
 
 
-def _mistakes_of_fields(value: Any, kind: Any, place: Place) -> Iterator[Mistake]:
+def _mistakes_of_fields(value: Any, kind: Any, keys: KeyPath) -> Iterator[Mistake]:
     if not isinstance(value, dict):
-        yield place, f"needs a table with {', '.join(typing.get_type_hints(kind))}, not {_said(value)}"
+        yield keys, f"needs a table with {', '.join(typing.get_type_hints(kind))}, not {_said(value)}"
         return
     hints = typing.get_type_hints(kind)
     for key, one in value.items():
         if key in hints:
-            yield from _mistakes_of_type(one, hints[key], place + (key,))
+            yield from _mistakes_of_type(one, hints[key], keys + (key,))
         else:
             near = distribution.names_like(str(key), hints)
-            yield place + (str(key),), f"unknown key{near or '; known: ' + ', '.join(hints)}"
+            yield keys + (str(key),), f"unknown key{near or '; known: ' + ', '.join(hints)}"
     for field in dataclasses.fields(kind):
         if _is_required(field) and field.name not in value:
-            yield place + (field.name,), "is missing"
+            yield keys + (field.name,), "is missing"
 
 
 def _is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def _without(data: Any, found: Dict[Place, str]) -> Any:
+def _without(data: Any, found: Dict[KeyPath, str]) -> Any:
     """Returns a copy with None for all data that have a mistake, so that the rest can be checked."""
     data = copy.deepcopy(data)
-    for place in sorted((place for place in found if place), key=lambda place: [str(key).zfill(9) for key in place],
+    for keys in sorted((keys for keys in found if keys), key=lambda keys: [str(key).zfill(9) for key in keys],
                         reverse=True):
         inside = data
-        for key in place[:-1]:
+        for key in keys[:-1]:
             inside = inside[key]
-        if isinstance(inside, list) or place[-1] in inside:
-            inside[place[-1]] = None
+        if isinstance(inside, list) or keys[-1] in inside:
+            inside[keys[-1]] = None
     return data
 
 
@@ -320,15 +323,15 @@ def _check_channels(job: Job, source: Source) -> Iterator[Mistake]:
     if len(job.channels) > CHANNELS_MAX:
         yield ("channels",), f"{len(job.channels)} channels, and at most {CHANNELS_MAX} are allowed"
     for name, channel in job.channels.items():
-        place = ("channels", name)
+        keys = ("channels", name)
         if not re.fullmatch(CHANNEL_NAME, name) or name in (".", ".."):
-            yield place, 'is not a name of a channel: 1 to 64 letters, digits, ".", "-" and "_", and neither "." nor ".."'
+            yield keys, 'is not a name of a channel: 1 to 64 letters, digits, ".", "-" and "_", and neither "." nor ".."'
         for field, choices in _CHANNEL_CHOICES.items():
             value = getattr(channel, field)
             if value is not None and value not in choices:
                 known = _NOT_SERVED.get(value) or f"needs {' or '.join(choices)}, not {_said(value)}"
-                yield place + (field,), known + distribution.names_like(value, choices) * (value not in _NOT_SERVED)
-        yield from _mistakes_of_uri(place + ("uri",), channel.uri)
+                yield keys + (field,), known + distribution.names_like(value, choices) * (value not in _NOT_SERVED)
+        yield from _mistakes_of_uri(keys + ("uri",), channel.uri)
 
 
 def _check_places(job: Job, source: Source) -> Iterator[Mistake]:
@@ -341,34 +344,34 @@ def _check_places(job: Job, source: Source) -> Iterator[Mistake]:
             yield ("checkpoints", "local_path"), f'"{path}": a path below the base folder, or an absolute one, without ".."'
 
 
-def _mistakes_of_uri(place: Place, uri: str) -> Iterator[Mistake]:
+def _mistakes_of_uri(keys: KeyPath, uri: str) -> Iterator[Mistake]:
     scheme, mark, rest = uri.partition("://")
     if not uri:
-        yield place, "is empty"
+        yield keys, "is empty"
     elif not mark:
         near = re.match(r"(s3|file|gs|https?):?/", uri, re.I)
         if near and not uri.startswith("/"):
             better = f"{near[1].lower()}://{uri[near.end():].lstrip('/')}"
-            yield place, f'"{uri}" is neither a path nor a URI; did you mean "{better}"?'
+            yield keys, f'"{uri}" is neither a path nor a URI; did you mean "{better}"?'
     elif not re.fullmatch(r"[a-z][a-z0-9+.\-]*", scheme):
-        yield place, f'"{uri}": no scheme of a URI, such as s3 or file, before "://"'
+        yield keys, f'"{uri}": no scheme of a URI, such as s3 or file, before "://"'
     elif scheme == "file" and not rest.startswith("/"):
-        yield place, f'"{uri}": the path after file:// is absolute, as in file:///data/train'
+        yield keys, f'"{uri}": the path after file:// is absolute, as in file:///data/train'
     elif scheme == "s3" and not re.fullmatch(BUCKET, rest.split("/", 1)[0]):
-        yield place, f'"{uri}" names no bucket, as s3://bucket/prefix does: 3 to 63 lower-case letters, digits, "." and "-"'
+        yield keys, f'"{uri}" names no bucket, as s3://bucket/prefix does: 3 to 63 lower-case letters, digits, "." and "-"'
     elif not rest:
-        yield place, f'"{uri}" names nothing after "://"'
+        yield keys, f'"{uri}" names nothing after "://"'
 
 
 def _check_metrics(job: Job, source: Source) -> Iterator[Mistake]:
     if len(job.metric_definitions) > METRICS_MAX:
         yield ("metric_definitions",), f"{len(job.metric_definitions)} metrics, and at most {METRICS_MAX} are allowed"
     for index, metric in enumerate(job.metric_definitions):
-        place = ("metric_definitions", index)
+        keys = ("metric_definitions", index)
         if not 1 <= len(metric.name) <= METRIC_NAME_MAX:
-            yield place + ("name",), f"{len(metric.name)} characters; 1 to {METRIC_NAME_MAX} are allowed"
+            yield keys + ("name",), f"{len(metric.name)} characters; 1 to {METRIC_NAME_MAX} are allowed"
         for text in _mistakes_of_regex(metric.regex):
-            yield place + ("regex",), f'metric "{metric.name}": {text}'
+            yield keys + ("regex",), f'metric "{metric.name}": {text}'
 
 
 def _mistakes_of_regex(regex: str) -> Iterator[str]:
@@ -402,8 +405,8 @@ def _check_where(job: Job, source: Source) -> Iterator[Mistake]:
 
 
 def _check_distribution(job: Job, source: Source) -> Iterator[Mistake]:
-    for place, text in distribution.mistakes(job):
-        yield ("distribution",) + place, text
+    for keys, text in distribution.mistakes(job):
+        yield ("distribution",) + keys, text
 
 
 # ------------------------------------------------------------ files
@@ -432,14 +435,14 @@ def _check_script(job: Job, source: Source) -> Iterator[Mistake]:
 def _check_dependencies(job: Job, source: Source) -> Iterator[Mistake]:
     names: Dict[str, str] = {}
     for number, path in enumerate(job.dependencies):
-        place = ("dependencies", number)
+        keys = ("dependencies", number)
         if "://" in path:
-            yield place, f'"{path}": needs a folder or file of this machine'
+            yield keys, f'"{path}": needs a folder or file of this machine'
         elif not (source.folder / path).exists():
-            yield place, f"no file or folder {_in_quotes(source.folder / path)}"
+            yield keys, f"no file or folder {_in_quotes(source.folder / path)}"
         name = os.path.basename(os.path.normpath(path))
         if name in names:
-            yield place, f'"{path}" and "{names[name]}" would both be {name} next to the source; rename one'
+            yield keys, f'"{path}" and "{names[name]}" would both be {name} next to the source; rename one'
         names.setdefault(name, path)
 
 
@@ -499,32 +502,32 @@ def _read_json(source: Source) -> Any:
         _fail(source, f"not JSON: {error.msg}: line {error.lineno}, column {error.colno}")
     source.lines, twice = _lines_of_json(text)
     if twice:
-        raise JobError([Problem(source.where(place), "is there twice") for place in twice])
+        raise JobError([Problem(source.where(keys), "is there twice") for keys in twice])
     return data
 
 
 _JSON_TOKEN = re.compile(r'\s*([{}\[\],:]|"(?:[^"\\]|\\.)*"|[^\s{}\[\],:"]+)')
 
 
-def _lines_of_json(text: str) -> Tuple[Dict[Place, int], List[Place]]:
+def _lines_of_json(text: str) -> Tuple[Dict[KeyPath, int], List[KeyPath]]:
     """Returns the line of each key of a JSON text, and the keys that occur twice."""
     tokens = [(match[1], text.count("\n", 0, match.start(1)) + 1) for match in _JSON_TOKEN.finditer(text)]
-    lines: Dict[Place, int] = {}
-    twice: List[Place] = []
+    lines: Dict[KeyPath, int] = {}
+    twice: List[KeyPath] = []
 
-    def value(at: int, place: Place) -> int:
+    def value(at: int, keys: KeyPath) -> int:
         token, line = tokens[at]
-        lines.setdefault(place, line)
+        lines.setdefault(keys, line)
         if token == "[" or token == "{":
             at, index = at + 1, 0
             while tokens[at][0] not in "]}":
                 key: Union[str, int] = index
                 if token == "{":
                     key = json.loads(tokens[at][0])
-                    twice.extend([place + (key,)] * (place + (key,) in lines))
-                    lines[place + (key,)] = tokens[at][1]
+                    twice.extend([keys + (key,)] * (keys + (key,) in lines))
+                    lines[keys + (key,)] = tokens[at][1]
                     at += 2
-                at = value(at, place + (key,))
+                at = value(at, keys + (key,))
                 at += tokens[at][0] == ","
                 index += 1
         return at + 1
@@ -557,12 +560,12 @@ _TOML_SETTING = re.compile(rf"\s*({_TOML_KEYS})\s*=\s*(.*)")
 _TOML_STRING = re.compile(r'"""|\'\'\'|"(?:[^"\\]|\\.)*"|\'[^\']*\'|#.*')
 
 
-def _lines_of_toml(text: str) -> Dict[Place, int]:
+def _lines_of_toml(text: str) -> Dict[KeyPath, int]:
     """Returns the line of each key of a TOML text. Keys inside a value of several lines have the line on which the value
     begins."""
-    lines: Dict[Place, int] = {}
-    counts: Dict[Place, int] = {}
-    table: Place = ()
+    lines: Dict[KeyPath, int] = {}
+    counts: Dict[KeyPath, int] = {}
+    table: KeyPath = ()
     ends, depth = "", 0  # the end of an open string of several lines; the number of open brackets
     for number, line in enumerate(text.splitlines(), 1):
         if not ends and not depth:
@@ -573,9 +576,9 @@ def _lines_of_toml(text: str) -> Dict[Place, int]:
                 continue
             if not setting:
                 continue
-            place = table + tuple(_toml_keys(setting[1]))
-            for end in range(len(table) + 1, len(place) + 1):
-                lines.setdefault(place[:end], number)
+            keys = table + tuple(_toml_keys(setting[1]))
+            for end in range(len(table) + 1, len(keys) + 1):
+                lines.setdefault(keys[:end], number)
             line = setting[2]
         ends, depth = _toml_rest(line, ends, depth)
     return lines
@@ -585,16 +588,16 @@ def _toml_keys(text: str) -> List[str]:
     return [json.loads(key) if key.startswith('"') else key.strip("'") for key in re.findall(_TOML_KEY, text)]
 
 
-def _numbered(keys: List[str], counts: Dict[Place, int], is_new: bool) -> Place:
-    """Returns the place of a table: within each list of tables on the way it is the last one."""
-    place: Place = ()
-    for depth, key in enumerate(keys):
-        place += (key,)
-        if is_new and depth == len(keys) - 1:
-            counts[place] = counts.get(place, -1) + 1
-        if place in counts:
-            place += (counts[place],)
-    return place
+def _numbered(names: List[str], counts: Dict[KeyPath, int], is_new: bool) -> KeyPath:
+    """Returns the keys that lead to a table: within each list of tables on the way it is the last one."""
+    keys: KeyPath = ()
+    for depth, name in enumerate(names):
+        keys += (name,)
+        if is_new and depth == len(names) - 1:
+            counts[keys] = counts.get(keys, -1) + 1
+        if keys in counts:
+            keys += (counts[keys],)
+    return keys
 
 
 def _toml_rest(line: str, ends: str, depth: int) -> Tuple[str, int]:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Dict, List, Optional, TextIO
 from shoal.job.data.progress import Display
 from shoal.job.document import Job, JobError
 from shoal.job.document.folder import ENDED, JobFolder, Status, jobs_folder
-from shoal.job.engines.places import EngineError, folder_create
+from shoal.job.engines.shared import EngineError, folder_create
 
 ENGINES = ("local", "hosts", "slurm", "kubernetes", "sagemaker")
 BEFORE_TRAINING = ("Starting", "Pending", "Requeued", "Downloading")

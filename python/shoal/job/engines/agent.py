@@ -33,7 +33,7 @@ from shoal.job.document import Job, distribution, local_path
 from shoal.job.document.folder import Amount, JobFolder
 from shoal.job.engines import cluster, contract
 from shoal.job.engines.contract import Container, ContractError
-from shoal.job.engines.places import is_left_out
+from shoal.job.engines.shared import is_left_out
 from shoal.job.watching import metrics
 
 EXIT_TIME_LIMIT = 124  # the exit code of `shoal run --timeout`
@@ -65,7 +65,7 @@ class StopAsked(BaseException):
 
 
 @dataclasses.dataclass
-class Place:
+class Position:
     """This host's index among the hosts of the job, and the meeting point."""
 
     index: int
@@ -270,12 +270,12 @@ def packages_install(packages: List[Tuple[str, List[str]]], place: pathlib.Path,
 
 # ---- data ----
 
-def channels_bring(container: Container, place: Place, say: Callable[[str], None], report: Callable[..., None]) -> None:
+def channels_bring(container: Container, position: Position, say: Callable[[str], None], report: Callable[..., None]) -> None:
     from shoal.job.data import channels
     for name, channel in container.job.channels.items():
         folder = container.channel(name)
         try:
-            channels.channel_bring(channel, folder, place.index, len(place.hosts), say, report)
+            channels.channel_bring(channel, folder, position.index, len(position.hosts), say, report)
         except (OSError, ValueError, RuntimeError) as error:
             text = os_text(error) if isinstance(error, OSError) else str(error)
             full = contract.space_text(container.base, error) if isinstance(error, OSError) else ""
@@ -396,15 +396,15 @@ class Agent:
     """Runs one host's part. `tell` reports its state. `others_wait` returns true when all hosts of the job are ready to train,
     and false if they never will be."""
 
-    def __init__(self, folder: JobFolder, job: Job, place: Place, tell: Tell, others_wait: Callable[[], bool]):
-        self.folder, self.job, self.place, self.tell, self.others_wait = folder, job, place, tell, others_wait
-        self.base = folder.base(place.host)
+    def __init__(self, folder: JobFolder, job: Job, position: Position, tell: Tell, others_wait: Callable[[], bool]):
+        self.folder, self.job, self.position, self.tell, self.others_wait = folder, job, position, tell, others_wait
+        self.base = folder.base(position.host)
         self.is_stopping = False
         self.is_preparing = True  # while true, a signal ends everything at once; afterwards the workers have their grace time
         self.checkpoints: Any = None
         self.python = sys.executable
-        self.container = Container(self.base, job, place.host, place.hosts, {}, contract.gpu_count(),
-                                   str(job.where.options.get("interface") or contract.interface_name()), place.meet)
+        self.container = Container(self.base, job, position.host, position.hosts, {}, contract.gpu_count(),
+                                   str(job.where.options.get("interface") or contract.interface_name()), position.meet)
 
     def run(self) -> Ending:
         """Does everything. Never raises for what can go wrong with a job."""
@@ -430,7 +430,7 @@ class Agent:
 
     def say(self, text: str) -> None:
         """Logs one line about this host."""
-        say(f"shoal job: {self.place.host}: {text}")
+        say(f"shoal job: {self.position.host}: {text}")
 
     def _signals_take(self) -> None:
         self.wake_reading, wake_writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -449,7 +449,7 @@ class Agent:
     def _prepare(self) -> None:
         self.tell(status="Downloading")
         job, container = self.job, self.container
-        self.launch = launch_of(job)
+        self.launch = launch_here(job)
         for note in self.launch.notes:
             self.say(note)
             self.tell(note=note)
@@ -466,18 +466,18 @@ class Agent:
             place = (container.code / (job.requirements or "")).parent if job.requirements else container.code
             self.python = packages_install(packages, place, self.base / "environment", self._call)
             self.command = [self.python if word == sys.executable else word for word in self.command]
-        channels_bring(container, self.place, self.say, self._report)
+        channels_bring(container, self.position, self.say, self._report)
         self._checkpoints_bring()
         contract.config_write(container)
 
     def _report(self, amount: Optional[Amount]) -> None:
         """Reports how much of the current download has arrived."""
-        self.folder.progress_write(self.place.host, amount)
+        self.folder.progress_write(self.position.host, amount)
 
     def _mpi4py_refuse(self) -> None:
         """Refuses sources that need mpi4py. No mpirun starts the workers, so each would be alone in its MPI and silently train
         by itself."""
-        workers = self.launch.workers_per_host * len(self.place.hosts)
+        workers = self.launch.workers_per_host * len(self.position.hosts)
         path = mpi4py_import(self.container.code) if self.launch.runner == "mpi" and workers > 1 else None
         if path:
             raise AgentError(f"distribution.mpi: {path} imports mpi4py, but `shoal run` starts the workers, and not mpirun, so each of the "
@@ -512,7 +512,7 @@ class Agent:
                 self.container.checkpoints.symlink_to(self.folder.checkpoints)
             return
         from shoal.job.data import checkpoints
-        self.checkpoints = checkpoints.Synchronizer(self.base / place.local_path, place.uri, self.say, self.place.host, job=self.job.name or "")
+        self.checkpoints = checkpoints.Synchronizer(self.base / place.local_path, place.uri, self.say, self.position.host, job=self.job.name or "")
         try:
             self.checkpoints.start(self._report)
         except RuntimeError as error:
@@ -537,9 +537,9 @@ class Agent:
     def environment(self) -> Dict[str, str]:
         variables = {**processes.python_environment(), **self.job.environment, **contract.environment_of(self.container),
                      "PYTHONUNBUFFERED": "1", **self.launch.environment}
-        if len(self.place.hosts) > 1 and self.job.where.engine == "local":
-            variables.setdefault("SHOAL_HOST_ID", self.place.host)
-        for name, value in metrics.trace_environment(self.folder, self.place.host).items():
+        if len(self.position.hosts) > 1 and self.job.where.engine == "local":
+            variables.setdefault("SHOAL_HOST_ID", self.position.host)
+        for name, value in metrics.trace_environment(self.folder, self.position.host).items():
             variables.setdefault(name, value)
         library = pathlib.Path(processes.shoal_command()).parent / "libshoal.so"
         if library.is_file():  # the library of a build folder, from the same build as the command
@@ -565,9 +565,9 @@ class Agent:
         self.is_preparing = False
         self.tell(status="Training")
         kill_note = self.checkpoints.kill_note if self.checkpoints else lambda: None
-        cause = Cause(self.place.index, kill_note)
-        with open(events_reading, "rb", buffering=0) as events, open(self.folder.log(self.place.host), "ab", buffering=0) as log, \
-                metrics.Watching(self.job.metric_definitions, self.folder, self.place.host, self.say) as watching:
+        cause = Cause(self.position.index, kill_note)
+        with open(events_reading, "rb", buffering=0) as events, open(self.folder.log(self.position.host), "ab", buffering=0) as log, \
+                metrics.Watching(self.job.metric_definitions, self.folder, self.position.host, self.say) as watching:
             lines = Lines(log, [cause.hear, watching.line], self.say)
             try:
                 passed = () if self.launch.runner in ALONE else (self.events,)
@@ -720,8 +720,8 @@ def pipe_drain(descriptor: int) -> None:
 
 # ---- the launch that the document defines ----
 
-def launch_of(job: Job) -> distribution.Launch:
-    """Derives from `distribution` what starts the workers."""
+def launch_here(job: Job) -> distribution.Launch:
+    """Derives from `distribution` what starts the workers on this host. Raises AgentError."""
     try:
         return distribution.launch_of(job, contract.gpu_count())
     except ValueError as error:
@@ -743,23 +743,23 @@ def _with_variables(variables: Mapping[str, str], command: List[str]) -> List[st
 
 
 def _by_shoal(agent: "Agent", variables: Mapping[str, str] = {}, first_words: Sequence[str] = ()) -> List[str]:
-    place, job, launch = agent.place, agent.job, agent.launch
+    position, job, launch = agent.position, agent.job, agent.launch
     command = [*first_words, *agent.command]
     words = [processes.shoal_command(), "run", "-n", str(launch.workers_per_host), "--ends", "--events", str(agent.events),
              "--grace", str(job.stop_grace), *launch.options]
     if job.restarts:
         words += ["--restarts", str(job.restarts)]
-    if len(place.hosts) == 1:
+    if len(position.hosts) == 1:
         words += ["--hosts", "1"]
     else:
-        address = f"[{place.meet[0]}]" if ":" in place.meet[0] else place.meet[0]
-        words += ["--hosts", str(len(place.hosts)), "--host-index", str(place.index), "--meet", f"{address}:{place.meet[1]}"]
+        address = f"[{position.meet[0]}]" if ":" in position.meet[0] else position.meet[0]
+        words += ["--hosts", str(len(position.hosts)), "--host-index", str(position.index), "--meet", f"{address}:{position.meet[1]}"]
     return [*words, "--", *(_with_variables(variables, command) if variables else command)]
 
 
 RUNNERS: Dict[str, Callable[["Agent"], List[str]]] = {
     "shoal": _by_shoal, "plain": lambda agent: agent.command, "mpi": lambda agent: _by_shoal(agent, OF_OPEN_MPI),
-    "torchrun": lambda agent: _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.place.hosts))}),
+    "torchrun": lambda agent: _by_shoal(agent, {**OF_TORCHRUN, "GROUP_WORLD_SIZE": str(len(agent.position.hosts))}),
     # One process on each host. It sends its ports to the others before it starts the script with TF_CONFIG.
     "tensorflow": lambda agent: _by_shoal(agent, first_words=[agent.python, "-c", cluster.BEGIN, agent.launch.tf_config or ""])}
 ALONE = ("plain",)  # runners that start one process, without `shoal run`

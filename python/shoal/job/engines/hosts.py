@@ -27,7 +27,7 @@ from shoal.job.document.folder import ENDED, HostState, JobFolder, Status, file_
 from shoal.job.engines import liveness, local
 from shoal.job.engines.agent import EXIT_TIME_LIMIT, Ending
 from shoal.job.engines.local import Host, Runner
-from shoal.job.engines.places import EngineError, NameTaken, folder_create, job_read
+from shoal.job.engines.shared import EngineError, NameTaken, folder_create, job_read
 
 JOIN_S = 600.0  # for all hosts to arrive (where.options.start_timeout)
 PORT = 29500  # by default torchrun's

@@ -32,7 +32,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from shoal.job.document import Job, as_data
 from shoal.job.document.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.engines import contract
-from shoal.job.engines.places import EngineError, end_seconds, source_files
+from shoal.job.engines.shared import EngineError, end_seconds, source_files
 
 LABEL = "shoal/start"  # its value is random for each start, and marks the objects that this start made
 MADE = "kubernetes.yaml"  # in the job's folder: the objects, as text_of() writes them

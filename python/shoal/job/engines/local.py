@@ -31,9 +31,9 @@ from shoal.job import processes
 from shoal.job.document import Job
 from shoal.job.document.folder import ENDED, JobFolder, Status
 from shoal.job.engines import agent, contract, liveness
-from shoal.job.engines.agent import Agent, Ending, Place
+from shoal.job.engines.agent import Agent, Ending, Position
 from shoal.job.engines.contract import ContractError
-from shoal.job.engines.places import EngineError, job_read, result_keep
+from shoal.job.engines.shared import EngineError, job_read, result_keep
 
 NOTICE_S = 5.0  # time for the other hosts to notice a failure and end by themselves
 RESERVE_BYTES = 1 << 16  # freed before the last status is written, so that it fits on a full disk
@@ -96,7 +96,7 @@ def stop(folder: JobFolder) -> None:
 
 @dataclasses.dataclass
 class Host:
-    """A host as the runner sees it: an agent, or another machine's part (hosts.py), which has no process here."""
+    """A host of a job, for the runner: an agent on this machine, or another machine (hosts.py), which has no process here."""
 
     name: str
     process: Optional["subprocess.Popen[bytes]"] = None
@@ -176,8 +176,8 @@ class Runner:
             self._host_start(index, ["127.0.0.1", port], self._host_environment(index))
 
     def _host_start(self, index: int, meet: List[Any], environment: Dict[str, str]) -> None:
-        place = {"index": index, "hosts": self.status.hosts, "meet": meet, "cores": self._cores_of(index)}
-        process = subprocess.Popen(processes.python_module("shoal.job.engines.local", str(self.folder.path), json.dumps(place)),
+        position = {"index": index, "hosts": self.status.hosts, "meet": meet, "cores": self._cores_of(index)}
+        process = subprocess.Popen(processes.python_module("shoal.job.engines.local", str(self.folder.path), json.dumps(position)),
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, env=environment,
                                    preexec_fn=processes.end_with_parent)
         assert process.stdout
@@ -364,7 +364,7 @@ class Runner:
 
 # ---- the programs ----
 
-def _agent_main(folder: JobFolder, place: Dict[str, Any]) -> int:
+def _agent_main(folder: JobFolder, position: Dict[str, Any]) -> int:
     """Runs an agent. Its reports go to stdout, which is the runner's pipe."""
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -375,10 +375,10 @@ def _agent_main(folder: JobFolder, place: Dict[str, Any]) -> int:
         except OSError:  # the runner is gone; SIGTERM will follow
             pass
 
-    if place["cores"]:
-        os.sched_setaffinity(0, place["cores"])
+    if position["cores"]:
+        os.sched_setaffinity(0, position["cores"])
     job = job_read(folder)
-    ending = Agent(folder, job, Place(place["index"], place["hosts"], tuple(place["meet"])), tell, lambda: bool(sys.stdin.readline())).run()
+    ending = Agent(folder, job, Position(position["index"], position["hosts"], tuple(position["meet"])), tell, lambda: bool(sys.stdin.readline())).run()
     tell(ending=dataclasses.asdict(ending))
     return ending.exit_code
 

@@ -24,7 +24,7 @@ from shoal.job import processes
 from shoal.job.document import Job
 from shoal.job.document.folder import ENDED, JobFolder, Status, file_replace, touched_at
 from shoal.job.engines import liveness
-from shoal.job.engines.places import EngineError, end_seconds, job_read, workers_per_host
+from shoal.job.engines.shared import EngineError, end_seconds, job_read, workers_per_host
 
 OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "gres", "time", "mem", "cpus_per_task")
 ASK_S = 60.0  # for Slurm's commands to answer

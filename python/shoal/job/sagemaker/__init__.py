@@ -26,7 +26,7 @@ from typing import Any, Dict, Iterator, List, Optional
 from shoal.job.document import Channel, Job, Problem
 from shoal.job.document.folder import ENDED, JobFolder, Status, file_replace
 from shoal.job.engines import contract
-from shoal.job.engines.places import EngineError
+from shoal.job.engines.shared import EngineError
 
 DRIVERS = pathlib.Path(__file__).resolve().parent / "driver"
 OPTIONS = {"image": str, "role": str, "sdk": str, "framework_version": str, "py_version": str, "subnets": list,

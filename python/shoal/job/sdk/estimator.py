@@ -457,10 +457,9 @@ class Framework(EstimatorBase):
 
     def _distribute(self, distribution: Optional[Dict[str, Any]], framework_version: Optional[str],
                     py_version: Optional[str]) -> None:
-        """Checks versions and `distribution` first as the SDK does, then by our own rules."""
+        """Checks `distribution` first as the SDK does, then by our own rules."""
         self.framework_version, self.py_version = framework_version, py_version
-        asked = distributions.Asked(distribution or {}, self.framework, framework_version, py_version, self.image_uri,
-                                    self.instance_type, self.entry_point)
+        asked = distributions.Asked(distribution or {}, self.framework, self.entry_point)
         for _, text in distributions.vendor_mistakes(asked):
             raise ValueError(text, distribution) if text == distributions.BOTH else ValueError(text)
         found = [Problem(".".join(("distribution",) + place), text) for place, text in distributions.own_mistakes(asked)]

@@ -80,7 +80,7 @@ def handler_make(model_dir: pathlib.Path, program: Optional[str], code: pathlib.
         return SavedModelHandler(model_dir, program, code, is_scripted=is_default or bool({"*", *HANDLERS} & names))
     place = savedmodel.misplaced(model_dir)
     if place is not None:
-        raise ServeError(f"the SavedModel is in {place} of the model, and only folders with a number are served: export it to "
+        raise ServeError(f"the SavedModel is in {place} of the model, and only folders whose name is a number are served: export it to "
                          "SM_MODEL_DIR/1")
     return handler
 

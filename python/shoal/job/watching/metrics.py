@@ -1,6 +1,7 @@
 """The numbers of a job: those that its metric definitions find in the log, and those that Shoal and the kernel have of each
 rank while it trains. The job does nothing for this: `shoal top` reads the memory in which the ranks record their operations
-anyway; /proc has the rest.
+anyway; /proc has the rest. psutil would read the same files, but would have to be installed in the Python of the script on
+each host (decision 76).
 
     agent of a host --> LogMetrics.line(...)  --.
                     --> Sampler, a thread     --+--> Record --> metrics.jsonl, tensorboard/HOST
@@ -245,7 +246,7 @@ def trace_environment(folder: JobFolder, host: str) -> Dict[str, str]:
     there how long they wait for data. Makes the folder."""
     folder.traces.mkdir(exist_ok=True)
     path = str(folder.traces / f"{host}.%r")
-    return {"SHOAL_TRACE_FILE": path, "SHOAL_RECORDER_FILE": path, _input.VARIABLE: str(_input_file(folder, host, "%p"))}
+    return {"SHOAL_TRACE_FILE": path, _input.VARIABLE: str(_input_file(folder, host, "%p"))}
 
 
 def _input_file(folder: JobFolder, host: str, pid: Any) -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""Checkpoints: each rank saves the variables of its partition, in a folder of its own."""
+"""Checkpoints: each rank of the first replica saves the variables of its partition, in a folder of its own."""
 from __future__ import annotations
 
 import os
@@ -6,12 +6,12 @@ import os
 import tensorflow as tf
 
 from smdistributed.modelparallel.exceptions import SMPError
-from smdistributed.modelparallel.tensorflow._state import mp_rank, mp_size
+from smdistributed.modelparallel.tensorflow._state import dp_rank, mp_rank, mp_size
 
 
 class CheckpointManager:
     """tf.train.CheckpointManager of this rank's partition, at directory/mp_rank_0, mp_rank_1, ... All ranks make it, save and
-    restore."""
+    restore; save() does nothing on other replicas than the first one."""
 
     def __init__(self, checkpoint, directory, max_to_keep=None, checkpoint_name="ckpt"):
         self._checkpoint, self._directory = checkpoint, directory
@@ -20,14 +20,14 @@ class CheckpointManager:
 
     @property
     def latest_checkpoint(self):
-        return self._manager.latest_checkpoint
+        return tf.train.latest_checkpoint(self._manager.directory)  # another replica may have saved it
 
     @property
     def checkpoints(self):
         return self._manager.checkpoints
 
     def save(self, checkpoint_number=None, check_interval=True, options=None):
-        return self._manager.save(checkpoint_number, check_interval, options)
+        return self._manager.save(checkpoint_number, check_interval, options) if dp_rank() == 0 else None
 
     def restore(self, save_path=None):
         """Restores a checkpoint, by default this rank's latest one. Variables that do not exist yet get their values when they are

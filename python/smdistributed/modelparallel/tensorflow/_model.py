@@ -18,9 +18,11 @@ import keras
 import tensorflow as tf
 
 import shoal.tensorflow as shoal
+from shoal import _native
+from shoal.tensorflow import _operations
 from smdistributed.modelparallel import _stages
 from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError, SMPUnsupportedError
-from smdistributed.modelparallel.tensorflow._state import log, rank, size, state
+from smdistributed.modelparallel.tensorflow._state import log, pp_rank, pp_size, rank, state
 
 _step = []  # numbers of the microbatches whose step functions run, the innermost last
 _marks = []  # of partition() contexts
@@ -68,7 +70,7 @@ def _stand_in(shape, kind, anchor, inputs):
 @tf.custom_gradient
 def _counted_once(result):
     """Returns the model's result with its gradient divided: all ranks have the same gradient, and the broadcast sums them."""
-    return tf.identity(result), lambda gradient: gradient / tf.cast(size(), gradient.dtype)
+    return tf.identity(result), lambda gradient: gradient / tf.cast(pp_size(), gradient.dtype)
 
 
 # ---- The model -------------------------------------------------------------------------------------------------------------
@@ -83,7 +85,7 @@ class DistributedModel(keras.Model):
         super().__init__(*args, **kwargs)
         state.require()
         self._smp_plan = None  # the partition of each layer, by its id
-        self._smp_anchor = self.add_weight(shape=(), initializer="zeros", name="anchor") if size() > 1 else None
+        self._smp_anchor = self.add_weight(shape=(), initializer="zeros", name="anchor") if pp_size() > 1 else None
 
     def __setattr__(self, name, value):
         if _marks and isinstance(value, keras.layers.Layer):
@@ -175,7 +177,7 @@ class _Pass(_Run):
     def unit(self, layer, args, kwargs):
         owner = self._plan[id(layer)]
         args, kwargs = tf.nest.map_structure(lambda each: self._at(each, owner, layer), (args, kwargs))
-        if owner == rank():
+        if owner == pp_rank():
             result = _Hooked.plain(layer, *args, **self.options_of(layer, kwargs))
         else:
             result = self._absent(layer, args, kwargs)
@@ -202,9 +204,9 @@ class _Pass(_Run):
         return value if source is None or source == owner else self._from(source, value)
 
     def _from(self, source, value):
-        """Returns a result of a rank on all ranks."""
+        """Returns a result of a rank of the pipeline on all of its ranks."""
         if id(value) not in self._shared:
-            self._shared[id(value)] = self._note(shoal.broadcast(value, source), None)
+            self._shared[id(value)] = self._note(_operations.broadcast([value], source, world=state.worlds["PP_GROUP"])[0], None)
         return self._shared[id(value)]
 
     def result(self, value):
@@ -216,7 +218,7 @@ class _Pass(_Run):
         if id(value) not in self._owner:
             raise SMPUnsupportedError("smp: the model returns a tensor that is no layer's result: put operations behind layers into a layer, "
                                       "or behind the model's call")
-        return value if size() == 1 else _counted_once(self._from(self._owner[id(value)], value))
+        return value if pp_size() == 1 else _counted_once(self._from(self._owner[id(value)], value))
 
 
 def _spec_of(layer, args):
@@ -282,10 +284,12 @@ def _plan_of(model, units, args, kwargs, training):
 
 
 def _chosen(calls, count):
-    """Returns the partitions with the shortest step, by rank 0's measurements."""
+    """Returns the partitions with the shortest step, or those of memory_weight, by rank 0's measurements."""
     units = [_measured(layer, args) for layer, args in calls] if rank() == 0 else None
     units = shoal.broadcast_object(units, 0)
-    first = _stages.first_units(units, count, state.cfg.microbatches, latency_us=LATENCY_US, bytes_per_us=BYTES_PER_US)
+    weight = state.cfg.memory_weight
+    options = {} if weight is None else {"method": _native.PARTITION_TREE, "memory_weight": weight}
+    first = _stages.first_units(units, count, state.cfg.microbatches, latency_us=LATENCY_US, bytes_per_us=BYTES_PER_US, **options)
     return [max(stage for stage in range(count) if first[stage] <= number) for number in range(len(units))]
 
 

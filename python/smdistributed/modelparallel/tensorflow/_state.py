@@ -1,21 +1,28 @@
-"""The job, and the ranks of its processes. There is one pipeline: each process has one partition."""
+"""The job, and the ranks of its processes. Each process has one partition of one replica of the model. With "horovod": true there may
+be several replicas: then Horovod's job is that of the ranks with the same partition, so hvd.allreduce() averages over replicas."""
 from __future__ import annotations
 
 import keras
 import tensorflow as tf
 
 import shoal.tensorflow as shoal
-from smdistributed.modelparallel import _parameters
+from shoal.tensorflow import _world
+from smdistributed.modelparallel import _parameters, _ranks
 from smdistributed.modelparallel.exceptions import SMPConfigError, SMPError, SMPUnsupportedError
 
 # Parameters that are served in PyTorch only, with the value for which they ask for nothing.
 OF_PYTORCH = {"tensor_parallel_degree": 1, "sharded_data_parallel_degree": 1, "shard_optimizer_state": False,
               "delayed_parameter_initialization": False, "fp16": False, "bf16": False}
+# Parameters without effect in TensorFlow, with the value for which they ask for nothing, and why.
+WITHOUT_EFFECT = {"pipeline": ("interleaved", "TensorFlow runs each layer as soon as its inputs are there"),
+                  "active_microbatches": (None, "TensorFlow runs each layer as soon as its inputs are there"),
+                  "ddp": (False, "\"horovod\": true is for replicas in TensorFlow")}
 
 
 class State:
-    """What smp.init() has set up."""
-    cfg = None
+    """What smp.init() has set up. worlds: the numbers of this rank's communicators in shoal.tensorflow, by kinds of groups."""
+    cfg = placement = None
+    worlds = {}
 
     def require(self):
         if self.cfg is None:
@@ -37,13 +44,32 @@ def init(config=None):
         raise SMPError("smp.init: TF_USE_LEGACY_KERAS is set, and this package is for Keras 3: unset it")
     if not shoal.is_initialized():
         shoal.init()
-    if shoal.size() != cfg.pipeline_parallel_degree:
-        raise SMPConfigError(f"smp.init: with TensorFlow each process has one partition, and there are {shoal.size()} processes and "
-                             f"{cfg.pipeline_parallel_degree} partitions: start {cfg.pipeline_parallel_degree} processes")
+    placement = _ranks.Placement(shoal.size(), cfg.pipeline_parallel_degree, strategy=cfg.placement_strategy)
+    replicas = placement.sizes["D"]
+    if replicas > 1 and not cfg.horovod:
+        raise SMPConfigError(f"smp.init: {shoal.size()} processes are {replicas} replicas of {cfg.pipeline_parallel_degree} partitions, which "
+                             "\"horovod\": true trains together with TensorFlow: set it, and average gradients with hvd.allreduce() of "
+                             f"shoal.horovod.tensorflow; or start {cfg.pipeline_parallel_degree} processes")
+    state.placement, state.worlds = placement, {kind: _world_of(placement, kind) for kind in ("PP_GROUP", "DP_GROUP")}
+    if cfg.horovod:
+        from shoal.horovod.tensorflow import _world as horovod_world
+        horovod_world.init_over(state.worlds["DP_GROUP"])
     state.cfg = cfg
+    for name, (value, reason) in WITHOUT_EFFECT.items():
+        if getattr(cfg, name) != value:
+            notes.append(f"{name} has no effect: {reason}")
     for note in notes:
         log(note)
     _serve_get_gradients()
+
+
+def _world_of(placement, kind):
+    """Returns the number of this rank's communicator of a kind. All ranks make all of them, in the same order."""
+    groups = placement.groups(kind)
+    if groups == [list(range(shoal.size()))]:
+        return 0
+    numbers = [_world.add_world(group) for group in groups]
+    return next(number for number, group in zip(numbers, groups) if shoal.rank() in group)
 
 
 def _serve_get_gradients():
@@ -86,17 +112,20 @@ def local_size():
     return state.require() and shoal.local_size()
 
 
-mp_rank = pp_rank = rank
-mp_size = pp_size = size
+def _of(kind):
+    """Returns the functions for one kind of group: rank and size."""
+    def rank_in():
+        return state.require() and state.placement.rank_in(kind, shoal.rank())
+
+    def size_of():
+        return state.require() and len(state.placement.group(kind, shoal.rank()))
+    return rank_in, size_of
 
 
-def dp_rank():
-    """Returns 0: there is one pipeline."""
-    return state.require() and 0
-
-
-def dp_size():
-    return state.require() and 1
+pp_rank, pp_size = _of("PP_GROUP")
+mp_rank, mp_size = _of("MP_GROUP")
+dp_rank, dp_size = _of("DP_GROUP")
+rdp_rank, rdp_size = _of("RDP_GROUP")
 
 
 def barrier():

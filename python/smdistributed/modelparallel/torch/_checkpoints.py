@@ -76,8 +76,9 @@ def _check_parts(f):
 
 def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_content=None, translate_if_full=True,
                     num_kept_partial_checkpoints=None):
-    """Saves a model, an optimizer and the program's own content. All ranks call it, with the same tag.
-    num_kept_partial_checkpoints: how many stay. translate_if_full has no effect: names are the model's own already."""
+    """Saves a model, an optimizer and the program's own content. All ranks call it, with the same tag. It returns on all of them when the
+    checkpoint is complete, so that each may load it at once. A rank waits for the others at most as long as the process group's timeout,
+    which is that of torch.distributed.init_process_group(). num_kept_partial_checkpoints: how many stay. translate_if_full has no effect: names are the model's own already."""
     state.require()
     if not tag or os.sep in str(tag):
         raise SMPError(f"smp.save_checkpoint: tag must be a name, not {tag!r}")
@@ -89,13 +90,11 @@ def save_checkpoint(path, tag, partial=True, model=None, optimizer=None, user_co
         _save_whole_of_shards(folder, tag, model, optimizer, user_content)
     else:
         _save_own(folder, tag, partial, model, optimizer, user_content)
-    if rdp_rank() > 0:
-        return
-    if mp_rank() == 0:
+    if rdp_rank() == 0 and mp_rank() == 0:
         _note_newest(folder, "partial" if partial else "full", tag)
         if partial and num_kept_partial_checkpoints:
             _drop_old(folder, num_kept_partial_checkpoints)
-    _messages.barrier(_messages.CommGroup.MP_GROUP)
+    _messages.barrier()
 
 
 def _save_own(folder, tag, partial, model, optimizer, user_content):

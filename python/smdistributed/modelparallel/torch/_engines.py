@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 
 import torch
 
@@ -22,7 +23,10 @@ def initializer(model):
 
 def scalar_of(tensors, grad_tensors):
     """Returns the tensor of one element whose backward pass is that of torch.autograd.backward(tensors, grad_tensors)."""
-    tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    tensors = list(tensors) if isinstance(tensors, (list, tuple)) else [tensors]
+    wrong = [type(each).__name__ for each in tensors if not isinstance(each, torch.Tensor)]
+    if wrong or not tensors:
+        raise SMPError(f"model.backward: pass a loss that is a tensor, or a list of tensors, not {wrong[0] if wrong else 'an empty list'}")
     gradients = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else list(grad_tensors or [None] * len(tensors))
     if len(tensors) != len(gradients):
         raise SMPError(f"model.backward: {len(tensors)} tensors and {len(gradients)} gradients: pass one for each")
@@ -103,6 +107,10 @@ class Whole:
         """Returns the module that has this rank's parameters, under the model's names."""
         return self.module
 
+    def counted_once(self, parameters):
+        """Returns the parameters that no lower rank of the pipeline has."""
+        return parameters
+
     def state_dict(self, *args, **kwargs):
         return _tensor.whole_state(self.module, *args, **kwargs)
 
@@ -178,7 +186,8 @@ class Sharded:
 
 
 class _Pipeline(pipeline.Pipeline):
-    """A pipeline whose replicas have the same stages."""
+    """A pipeline whose replicas have the same stages. Each rank runs the step function, so each has the model's arguments."""
+    _takes_objects = True
 
     def _text_of_first(self, text):
         if self.process_group.rank() == 0:  # the first replica's profile is that of all
@@ -193,6 +202,13 @@ class _Pipeline(pipeline.Pipeline):
         def copy(data):
             self._check(_native.load().broadcast(address, data.data_ptr(), data.data_ptr(), data.numel(), _native.UINT8, last, None))
         return _messages.copied(value, self.process_group.rank() == last, copy)
+
+
+def _megabytes_without(pipeline):
+    """Returns the memory of this process without the parameters of its stages: Python, torch, connections and the script's data."""
+    with open("/proc/self/statm") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return (resident - sum(each.numel() * each.element_size() for each in pipeline.parameters())) >> 20
 
 
 class Staged:
@@ -219,7 +235,8 @@ class Staged:
         return (), dict(bound.arguments)
 
     def partition(self, call):
-        """Makes the stages. call: runs the function until it calls the model, which raises Reached."""
+        """Makes the stages. Runs `call`, the user's function, until it calls the model: that raises Reached, with the arguments
+        of the model."""
         args, kwargs = self._kwargs_of(*self._arguments(call))
         cfg, ranks = state.cfg, state.cfg.pipeline_parallel_degree
         units, cuts = _partition.units_and_cuts(self._module, args, kwargs)
@@ -234,6 +251,8 @@ class Staged:
             process_group=state.group("PP_GROUP"), replicas=state.group("RDP_GROUP") if is_replicated else None)
         for line in self._pipeline.explain().splitlines():
             log(line)
+        log(f"the memory of a rank comes on top of what its process has without the model, now about {_megabytes_without(self._pipeline)} MiB "
+            "on rank 0")
 
     def _arguments(self, call):
         state.is_tracing = True
@@ -279,3 +298,6 @@ class Staged:
 
     def parts(self):
         return self._pipeline.module if self.is_partitioned else self._module
+
+    def counted_once(self, parameters):
+        return self._pipeline._ties.counted_once(parameters)

@@ -68,7 +68,7 @@ def units_and_cuts(model, args, kwargs):
     """Returns a function that chooses units, and the names of the units at which partitions begin, or None for the shortest step."""
     cfg, found = state.cfg, []
     for chooser in (_chooser(model), _leaves):
-        found = _graph.record(model, (args, kwargs), chooser).units
+        found = _graph.record(model, (args, kwargs), chooser, takes_objects=True).units
         if len(found) >= cfg.pipeline_parallel_degree:
             return chooser, None if cfg.auto_partition else _cuts(model, found)
     raise SMPError(f"smp: the model has {len(found)} parts ({', '.join(found)}), and pipeline_parallel_degree is "

@@ -5,7 +5,8 @@ the states of that share, and sends the new values to the others.
     the program         unscales and clips them
     optimizer.step()    rank 0 steps a b, rank 1 c, rank 2 d e;  then each sends what it has stepped
 
-A parameter is in one share as a whole, so any optimizer can step it that looks at one parameter at a time."""
+A parameter is in one share as a whole, so any optimizer can step it that looks at one parameter at a time. Shares are filled by the
+sizes of whole parameters, so ranks that have parts of the same ones step them together."""
 from __future__ import annotations
 
 import contextlib
@@ -16,17 +17,18 @@ BROADCAST_BYTES = 64 << 20
 
 
 class Shares:
-    """The shares of the parameters of an optimizer. group: the process group of the ranks that have the same parameters."""
+    """The shares of the parameters of an optimizer. group: the process group of the ranks that have the same parameters. size_of:
+    returns the number of elements of the whole parameter."""
 
-    def __init__(self, optimizer, group):
+    def __init__(self, optimizer, group, size_of):
         self._optimizer, self._group = optimizer, group
         parameters = list({id(each): each for entry in optimizer.param_groups for each in entry["params"]}.values())
         self.parameters = [[] for _ in range(group.size())]  # by rank
         sizes = [0] * group.size()
-        for parameter in sorted(parameters, key=lambda each: -each.numel()):  # a stable order, so equal on all ranks
+        for parameter in sorted(parameters, key=lambda each: -size_of(each)):  # a stable order, so equal on all ranks
             rank = sizes.index(min(sizes))
             self.parameters[rank].append(parameter)
-            sizes[rank] += parameter.numel()
+            sizes[rank] += size_of(parameter)
         self._own = {id(each) for each in self.parameters[group.rank()]}
 
     @contextlib.contextmanager

@@ -43,6 +43,8 @@ class State:
 
     def init(self, config=None):
         cfg, notes = _parameters.read(_parameters.given(config))
+        if cfg.horovod:
+            raise SMPUnsupportedError("smp.init: horovod: true is for TensorFlow: with PyTorch write \"ddp\": true")
         if not dist.is_initialized():
             _environment.complete()
             if not _environment.started_as_job():
@@ -135,15 +137,30 @@ def is_tracing():
     return state.is_tracing
 
 
+def _number_of(name, otherwise):
+    """Returns a rank or size that the launcher has set, also before smp.init(). Some scripts log with it first."""
+    _environment.complete()
+    if name not in os.environ:
+        state.require()
+    return int(os.environ.get(name, otherwise() if state.is_initialized else 0))
+
+
+def rank():
+    """Returns the rank among all processes. It may be called before smp.init(), as size(), local_rank() and local_size()."""
+    return dist.get_rank() if state.is_initialized else _number_of("RANK", dist.get_rank)
+
+
+def size():
+    return dist.get_world_size() if state.is_initialized else _number_of("WORLD_SIZE", dist.get_world_size)
+
+
 def local_rank():
     """Returns the rank on this host."""
-    state.require()
-    return int(os.environ.get("LOCAL_RANK", dist.get_rank()))
+    return _number_of("LOCAL_RANK", dist.get_rank)
 
 
 def local_size():
-    state.require()
-    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    return _number_of("LOCAL_WORLD_SIZE", dist.get_world_size)
 
 
 def _of(kind):
@@ -163,7 +180,7 @@ def _of(kind):
     return rank, size, process_group, ranks
 
 
-rank, size, get_world_process_group, _ = _of("WORLD")
+_, _, get_world_process_group, _ = _of("WORLD")
 mp_rank, mp_size, get_mp_process_group, get_mp_group = _of("MP_GROUP")
 dp_rank, dp_size, get_dp_process_group, get_dp_group = _of("DP_GROUP")
 pp_rank, pp_size, get_pp_process_group, get_pp_group = _of("PP_GROUP")

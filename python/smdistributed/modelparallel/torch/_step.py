@@ -200,23 +200,42 @@ class StepFunction:
                     f"its own to the others in each step. Read the same batch on all of them, by smp.{reader}() and a common seed, to save this")
         if not self._is_shared:
             return
-        given = {name: value for name, value in bound.arguments.items() if _has_tensors(value)} if state.group(kind).rank() == 0 \
-            else None
+        given = {name: value for name, value in bound.arguments.items() if _is_of_batch(value)} if state.group(kind).rank() == 0 else None
         bound.arguments.update(_messages.share(given, 0, state.group(kind)))
 
 
-def _has_tensors(value):
-    found = []
+def _is_of_batch(value):
+    """Returns true for tensors, lists and dicts with tensors, and objects that divide themselves."""
+    found = [value] if hasattr(value, "smp_slice") else []
     mapped(value, found.append)
     return bool(found)
 
 
 def _hash_of(arguments):
-    found = hashlib.blake2b(digest_size=16)
+    """Returns a hash of the batch. It covers tensors, and all that an object has which divides itself."""
+    found, seen = hashlib.blake2b(digest_size=16), set()
 
     def add(tensor):
         found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         found.update(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
-    mapped(dict(arguments), add)
+
+    def add_all(value):
+        if isinstance(value, torch.Tensor):
+            return add(value)
+        if isinstance(value, (type(None), bool, int, float, complex, str, bytes)):
+            return found.update(repr(value).encode())
+        if id(value) in seen:
+            return None
+        seen.add(id(value))
+        found.update(type(value).__name__.encode())
+        held = value.items() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else getattr(value, "__dict__", {}).items()
+        for each in held:
+            add_all(each)
+        return None
+    for value in arguments.values():
+        if hasattr(value, "smp_slice"):
+            add_all(value)
+        else:
+            mapped(value, add)
     return found.hexdigest()

@@ -9,13 +9,14 @@ Gradients are then those of the mean of the ranks' losses, which is what data pa
 from __future__ import annotations
 
 import contextlib
+import math
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from shoal.torch import _divided
+from shoal.torch import _divided, _graph
 from smdistributed.modelparallel.exceptions import SMPError, SMPUnsupportedError
 from smdistributed.modelparallel.torch._state import log, state
 
@@ -109,6 +110,16 @@ def part_of(parameter):
     return _divided.parts_of(model)[0].get(id(parameter)) if model is not None else None
 
 
+def sizes_of_whole():
+    """Returns a function that returns the number of elements of a whole parameter, of which this rank may have a part."""
+    parts = _divided.parts_of(state.model())[0]
+
+    def size(parameter):
+        part = parts.get(id(parameter))
+        return parameter.numel() if part is None else math.prod(part.whole_shape(parameter.shape))
+    return size
+
+
 # ---- Samples ---------------------------------------------------------------------------------------------------------------
 
 
@@ -118,7 +129,12 @@ class Samples:
     def __init__(self, args, kwargs):
         self._given, self._rows = (args, kwargs), None
         if is_on() and not state.cfg.prescaled_batch:
-            self._rows = next((each.shape[0] for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor) and each.dim()), None)
+            leaves = pytree.tree_leaves((args, kwargs))
+            wrong = next((each for each in leaves if not isinstance(each, (torch.Tensor, *_graph.CONSTANTS))), None)
+            if wrong is not None:
+                raise SMPUnsupportedError(f"smp: the model is called with an object of the type {type(wrong).__name__}, and the ranks of a TP group "
+                                          "have batches of their own, which cannot be joined: set prescaled_batch and give all of them the same")
+            self._rows = next((each.shape[0] for each in leaves if isinstance(each, torch.Tensor) and each.dim()), None)
 
     def joined(self):
         return self._given if self._rows is None else pytree.tree_map(self._join, self._given)

@@ -151,6 +151,10 @@ class DistributedModel(nn.Module):
         """Returns this rank's parameters by the names that the whole model has for them; tied ones once."""
         return {self._aliases.get(name, name): each for name, each in self._engine.parts().named_parameters(remove_duplicate=False)}
 
+    def counted_once(self, parameters):
+        """Returns those of this rank's parameters that count for it: a tied one counts on its first stage only."""
+        return self._engine.counted_once(parameters)
+
     def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
         """Yields the parameters of this rank, with the names in the model: all of them before the model is partitioned."""
         yield from self._engine.parts().named_parameters(prefix, recurse, remove_duplicate)

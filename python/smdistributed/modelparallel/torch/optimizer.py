@@ -4,9 +4,10 @@ from __future__ import annotations
 import torch
 
 from smdistributed.modelparallel.exceptions import SMPError
-from smdistributed.modelparallel.torch import _messages, _shares, _tensor
+from smdistributed.modelparallel.torch import _messages, _norms, _shares, _tensor
 from smdistributed.modelparallel.torch._state import log, state
 from smdistributed.modelparallel.torch.model import PARTIAL
+from smdistributed.modelparallel.torch.optimizers import _Optimizer
 
 
 def _clip(max_norm, norm_type=2):
@@ -29,9 +30,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.inner = optimizer
         self._shares = None  # see _divide
         self._order = None  # for each group: the names of the whole model's parameters
+        self._names = []  # for each group: the names of this rank's. Wrappers for 16 bits put other tensors in their places
         model = state.model and state.model()
         if model is not None and model.partitioned and model.pp_size > 1:
-            self._order = [self._merged(self._names_in(group, model), model.names) for group in optimizer.param_groups]
+            self._names = [self._names_in(group, model) for group in optimizer.param_groups]
+            self._order = [self._merged(names, model.names) for names in self._names]
         state.optimizers.clear()  # a script has one
         state.optimizers.add(self)
 
@@ -82,6 +85,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, *args, **kwargs):
         shares = self._divide()
+        if isinstance(self.inner, _Optimizer) and "norms" not in vars(self.inner) and self._is_complete():
+            self.inner.norms = _norms.JobNorms(state.model(), shares is not None)
         return shares.step(self.inner.step, *args, **kwargs) if shares else self.inner.step(*args, **kwargs)
 
     def _divide(self):
@@ -91,7 +96,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if not hasattr(self.inner, "param_groups"):
                 raise SMPError(f"smp.DistributedOptimizer: {type(self.inner).__name__} has no param_groups, which shard_optimizer_state "
                                "divides: leave shard_optimizer_state out")
-            self._shares = _shares.Shares(self.inner, state.group("RDP_GROUP"))
+            self._shares = _shares.Shares(self.inner, state.group("RDP_GROUP"), _tensor.sizes_of_whole())
             self._shares.drop_others()
         return self._shares
 
@@ -125,7 +130,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             others = [each for each in group["params"] if id(each) not in names]
             moved.update({id(each): own[names[id(each)]] for each in group["params"] if names.get(id(each)) in own})
             self._order.append(known)
-            group["params"] = [own[name] for name in known if name in own] + others
+            self._names.append([name for name in known if name in own])
+            group["params"] = [own[name] for name in self._names[-1]] + others
         kept = {moved.get(id(each), each): values for each, values in self.inner.state.items()
                 if id(each) in moved or id(each) not in names}
         self.inner.state.clear()
@@ -139,10 +145,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _numbers(self):
         """Returns for each of this rank's parameters, in the order of groups, its number in the whole model's optimizer."""
-        names, found = {id(each): name for name, each in state.model().own_parameters().items()}, []
-        for group, order, numbers in zip(self.inner.param_groups, self._order, self._numbers_of_whole()):
+        found = []
+        for group, names, order, numbers in zip(self.inner.param_groups, self._names, self._order, self._numbers_of_whole()):
+            if len(names) != len(group["params"]):
+                raise SMPError(f"smp: the optimizer has {len(group['params']) - len(names)} parameters that are not the model's, so its state "
+                               "cannot be numbered as that of one process: step them with an optimizer of their own")
             places = dict(zip(order, numbers))
-            found += [places[names[id(each)]] for each in group["params"]]
+            found += [places[name] for name in names]
         return found
 
     def local_state_dict(self, gather_if_shard=True):

@@ -1,5 +1,5 @@
-/* The kernels for GPUs, written once. dev/ptx.py compiles them for devices, into kernels.ptx in this folder; tests compile them
- * for the host, where the stand-in driver runs them. Lanes, formats and operators are those of the processor's kernels
+/* The kernels for GPUs, written once. dev/ptx.py compiles them for devices, into kernels.ptx.xz in this folder; tests compile
+ * them for the host, where the stand-in driver runs them. Lanes, formats and operators are those of the processor's kernels
  * (device/cpu), so the bits are the same. Casts and blocks of 8 bits produce the bits of src/fusion. No other file includes
  * this one.
  *

@@ -67,7 +67,7 @@ struct shoal_gpu_square_args {
     X(square_bfloat16, shoal_gpu_square_args) \
     X(square_float16, shoal_gpu_square_args)
 
-/* kernels.ptx as a NUL-terminated text. */
+/* The code in kernels.ptx.xz, decompressed, as a NUL-terminated text. */
 extern const char shoal_gpu_kernels_ptx[];
 
 #endif

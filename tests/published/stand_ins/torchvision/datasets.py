@@ -1,5 +1,6 @@
-"""MNIST whose digits are made: each class is a pattern of its own, shifted, with noise."""
+"""MNIST whose digits are made: each class is a pattern of its own, shifted, with noise. Images of COCO are in files."""
 import os
+import types
 
 import torch
 
@@ -23,3 +24,24 @@ class MNIST(torch.utils.data.Dataset):
     def __getitem__(self, index):
         image = self.data[index]
         return (self._transform(image) if self._transform else image), int(self.targets[index])
+
+
+class CocoDetection(torch.utils.data.Dataset):
+    """Images and their annotations, by pycocotools."""
+
+    def __init__(self, root, annFile):
+        from pycocotools.coco import COCO
+        self.root, self.coco = root, COCO(annFile)
+        self.ids = sorted(self.coco.imgs)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        from PIL import Image
+        number = self.ids[index]
+        image = Image.open(os.path.join(self.root, self.coco.loadImgs(number)[0]["file_name"])).convert("RGB")
+        return image, self.coco.loadAnns(self.coco.getAnnIds(imgIds=number))
+
+
+coco = types.SimpleNamespace(CocoDetection=CocoDetection)

@@ -58,7 +58,7 @@ class SyncBatchNormalization(normalization.SyncBatchNormalization):
     def __init__(self, fused=False, process_set=global_process_set, **options):
         if fused is None or fused:
             raise ValueError("SyncBatchNormalization does not support fused=True.")
-        super().__init__(world=0 if process_set is global_process_set else world_of(process_set), **options)
+        super().__init__(world=0 if process_set is global_process_set and not process_set.process_set_id else world_of(process_set), **options)
 
 
 def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=Compression.none, legacy_opts=False):

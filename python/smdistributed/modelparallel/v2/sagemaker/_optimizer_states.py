@@ -28,7 +28,8 @@ def load_sharded_optimizer_state_dict(model_state_dict, optimizer_key, storage_r
 
 
 def _empty(stored, group):
-    """Returns what a stored value is loaded into: a tensor of which each rank of the group has a part, or a whole one of one element."""
+    """Returns an empty value to load a stored one into. Each rank of the group has a part of a tensor, or all of it if it has one
+    element."""
     if isinstance(stored, BytesStorageMetadata):
         return "<bytes_io>"
     whole = torch.empty(stored.size, dtype=stored.properties.dtype)
