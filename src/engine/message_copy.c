@@ -47,7 +47,7 @@ static void advance_copy(struct shoal_engine *engine, struct shoal_request *requ
 static bool message_post_copy(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_message_copy *copy = &request->message.copy;
-    if (SHOAL_LIKELY(!engine->helpers) || shoal_call_is_asynchronous(&request->call) || copy->is_narrow)
+    if (SHOAL_LIKELY(!engine->helpers) || shoal_call_operand(&request->call, SHOAL_OUTPUT) || copy->is_narrow)
         return false;
     const size_t bytes = shoal_min_size(request->bytes - request->message.offset, RANGE_BYTES);
     const size_t even = bytes / ((size_t)shoal_helpers_width(engine->helpers) * PARTS_EACH);

@@ -279,8 +279,8 @@ static void take_large(struct shoal_engine *engine, struct shoal_request *reques
         request->message.phase = COPYING;
 }
 
-/* Copies one part at a time, so that other operations advance. Returns PENDING if the part is not ready, or as
- * shoal_message_copy() does; if a failure was published, shoal_engine_check() handles it. */
+/* Returns PENDING if the next part is not ready, or as shoal_message_copy() does; if a failure was published,
+ * shoal_engine_check() handles it. */
 static enum shoal_status copy_part(struct shoal_engine *engine, struct shoal_request *request)
 {
     SHOAL_ASSERT(request->message.source && request->message.offset < request->bytes);
