@@ -63,8 +63,8 @@ static const struct shoal_setting settings_of_engine[] = {
      .type = SHOAL_SETTING_TEXT,
      .offset = OF(trace_file),
      .preset = "auto",
-     .text = "file that receives the flight recorder when a communicator is finalized, is freed or fails; %h is the host, %p "
-             "the process, %r the rank; auto: on failure only, one in the temporary folder; no: none"},
+     .text = "file that receives the flight recorder when a communicator fails or ends; %h is the host, %p the process, %r the "
+             "rank; auto: on failure only, one in the temporary folder; no: none"},
 };
 #undef OF
 const struct shoal_setting_table shoal_engine_setting_table = {settings_of_engine, SHOAL_COUNT_OF(settings_of_engine)};

@@ -97,8 +97,8 @@ static double activation_bytes(const struct advise_model *model, const struct ad
 
 /* ---- The whole ----------------------------------------------------------------------------------------------------------- */
 
-/* Sharded parameters: three units that live, as is usual, and the gradients of two. Tensor parallelism: gradients have no buffer of
- * Shoal's. The backward pass of the loss makes two more values like the logits before it makes gradients. */
+/* Sharded parameters: three units that live, as is usual, and the gradients of two. Tensor parallelism: gradients have no
+ * buffer of Shoal's. The backward pass of the loss makes two more values like the logits before it makes gradients. */
 static double buffer_bytes(const struct advise_model *model, const struct advise_setup *setup, double gradients)
 {
     const double e = value_bytes(setup), largest = e * model->largest_tensor / setup->tensor;
