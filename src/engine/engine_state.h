@@ -107,7 +107,7 @@ struct shoal_request {
     };
 };
 
-/* Whether and how a plan lets this rank's input be one that is only put (operand/operand.h). */
+/* If this rank's input is one that is only put (operand/operand.h): what a plan does with it. */
 enum shoal_stay {
     SHOAL_STAY_UNKNOWN, /* not determined yet, or adapters cannot read such inputs yet */
     SHOAL_STAY_NEVER,
@@ -126,7 +126,7 @@ struct shoal_peer_set {
     struct shoal_ranks met;     /* the members as a list, so that loops need not scan every rank */
     struct shoal_ranks sources; /* the sources as a list */
     uint16_t *lists;            /* the memory of both lists */
-    struct shoal_rounds rounds; /* of an entry that works in rounds */
+    struct shoal_rounds rounds; /* if the entry works in rounds */
     enum shoal_stay stay;       /* for an input that is only put */
     uint8_t *is_source;         /* [size] 1: this rank receives that rank's announcement */
     uint8_t is_member[];        /* [size] 1: a source, or receives this rank's announcement; `is_source` follows in memory */
@@ -198,7 +198,7 @@ struct shoal_engine {
 
     struct shoal_recorder recorder;
     struct shoal_record spare;       /* for requests that outlive their record in the recorder */
-    const struct shoal_record *last; /* of the last operation that ended; NULL before */
+    const struct shoal_record *last; /* the last operation that ended; NULL before the first end */
     bool awaits_operand;             /* in its last turn some operand of this rank was not ready */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* set around progress; callbacks run inside it and may post */
