@@ -121,8 +121,9 @@ def page():
     programs = tests()
     return "\n".join([
         "# Which tests prove which module", "",
-        "`dev/tested.py` writes this page from the names that tests use; `dev/check.py` fails if it is not current. A row has the",
-        f"{MOST} tests that name most of a module first. [Testing](testing.md) describes the folders and how to run one test.", "",
+        "`dev/tested.py` writes this page from the names that tests use; `dev/check.py` fails if it is not current. A row begins",
+        f"with the tests that name most of a module, and has {MOST} at most. `unit/test_text` is a program whose source is somewhere",
+        "below `tests/unit`. [Testing](testing.md) describes the folders and how to run one test.", "",
         "A test of a module of `src/` includes one of its headers, or calls functions that it defines. These also prove, simulate",
         "or run the plans of every algorithm, without naming it:", "", *(f"- `{test}`" for test in OF_ALL_PLANS if test in programs), "",
         table("The library", "src/", scores_of_modules(programs)), table("Commands", "tools/", scores_of_commands(programs)),

@@ -146,8 +146,8 @@ SHOAL_API uint32_t shoal_schedule_replicas(const struct shoal_schedule *schedule
 /* Returns the replicas of all ranks: the size of the communicator that runs the schedule. */
 SHOAL_API uint32_t shoal_schedule_size(const struct shoal_schedule *schedule);
 
-/* Finds the rank of the schedule that a rank of the communicator is, and which of its replicas. ERR_ARGUMENT: there is no such
- * member. */
+/* Finds the rank of the schedule that a rank of the communicator is, and which of its replicas. ERR_ARGUMENT: member is not
+ * below the size, or a pointer is NULL. */
 SHOAL_CALL shoal_schedule_place(const struct shoal_schedule *schedule, uint32_t member, uint32_t *rank_out,
                                 uint32_t *replica_out);
 
@@ -162,13 +162,13 @@ struct shoal_tied_stage {
     uint32_t stage;
 };
 
-/* Makes a copy of a schedule with actions for what follows a stage's last gradient:
+/* Makes a copy of a schedule with actions that follow a stage's last gradient:
  *
  *     SUM_REPLICAS    one for each stage, if a rank has several replicas or sums_replicas is 1 (for replicas of the pipeline)
  *     SUM_TIED        one for each tie and rank that has one of its stages; by the last of them
  *     UPDATE          one for each stage, if updates is 1
  *
- * A sum only begins with its action, and goes on beside later actions; those of a rank run one after the other. So sums of a
+ * A sum only begins with its action, and runs alongside later actions. The sums of a rank run one after the other. So sums of a
  * stage overlap with the computation of others. Each rank begins its ties in the order of their numbers, so that ranks which
  * share several ties do not wait for each other. UPDATE waits for the sums of its stage. Updates are last on their rank, those
  * of tied stages behind the others, and behind the update of the stage that has begun their sum.
@@ -233,7 +233,7 @@ struct shoal_schedule_times {
     }
 
 /* Times a schedule whose ranks begin each action as soon as they can. RECOMPUTE takes as long as a forward pass. A sum begins
- * when all its ranks have come to its action, and when earlier sums of these ranks have ended; a rank that begins one goes on
+ * when all its ranks have come to its action, and when earlier sums of these ranks have ended; a rank that begins one continues
  * with its next action. The step ends with the last action or sum. A rank with k replicas takes a k-th of the times of passes,
  * and a transfer between k and l replicas as long as the larger share of the two takes. kept_share as in the options.
  * begins_out may be NULL, or has an entry for each rank: room for the begin of each of its actions. ERR_ARGUMENT: costs that
@@ -457,7 +457,7 @@ struct shoal_stage {
     uint64_t kept_bytes;      /* of one microbatch */
     uint64_t received_bytes;  /* of one microbatch, from the stage before */
     int recomputes;           /* 1: the stage is recomputed, which takes `forward` once more */
-    uint32_t replicas;        /* of its rank; times, kept and received bytes are those of one replica */
+    uint32_t replicas;        /* replicas of its rank; times, kept and received bytes are those of one */
     double sum_replicas;      /* microseconds, of the sum of its gradients over the replicas; 0 if there is one */
     double sum_tied;          /* microseconds, of the longest sum of a tie with stages of other ranks; 0: there is none */
 };
@@ -492,7 +492,7 @@ struct shoal_partition_times {
     double lower_bound; /* no partition for this schedule and memory has a shorter predicted step */
     int is_optimal;     /* 1: all partitions were compared, and none is better */
     double replicas;    /* the part of the step after the schedule and after `tied`: sums of gradients among replicas */
-    double overlapped;  /* the step with sums that begin in the schedule (shoal_partition_add_sums), and run beside it */
+    double overlapped;  /* the step with sums that begin in the schedule (shoal_partition_add_sums), and run alongside it */
 };
 #define SHOAL_PARTITION_TIMES_INIT                                   \
     {                                                                \

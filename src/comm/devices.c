@@ -393,10 +393,10 @@ static unsigned long long find_own_element(const void *arg, int part, size_t at,
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */
 
-/* Orders messages. A sends to B at the position at which B receives from A, so both ends of all messages of a group pass
- * through the rings in one order, whatever the order of the calls. A rank's messages to itself come first, so that each is on
- * its way in before a stream waits for it on the way out. */
-static int way_of(const struct shoal_comm *comm, const struct shoal_call *call)
+/* Returns the position of a message in its group. A sends to B at the position at which B receives from A, so both ends of all
+ * messages of a group pass through the rings in one order, whatever the order of the calls. A rank's messages to itself come
+ * first, so that each is on its way in before a stream waits for it on the way out. */
+static int position_of(const struct shoal_comm *comm, const struct shoal_call *call)
 {
     const int from = call->collective == SHOAL_COLLECTIVE_SEND ? comm->rank : call->root;
     const int to = call->collective == SHOAL_COLLECTIVE_SEND ? call->root : comm->rank;
@@ -410,12 +410,12 @@ static void order_messages(struct trip *trip)
 {
     const struct shoal_call *calls = trip->calls;
     for (size_t i = 0; i < trip->count; i++) {
-        const int way = way_of(trip->comm, &calls[i]);
+        const int position = position_of(trip->comm, &calls[i]);
         size_t at = i;
         for (; at > 0; at--) {
             const struct shoal_call *before = &calls[trip->order[at - 1]];
-            const int its_way = way_of(trip->comm, before);
-            if (its_way < way || (its_way == way && before->tag <= calls[i].tag))
+            const int its_position = position_of(trip->comm, before);
+            if (its_position < position || (its_position == position && before->tag <= calls[i].tag))
                 break;
             trip->order[at] = trip->order[at - 1];
         }
@@ -547,7 +547,7 @@ static enum shoal_status devices_prepare(struct trip *trip)
     return SHOAL_OK;
 }
 
-static enum shoal_status travel(struct trip *trip, struct shoal_request **request_out)
+static enum shoal_status prepare_and_post(struct trip *trip, struct shoal_request **request_out)
 {
     enum shoal_status status = devices_prepare(trip);
     status = status == SHOAL_OK ? devices_post_all(trip, request_out) : shoal_call_drop(trip->calls, trip->count, status);
@@ -568,7 +568,7 @@ static enum shoal_status post_in_order(struct trip *trip, struct shoal_request *
     trip->transfers = calloc(2 * trip->count, sizeof *trip->transfers);
     const bool has_all = trip->legs && trip->order && trip->transfers;
     const enum shoal_status status =
-        has_all ? travel(trip, request_out)
+        has_all ? prepare_and_post(trip, request_out)
                 : shoal_call_drop(trip->calls, trip->count,
                                   shoal_log_fail(&trip->comm->context->log, SHOAL_ERR_MEMORY, "comm",
                                                  "%s on communicator %s: no memory", trip->calls->name, trip->comm->name));

@@ -25,7 +25,7 @@
  *            stream, at the end of the call: wait done >= k
  *
  * Peers may reach a ring, if its memory is shared. They neither wait nor count: a rank that lends a range to them (plan/plan.h)
- * has found it ready, and releases it when they have returned it. A card, next to the rings, tells them where the slots are.
+ * has found it ready, and releases it when they have returned it. A card, next to the rings, describes their slots.
  *
  * Threads: a poster reserves units and puts the stream's work on the stream, one thread at a time under its own lock. The
  * functions for the engine are called under the progress engine's lock. Both may run at once. */

@@ -353,8 +353,8 @@ static bool reads_registered_for_all(const struct shoal_engine *engine, const st
 
 /* If the plan only puts the input, no rank of this host reads it, whichever operands are shared. As long as adapters cannot
  * read such inputs the answer is not final, because a later check may find that they can. */
-static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct shoal_request *request,
-                                 const struct shoal_algorithm *entry, bool *is_final_out)
+static enum shoal_only_put find_only_put(const struct shoal_engine *engine, const struct shoal_request *request,
+                                         const struct shoal_algorithm *entry, bool *is_final_out)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     struct shoal_plan plan;
@@ -362,10 +362,10 @@ static enum shoal_stay find_stay(const struct shoal_engine *engine, const struct
     shoal_plan_init(&plan, engine->rank, engine->size);
     entry->build(&plan, &view, engine->rank, request->call.root);
     const bool only_sends = plan.status == SHOAL_OK && shoal_plan_only_sends_input(&plan, &copies);
-    const bool may_stay = only_sends && reads_registered_for_all(engine, &plan);
-    *is_final_out = may_stay || (plan.status == SHOAL_OK && !only_sends);
+    const bool is_only_put = only_sends && reads_registered_for_all(engine, &plan);
+    *is_final_out = is_only_put || (plan.status == SHOAL_OK && !only_sends);
     shoal_plan_fini(&plan);
-    return !may_stay ? SHOAL_STAY_NEVER : copies ? SHOAL_STAY_COPIED : SHOAL_STAY_SENT;
+    return !is_only_put ? SHOAL_ONLY_PUT_NEVER : copies ? SHOAL_ONLY_PUT_COPIED : SHOAL_ONLY_PUT_SENT;
 }
 
 bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct shoal_request *request,
@@ -377,15 +377,15 @@ bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct
     bool is_final;
     if (!entry)
         return false;
-    enum shoal_stay stay = kept ? kept->stay : SHOAL_STAY_UNKNOWN;
-    if (stay == SHOAL_STAY_UNKNOWN) {
-        stay = find_stay(engine, request, entry, &is_final);
+    enum shoal_only_put only_put = kept ? kept->only_put : SHOAL_ONLY_PUT_UNKNOWN;
+    if (only_put == SHOAL_ONLY_PUT_UNKNOWN) {
+        only_put = find_only_put(engine, request, entry, &is_final);
         engine->plans_built++;
         if (kept && is_final)
-            kept->stay = stay;
+            kept->only_put = only_put;
     }
-    *copies_out = stay == SHOAL_STAY_COPIED;
-    return stay != SHOAL_STAY_NEVER;
+    *copies_out = only_put == SHOAL_ONLY_PUT_COPIED;
+    return only_put != SHOAL_ONLY_PUT_NEVER;
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */

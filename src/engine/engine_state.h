@@ -107,12 +107,13 @@ struct shoal_request {
     };
 };
 
-/* Whether and how a plan lets this rank's input be one that is only put (operand/operand.h). */
-enum shoal_stay {
-    SHOAL_STAY_UNKNOWN, /* not determined yet, or adapters cannot read such inputs yet */
-    SHOAL_STAY_NEVER,
-    SHOAL_STAY_SENT,
-    SHOAL_STAY_COPIED, /* copied to the output as well */
+/* What a plan does with this rank's input: if it only puts it, an owner may keep the input where the CPU cannot read it
+ * (operand/operand.h). */
+enum shoal_only_put {
+    SHOAL_ONLY_PUT_UNKNOWN, /* not determined yet, or adapters cannot read such inputs yet */
+    SHOAL_ONLY_PUT_NEVER,
+    SHOAL_ONLY_PUT_SENT,
+    SHOAL_ONLY_PUT_COPIED, /* the owner also copies it to the rank's own output */
 };
 
 /* On several hosts, an operation that has a plan involves only some ranks: those of this host, and the remote peers with which
@@ -123,13 +124,13 @@ struct shoal_peer_set {
     int root;
     uint64_t last_sequence; /* number of the last operation that used it */
     size_t bytes;
-    struct shoal_ranks met;     /* the members as a list, so that loops need not scan every rank */
-    struct shoal_ranks sources; /* the sources as a list */
-    uint16_t *lists;            /* the memory of both lists */
-    struct shoal_rounds rounds; /* of an entry that works in rounds */
-    enum shoal_stay stay;       /* for an input that is only put */
-    uint8_t *is_source;         /* [size] 1: this rank receives that rank's announcement */
-    uint8_t is_member[];        /* [size] 1: a source, or receives this rank's announcement; `is_source` follows in memory */
+    struct shoal_ranks met;       /* the members as a list, so that loops need not scan every rank */
+    struct shoal_ranks sources;   /* the sources as a list */
+    uint16_t *lists;              /* the memory of both lists */
+    struct shoal_rounds rounds;   /* if the entry works in rounds */
+    enum shoal_only_put only_put; /* for an input that is only put */
+    uint8_t *is_source;           /* [size] 1: this rank receives that rank's announcement */
+    uint8_t is_member[];          /* [size] 1: a source, or receives this rank's announcement; `is_source` follows in memory */
 };
 
 /* Tests set this function; it is called after each step. */
@@ -198,7 +199,7 @@ struct shoal_engine {
 
     struct shoal_recorder recorder;
     struct shoal_record spare;       /* for requests that outlive their record in the recorder */
-    const struct shoal_record *last; /* of the last operation that ended; NULL before */
+    const struct shoal_record *last; /* the last operation that ended; NULL before the first end */
     bool awaits_operand;             /* in its last turn some operand of this rank was not ready */
     bool must_flush;                 /* something was published since the last flush */
     bool is_in_progress;             /* set around progress; callbacks run inside it and may post */

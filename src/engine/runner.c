@@ -445,7 +445,7 @@ static bool run_is_locally_complete(const struct shoal_engine *engine, unsigned 
 static bool is_met(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot, const struct shoal_step *step)
 {
     if (step->peer == engine->rank && step->value)
-        return can_touch(engine, chunk, step); /* what it is to lend */
+        return can_touch(engine, chunk, step); /* it waits for the operands to lend */
     if (step->peer == engine->rank)            /* it waits for this rank's own puts */
         return run_is_locally_complete(engine, slot);
     const uint64_t base = engine->runner.slot_base[slot * (unsigned)engine->size + step->peer];
@@ -498,7 +498,7 @@ static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal
            source->operand == SHOAL_INPUT;
 }
 
-/* A rank that fails publishes its failure, and then owners go on, which may write to memory that this rank, or its owner, is
+/* A rank that fails publishes its failure. Then owners continue, and may write to memory that this rank, or its owner, is
  * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
  * well, because a rank that finds another one publishing waits only a moment. */
 static bool do_data_count(struct shoal_engine *engine)

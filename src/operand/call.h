@@ -148,7 +148,7 @@ static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank,
 char *shoal_call_address(const struct shoal_call *call, int rank, size_t element_bytes, enum shoal_block_operand operand,
                          int part, size_t at, size_t *run);
 
-/* Returns the bytes from the start of `owner`'s operand to the end of what this rank may access of it. */
+/* Returns the bytes from the start of `owner`'s operand to the last one that this rank may access. */
 size_t shoal_call_bytes(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
                         size_t element_bytes, int owner);
 

@@ -24,7 +24,8 @@
 #define SHOAL_PAYLOAD_MAX 16384 /* bytes that fit next to it */
 #define SHOAL_DEPTH_MAX 16      /* slots */
 
-/* Who does the work of an operation, if the caller can choose. */
+/* Who does the steps of an operation: the engines of its ranks alone, or also the owners of their operands (operand/operand.h).
+ * This is not the algorithm `owners`, in which a rank owns a block. */
 enum shoal_way { SHOAL_WAY_ENGINES, SHOAL_WAY_OWNERS };
 
 /* A rank's call; 32 bytes. Ranks compare all fields except `hints` and `posted`. */

@@ -21,7 +21,7 @@ static inline size_t mutate(uint8_t *input, size_t bytes, unsigned *random)
     return rand_r(random) % 4 == 0 ? (size_t)rand_r(random) % bytes + 1 : bytes;
 }
 
-/* Passes changed copies of a seed to the fuzzer: as many as the program's argument says, or 20,000. Returns the exit code. */
+/* Passes changed copies of a seed to the fuzzer: as many as the program's argument, or 20,000. Returns the exit code. */
 static inline int mutate_run(int argc, char **argv, const uint8_t *seed, size_t bytes)
 {
     const int runs = argc > 1 ? atoi(argv[1]) : 20000;

@@ -236,7 +236,7 @@ def _ties(units, parameters):
 
 class Partition:
     """The library's choice of stages for a profile. schedule: a Schedule, or a word for one that fits the model. first_units: the
-    number of the first unit of each stage. replicas: of each rank of the schedule, "auto", or None: one each."""
+    number of the first unit of each stage. replicas: the number for each rank of the schedule, "auto", or None (one each)."""
 
     def __init__(self, profile, schedule, ranks, microbatches, stages, memory, options, replicas=None):
         self._library, self._replicas = _native.load(), replicas

@@ -1,4 +1,4 @@
-"""Replicas of the stages of a pipeline: what a program asks for, and what the replicas of a stage tell each other."""
+"""Replicas of the stages of a pipeline: what a program asks for, and what the replicas of a stage exchange."""
 from __future__ import annotations
 
 import ctypes

@@ -151,8 +151,8 @@ def _join_leaves(leaves, part, counts):
 
 
 def _common(leaves, counts):
-    """Returns a leaf without samples. All replicas have the same one, or a mean over their samples. Of tensors with a gradient it is
-    the mean over all of them, so that each replica gets its share of the gradient."""
+    """Returns a leaf without samples. All replicas have the same one, or a mean over their samples. If it has a gradient, returns the
+    mean over all replicas, so that each of them gets its share of the gradient."""
     if not (isinstance(leaves[0], torch.Tensor) and leaves[0].requires_grad):
         return leaves[0]
     return sum(leaf * (count / sum(counts)) for leaf, count in zip(leaves, counts))

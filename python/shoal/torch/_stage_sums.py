@@ -1,5 +1,5 @@
-"""Sums of a stage's gradients over the ranks that have the stage, through the gradient engine. The sum of a stage begins with its
-last gradient, while other stages still compute; the schedule says when (SUM_REPLICAS).
+"""Sums of a stage's gradients over the ranks that have the stage, through the gradient engine. The sum of a stage begins after
+its last gradient, with an action of the schedule (SUM_REPLICAS), while other stages still compute.
 
     rank 0 of a pipeline   .. B2 B3 |ready(stage 0)|           finish
     rank 1                 .. B3 |ready(stage 1)|  ......      finish      other stages compute, the engine sums

@@ -111,8 +111,8 @@ def _roots_of(kept, received):
 
 
 class Pass:
-    """The actions of this rank in one step, or in one evaluation (loss is None). batch: of inputs and targets. sum_replicas(stage)
-    and sum_tied(tie) begin the sums of gradients that are complete."""
+    """The actions of this rank in one step, or in one evaluation (loss is None). batch: a Batch of inputs and targets.
+    sum_replicas(stage) and sum_tied(tie) begin the sums of gradients that are complete."""
     _takes_objects = False  # values of any type may go from stage to stage
 
     def __init__(self, stages, batch, loss, is_training, executor, sum_replicas, sum_tied):
@@ -220,7 +220,7 @@ class Pass:
             _parcels.write_note(outputs[number], _parcels.ABSENT)
 
     def _send_all(self, values, outputs, stages):
-        """Sends a value in each message. stages: where they go. Returns the tensors of each."""
+        """Sends a value in each message. stages: the receivers of the messages. Returns the tensors of each."""
         return [self._send(value, outputs[number], stage in self._stages) for number, (stage, value) in enumerate(zip(stages, values))]
 
     def _send(self, value, parcel, is_near):
@@ -280,8 +280,8 @@ def arguments_of(given):
 
 
 class Batch:
-    """A batch in microbatches. Batches that do not fit are refused inside of a computation, so that all ranks learn of it. own: of
-    a replica, a function that returns the first sample and the number of those that it has of so many."""
+    """A batch in microbatches. Batches that do not fit are refused inside of a computation, so that all ranks learn of it. own:
+    for a replica, a function that returns the first of its samples and their number, given the number of all samples."""
 
     def __init__(self, inputs, targets, count, recorded, own=None):
         self._given, self._count, self._recorded, self._own = (inputs, targets), count, recorded, own

@@ -1,5 +1,5 @@
 """Parameters that stages on several ranks use. Each of these ranks has a copy; they begin with equal values, and their gradients are
-summed. The schedule says when a sum begins (SUM_TIED); the ranks go on computing meanwhile."""
+summed. An action of the schedule begins each sum (SUM_TIED); the ranks continue to compute meanwhile."""
 from __future__ import annotations
 
 import ctypes

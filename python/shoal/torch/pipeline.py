@@ -192,7 +192,7 @@ class Pipeline:
         self._own = [stage for stage in range(self.schedule.stages) if self.schedule.rank_of(stage) == rank]
         splits = list(self._splits.values())
         ties = _ties.ties_of(model, splits, self.schedule)
-        # With other pipelines beside this one, gradients are averaged over these before those of ties are summed.
+        # If there are other pipelines, gradients are averaged over all of them before those of ties are summed.
         self.schedule = self.schedule.with_sums([stages for _, stages in ties] if self._replicas is None else [], self._replicas is not None)
         _own_part.keep(model, _split.parts(splits, self._own, model), init)
         self.module = _split.parts(splits, self._own, model)

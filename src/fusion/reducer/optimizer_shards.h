@@ -41,9 +41,9 @@ struct fusion_optimizer {
     uint64_t *steps;    /* [parameters]: steps that succeeded */
     int degree, place;  /* ranks of a team, and this rank among them: the number of its shard */
     struct shoal_comm *comms[FUSION_REACHES];
-    char *parameters; /* of all buffers, laid out as the gradients are */
-    char *memory;     /* of all shards */
-    size_t bytes;     /* of `memory` */
+    char *parameters; /* those of all buffers, laid out as the gradients are */
+    char *memory;     /* the memory of all shards */
+    size_t bytes;     /* the size of `memory` */
     double scale;     /* factor of gradients: the caller's, or 1 / loss scale */
     struct fusion_loss_scale loss;
     double *norms; /* with LAMB: the two squared norms of each parameter, followed by room for those of all ranks of a team */

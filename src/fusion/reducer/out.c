@@ -160,7 +160,7 @@ static bool out_clear_unused(struct shoal_reducer *reducer, size_t index)
 /* Steps the parameters of a buffer, unless all gradients have to be seen before. Returns false if the reducer has failed. */
 static bool step_buffer(struct shoal_reducer *reducer, size_t index)
 {
-    SHOAL_ASSERT(!reducer->options.on_buffer); /* there are no averages for it to see */
+    SHOAL_ASSERT(!reducer->options.on_buffer); /* it would see no averages */
     if (fusion_steps_early(reducer))
         fusion_optimizer_keep(reducer, index);
     if (reducer->options.has_norms || fusion_optimizer_awaits_verdict(reducer))

@@ -10,7 +10,7 @@
 enum { NONFINITE, SQUARED, INVERSE, USED }; /* fields of a tail; from USED on, one for each parameter */
 
 struct fusion_tally {
-    double inverse;         /* of the samples in this rank's batch; 0 if nobody asks for it */
+    double inverse;         /* 1 / the samples in this rank's batch; 0 if nobody asks for it */
     int64_t head, head_sum; /* each active rank contributes 1; the sum is their number */
     struct shoal_request *head_request;
     double *tail, *tail_sum;

@@ -1,4 +1,4 @@
-/* What sums of gradients take if they run beside the schedule, in its own actions. */
+/* How long sums of gradients take if they run in actions of the schedule, alongside its computation. */
 #include <stdlib.h>
 
 #include "pipeline/partition/partition.h"

@@ -83,7 +83,7 @@ static void name_action(const struct shoal_pipeline *pipeline, const struct shoa
     snprintf(name, bytes, "%s%s on stage %u%s", action_names[action->kind], number, action->stage, replica);
 }
 
-/* Says in a parcel where it comes from or goes to. */
+/* Fills in the stage and the replica that a parcel comes from or goes to. */
 static void name_peer(const struct shoal_pipeline *pipeline, const struct shoal_action *action,
                       const struct run_message *message, struct shoal_parcel *parcel)
 {

@@ -9,7 +9,7 @@
 #define NEVER -1.0
 #define PASSES 2 /* forward and backward */
 
-/* A sum on one of its ranks. A rank's sums run one after the other, beside its other actions. */
+/* A sum on one of its ranks. A rank's sums run one after the other, alongside its other actions. */
 struct run_sum {
     uint32_t index; /* its action's place in the rank's list */
     double posted;  /* when the rank came to the action */

@@ -24,8 +24,8 @@ static int by_tie(const void *a, const void *b)
     return (x->stage > y->stage) - (x->stage < y->stage);
 }
 
-/* Moves on to a stage of this rank whose tie the rank has to begin next. Returns false if there is none. Of several stages of
- * the rank it is the last one in `tied`, once all have their gradients: *is_ready_out. */
+/* Moves on to a stage of this rank whose tie the rank has to begin next. Returns false if there is none. If several stages of
+ * the rank have that tie, it is the last one in `tied`. *is_ready_out: all of them have their gradients. */
 static bool find_tie(struct adding *all, uint32_t rank, struct shoal_tied_stage *tied_out, size_t *after_out,
                      bool *is_ready_out)
 {

@@ -29,7 +29,7 @@ class _Optimizer(torch.optim.Optimizer):
         stepped = [(group, each) for group in self.param_groups for each in group["params"] if each.grad is not None]
         self._begin_step(stepped)
         for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1  # where schedulers of the vendor's scripts read it
+            group["step"] = group.get("step", 0) + 1  # schedulers of the vendor's scripts read it
         for group, parameter in stepped:
             self._step_parameter(group, parameter, self.state[parameter])
         self._end_step()
