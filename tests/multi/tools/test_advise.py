@@ -242,6 +242,21 @@ def the_job_is_a_document():
         expect(code == 0 and "no mistakes" in out and "on 4 hosts" in out, job, out, err)
 
 
+def the_calls_that_divide_a_model_are_in_the_job():
+    """Memory for the first way that divides the model, which is too small for the ways before it."""
+    words = ("--profile", "bert-large", "--samples", "1000", "--batch", "2", "--machine", "this", "--per-machine", "2", "--backward", "900",
+             "--measured-batch", "1")
+    ladder = asked(*words, "--worker-memory", "1M", code=3)["points"][0]["ladder"]
+    sizes = [each.get("total_bytes", float("inf")) for each in ladder]
+    at = next(i for i, each in enumerate(ladder) if each.get("tensor", 1) * each.get("stages", 1) > 1 and sizes[i] < min(sizes[:i]))
+    answer = asked(*words, "--worker-memory", int(sizes[at] / 0.92) + 2)
+    expect(answer["points"][0]["way"] == ladder[at]["way"], ladder, answer)
+    found = rung(answer["points"][0], ladder[at]["way"])
+    wanted = [f"model = shoal.torch.tensor_parallel(model, {found['tensor']:.0f})"] if found["tensor"] > 1 else []
+    wanted += [f"pipeline = shoal.torch.Pipeline(model, example, microbatches={found['microbatches']:.0f})"] if found["stages"] > 1 else []
+    expect([line for line in answer["job"].splitlines() if " = shoal.torch." in line] == wanted != [], wanted, answer["job"])
+
+
 def gpus_of_this_machine_are_its_workers():
     """A stand-in for CUDA's driver: the smallest memory counts, and known GPUs have their peaks."""
     folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "mock/devices"
@@ -368,6 +383,7 @@ elif __name__ == "__main__":
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
                memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
+               the_calls_that_divide_a_model_are_in_the_job,
                gpus_of_this_machine_are_its_workers, hosts_of_a_file_are_like_this_machine,
                wrong_questions_are_refused, wrong_prices_and_limits_are_refused, wrong_profiles_are_refused,
                a_batch_below_the_workers_is_an_answer, what_is_not_known_is_said, help_has_all_options_and_shapes])
