@@ -175,6 +175,16 @@ def a_bigger_machine_is_compared():
     expect(len(without) == 1 and without[0]["cost"] is None, without)
 
 
+def a_size_with_a_price_is_compared():
+    """From p3.2xlarge to p3.16xlarge, and to many of them."""
+    points = asked(*RESNET, "--count", "1-16", "--price", "3.06USD,p3.16xlarge=24.48USD")["points"]
+    expect([(point["machine"], point["machines"]) for point in points] ==
+           [*(("p3.2xlarge", count) for count in (1, 2, 4, 8)), ("p3.16xlarge", 1), ("p3.2xlarge", 16), ("p3.16xlarge", 2)], points)
+    eight, one, many = points[3], points[4], points[6]
+    expect(eight["workers"] == one["workers"] == 8 and many["step_us"] < one["step_us"] < eight["step_us"], eight, one, many)
+    expect(abs(one["cost"] - 24.48 * one["job_s"] / 3600) < 1e-6, one)
+
+
 def the_fewest_machines_meet_a_time_limit():
     words = (*GPT, "--machine", "p4d.24xlarge", "--type", "bfloat16", "--count", "1")
     answer = asked(*words, "--finish-by", "40min")
@@ -337,7 +347,8 @@ def wrong_questions_are_refused():
 def wrong_prices_and_limits_are_refused():
     for price in ("3.06", "USD", "3.06 USD", "-1USD", "3.06US-D", "3.06DOLLARSX", "3.06USD,4USD"):
         refused(*RESNET, "--price", price, about="a price with its currency")
-    refused(*RESNET, "--price", "3USD,p3.16xlarge=9USD", about="the next size of p3.2xlarge is p3.8xlarge")
+    for other in ("p4d.24xlarge", "p3.2xlarge", "p3.17xlarge"):
+        refused(*RESNET, "--price", f"3USD,{other}=9USD", about=f"the next size of p3.2xlarge is p3.8xlarge, and '{other}' is not a larger one")
     refused(*RESNET, "--price", "3USD,p3.8xlarge=9EUR", about="two currencies")
     for limit in ("12", "0h", "soon", "-1h"):
         refused(*RESNET, "--finish-by", limit, about="a time with its unit")
@@ -381,7 +392,7 @@ if __name__ == "__main__" and "--write" in sys.argv:
 elif __name__ == "__main__":
     run_cases([six_questions_have_their_pages, the_web_page_has_the_same_words_and_a_curve, names_are_escaped_in_the_web_page,
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
-               memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
+               memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, a_size_with_a_price_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
                the_calls_that_divide_a_model_are_in_the_job,
                gpus_of_this_machine_are_its_workers, hosts_of_a_file_are_like_this_machine,
