@@ -358,7 +358,8 @@ def wrong_prices_and_limits_are_refused():
 def wrong_profiles_are_refused():
     refused("--profile", ROOT / "none.json", *RESNET[2:], about="no such file")
     file = ROOT / "other.json"
-    for text in ("", "{}", "[]", '[{"name": "w"}]', '[{"name": "w", "elements": 0, "ready": 1}]'):
+    for text in ("", "{}", "[]", '[{"name": "w"}]', '[{"name": "w", "elements": 0, "ready": 1}]',
+                 '{"name": "gpt", "units": [{"name": "wte", "forward_us": 25, "backward_us": 9}]}'):  # a profile for a pipeline
         file.write_text(text)
         refused("--profile", file, *RESNET[2:], about="other.json:1:")
 
