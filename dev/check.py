@@ -23,7 +23,8 @@
   figures   the tables of docs/how-fast.md, the plots of docs/glance.md and the chart of README.md match docs/figures;
             pictures match their descriptions (dev/drawings.py)
   tested    docs/tested-by.md is current (dev/tested.py)
-  prose     lines of prose in the pages fit 120 columns and those of code 84; the decisions that they cite exist
+  prose     lines of prose in the pages fit 120 columns and those of code 84, the README 120 lines; the decisions that they
+            cite exist
   words     getenv, printf to stdout, abort and exit stay in their modules; memory order is written at each atomic of shared memory;
             lines fit 128 columns
 """
@@ -458,6 +459,7 @@ def prose_of(path):
 
 
 CODE_COLUMNS = 84
+README_LINES = 120
 
 
 def wide_code_of(path):
@@ -473,9 +475,12 @@ def wide_code_of(path):
 
 def check_prose():
     decisions = {int(path.name[:4]) for path in (TOP / "docs/decisions").glob("*.md")}
-    pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted((TOP / "docs").rglob("*.md"))
+    package = TOP / "python/smdistributed/README.md"  # a page of the site as well
+    pages = [TOP / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + [package, *sorted((TOP / "docs").rglob("*.md"))]
+    if len(pages[0].read_text().splitlines()) > README_LINES:
+        say(pages[0], README_LINES + 1, "prose", f"more than {README_LINES} lines: move details to a page of docs/")
     for path in (path for path in pages if "figures" not in path.parts):
-        for number in wide_code_of(path) if path.parent == TOP / "docs" else ():
+        for number in wide_code_of(path) if path.parent == TOP / "docs" or path in (package, pages[0]) else ():
             say(path, number, "prose", f"a line of code longer than {CODE_COLUMNS} columns: the site's page is no wider")
         for number, line in prose_of(path):
             is_written = path in readme.PAGES and line.startswith("`bench/")  # dev/readme.py writes such lines

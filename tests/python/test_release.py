@@ -310,6 +310,19 @@ def wheel_serves_the_first_group_without_a_compiler():
         expect("compiling" not in err and not pathlib.Path(folder, "cache").exists(), err)
 
 
+def image_comes_from_debian_alone():
+    """The recipe itself: no test has a program that builds images. Packages come from apt, and the rest from this checkout."""
+    text = (TOP / "Containerfile").read_text()
+    lines = re.sub(r"\\\n|^#.*\n", "", text, flags=re.M).splitlines()
+    expect(re.search(r"^ARG BASE=debian:\d+-slim$", text, re.M) and [line.split()[1] for line in lines if line.startswith("FROM ")] == ["${BASE}"] * 2, lines)
+    expect(not re.search(r"\b(pip|curl|wget|git)\b|https?:", "\n".join(lines)), lines)
+    copied = [line.split()[-2] for line in lines if line.startswith("COPY ")]
+    expect(copied == [".", "/image", "LICENSE"] and (TOP / "LICENSE").exists(), copied)
+    options = set(re.findall(r"-D(\w+)=", text))
+    known = set(re.findall(r"^option\('(\w+)'", (TOP / "meson_options.txt").read_text(), re.M))
+    expect(options <= known | {"werror"}, "options of the build that do not exist", options - known)
+
+
 def what_is_missing_for_a_try_is_named():
     try:
         wheel_try.require("no-such-program-of-shoal")
@@ -324,5 +337,5 @@ run_cases([versions_agree, one_command_writes_another_version, bundle_is_what_py
            libraries_of_the_machine_are_named,
            libraries_of_torch_serve_its_shims_only, newer_libraries_of_cxx_are_named, build_without_pmix_is_named, search_paths_are_relative, processor_is_checked,
            bill_of_materials_is_checked, torch_is_its_release_and_commit, release_that_is_not_at_hand_is_left_out,
-           symbols_that_torch_lacks_are_named, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
+           symbols_that_torch_lacks_are_named, image_comes_from_debian_alone, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
            wheel_serves_the_first_group_without_a_compiler, wheels_work_on_an_older_debian])

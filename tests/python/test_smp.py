@@ -1157,8 +1157,11 @@ REFUSED = [
 
 def wrong_parameters_are_refused(world):
     import smdistributed.modelparallel.torch as smp
+    from smdistributed.modelparallel import _parameters
     for given, kind, *words in REFUSED:
         fails(lambda given=given: smp.init(given), kind, *words)
+    for name in _parameters.VERSION_2:
+        fails(lambda name=name: smp.init({"partitions": 2, name: 1}), NotImplementedError, f"{name} is of version 2 of the vendor's library")
 
 
 def names_that_scripts_import_exist(world):

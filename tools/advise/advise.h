@@ -32,12 +32,13 @@ struct advise_question {
     bool is_16, fuses_attention;
     double sample_us; /* of forward and backward pass for a sample on a worker; 0: not known */
     enum advise_sure sample_sure;
-    double forward_share;       /* of that */
-    int keep;                   /* enum advise_keep */
-    double from_batch;          /* for which learning rate and epochs are known */
-    double rate;                /* the learning rate there; 0: not given */
-    double critical;            /* critical batch; 0: not given */
-    double price, larger_price; /* of a machine for an hour; below 0: not given */
+    double forward_share;              /* of that */
+    int keep;                          /* enum advise_keep */
+    double from_batch;                 /* for which learning rate and epochs are known */
+    double rate;                       /* the learning rate there; 0: not given */
+    double critical;                   /* critical batch; 0: not given */
+    double price, larger_price;        /* of a machine for an hour; below 0: not given */
+    const struct advise_shape *larger; /* to compare with; NULL: the next larger shape of the family */
     char currency[ADVISE_CURRENCY_BYTES];
     double finish_s;                 /* 0: no limit */
     int format;                      /* enum advise_format */
@@ -66,7 +67,7 @@ enum { ADVISE_POINTS_MAX = SIM_VALUES_MAX };
 struct advise_answer {
     struct advise_point points[ADVISE_POINTS_MAX];
     int count;
-    struct advise_point larger[ADVISE_POINTS_MAX]; /* of as many workers in the next larger shape of the family */
+    struct advise_point larger[ADVISE_POINTS_MAX]; /* of as many workers in a larger shape of the family */
     bool has_larger[ADVISE_POINTS_MAX];
     struct advise_point finish; /* of fewest machines that meet the limit; or the fastest that was found */
     bool has_finish, finishes;

@@ -5,11 +5,11 @@
 
 const char *const advise_sures[ADVISE_SURES] = {"computed", "given", "measured", "modeled", "assumed"};
 
-/* Asks about as many workers in the next larger shape, if they fill its machines. */
+/* Asks about as many workers in a larger shape, if they fill its machines. */
 static int larger_find(const struct advise_question *question, struct sim_step_answers *answers, struct advise_answer *answer,
                        int i)
 {
-    const struct advise_shape *larger = advise_shape_larger(&question->shape);
+    const struct advise_shape *larger = question->larger ? question->larger : advise_shape_larger(&question->shape);
     const struct advise_point *point = &answer->points[i];
     if (!larger || question->has_per_machine || !point->has_step || point->counts.workers % larger->accelerators)
         return 0;

@@ -47,13 +47,26 @@ static void wrapper_print(const struct advise_question *question, const struct a
         fputs("# all microbatches of a step but the last: with model.no_sync(): ...\n", out);
 }
 
-static void degrees_print(const struct advise_rung *rung, FILE *out)
+/* The calls that divide the model. Pipeline refuses models on GPUs. */
+static void cuts_print(const struct advise_question *question, const struct advise_rung *rung, FILE *out)
+{
+    const struct advise_setup *setup = &rung->setup;
+    if (setup->tensor > 1)
+        fprintf(out, "model = shoal.torch.tensor_parallel(model, %.0f)\n", setup->tensor);
+    if (setup->stages > 1 && question->shape.accelerator)
+        fputs("# stages on GPUs: torch.distributed.pipelining over the backend \"shoal\"\n", out);
+    else if (setup->stages > 1)
+        fprintf(out, "pipeline = shoal.torch.Pipeline(model, example, microbatches=%.0f)\n", rung->microbatches);
+}
+
+static void degrees_print(const struct advise_question *question, const struct advise_rung *rung, FILE *out)
 {
     const struct advise_setup *setup = &rung->setup;
     if (rung->kind < ADVISE_WAY_TENSOR)
         return;
-    fprintf(out, "# degrees: tensor %.0f, pipeline %.0f; microbatches: %.0f. These cut the model, which the script must do\n",
+    fprintf(out, "# degrees: tensor %.0f, pipeline %.0f; microbatches: %.0f. With several replicas pass the process groups\n",
             setup->tensor, setup->stages, rung->microbatches);
+    cuts_print(question, rung, out);
     if (setup->stages > 1)
         fprintf(out, "# schedule: shoal sim pipeline --stages %.0f --microbatches %.0f\n", setup->stages, rung->microbatches);
 }
@@ -64,5 +77,5 @@ void advise_job_print(const struct advise_question *question, const struct advis
     document_print(question, point, out);
     microbatches_print(rung, out);
     wrapper_print(question, rung, out);
-    degrees_print(rung, out);
+    degrees_print(question, rung, out);
 }

@@ -163,19 +163,24 @@ static bool amount_read(const struct tool_args *args, const char *text, double *
     return true;
 }
 
-/* Reads "SHAPE=PRICE" of the next larger shape. */
+static bool is_larger(const struct advise_shape *shape, const struct advise_shape *than)
+{
+    return !strcmp(shape->family, than->family) && shape->accelerators > than->accelerators;
+}
+
+/* Reads "SHAPE=PRICE" of a larger shape of the family, with which machines are then compared. */
 static bool larger_read(const struct tool_args *args, char *text, struct advise_question *question)
 {
-    const struct advise_shape *larger = advise_shape_larger(&question->shape), *named;
+    const struct advise_shape *next = advise_shape_larger(&question->shape);
     char currency[ADVISE_CURRENCY_BYTES];
     char *equals = strchr(text, '=');
     if (!equals)
         return tool_value_fail(args, price_takes);
     *equals = 0;
-    named = advise_shape_find(text);
-    if (!larger || named != larger)
-        return !tool_usage_fail(args->command, "--price: the next size of %s is %s, not '%s'", question->shape.name,
-                                larger ? larger->name : "not known", text);
+    question->larger = advise_shape_find(text);
+    if (!question->larger || !is_larger(question->larger, &question->shape))
+        return !tool_usage_fail(args->command, "--price: the next size of %s is %s, and '%s' is not a larger one",
+                                question->shape.name, next ? next->name : "not known", text);
     if (!amount_read(args, equals + 1, &question->larger_price, currency))
         return false;
     return !strcmp(currency, question->currency) ||

@@ -175,6 +175,16 @@ def a_bigger_machine_is_compared():
     expect(len(without) == 1 and without[0]["cost"] is None, without)
 
 
+def a_size_with_a_price_is_compared():
+    """From p3.2xlarge to p3.16xlarge, and to many of them."""
+    points = asked(*RESNET, "--count", "1-16", "--price", "3.06USD,p3.16xlarge=24.48USD")["points"]
+    expect([(point["machine"], point["machines"]) for point in points] ==
+           [*(("p3.2xlarge", count) for count in (1, 2, 4, 8)), ("p3.16xlarge", 1), ("p3.2xlarge", 16), ("p3.16xlarge", 2)], points)
+    eight, one, many = points[3], points[4], points[6]
+    expect(eight["workers"] == one["workers"] == 8 and many["step_us"] < one["step_us"] < eight["step_us"], eight, one, many)
+    expect(abs(one["cost"] - 24.48 * one["job_s"] / 3600) < 1e-6, one)
+
+
 def the_fewest_machines_meet_a_time_limit():
     words = (*GPT, "--machine", "p4d.24xlarge", "--type", "bfloat16", "--count", "1")
     answer = asked(*words, "--finish-by", "40min")
@@ -240,6 +250,21 @@ def the_job_is_a_document():
         (ROOT / "job.toml").write_text('entry_point = "train.py"\n' + job.partition("# train.py")[0])
         code, out, err = call(SHOAL, "job", "check", ROOT / "job.toml")
         expect(code == 0 and "no mistakes" in out and "on 4 hosts" in out, job, out, err)
+
+
+def the_calls_that_divide_a_model_are_in_the_job():
+    """Memory for the first way that divides the model, which is too small for the ways before it."""
+    words = ("--profile", "bert-large", "--samples", "1000", "--batch", "2", "--machine", "this", "--per-machine", "2", "--backward", "900",
+             "--measured-batch", "1")
+    ladder = asked(*words, "--worker-memory", "1M", code=3)["points"][0]["ladder"]
+    sizes = [each.get("total_bytes", float("inf")) for each in ladder]
+    at = next(i for i, each in enumerate(ladder) if each.get("tensor", 1) * each.get("stages", 1) > 1 and sizes[i] < min(sizes[:i]))
+    answer = asked(*words, "--worker-memory", int(sizes[at] / 0.92) + 2)
+    expect(answer["points"][0]["way"] == ladder[at]["way"], ladder, answer)
+    found = rung(answer["points"][0], ladder[at]["way"])
+    wanted = [f"model = shoal.torch.tensor_parallel(model, {found['tensor']:.0f})"] if found["tensor"] > 1 else []
+    wanted += [f"pipeline = shoal.torch.Pipeline(model, example, microbatches={found['microbatches']:.0f})"] if found["stages"] > 1 else []
+    expect([line for line in answer["job"].splitlines() if " = shoal.torch." in line] == wanted != [], wanted, answer["job"])
 
 
 def gpus_of_this_machine_are_its_workers():
@@ -322,7 +347,8 @@ def wrong_questions_are_refused():
 def wrong_prices_and_limits_are_refused():
     for price in ("3.06", "USD", "3.06 USD", "-1USD", "3.06US-D", "3.06DOLLARSX", "3.06USD,4USD"):
         refused(*RESNET, "--price", price, about="a price with its currency")
-    refused(*RESNET, "--price", "3USD,p3.16xlarge=9USD", about="the next size of p3.2xlarge is p3.8xlarge")
+    for other in ("p4d.24xlarge", "p3.2xlarge", "p3.17xlarge"):
+        refused(*RESNET, "--price", f"3USD,{other}=9USD", about=f"the next size of p3.2xlarge is p3.8xlarge, and '{other}' is not a larger one")
     refused(*RESNET, "--price", "3USD,p3.8xlarge=9EUR", about="two currencies")
     for limit in ("12", "0h", "soon", "-1h"):
         refused(*RESNET, "--finish-by", limit, about="a time with its unit")
@@ -332,7 +358,8 @@ def wrong_prices_and_limits_are_refused():
 def wrong_profiles_are_refused():
     refused("--profile", ROOT / "none.json", *RESNET[2:], about="no such file")
     file = ROOT / "other.json"
-    for text in ("", "{}", "[]", '[{"name": "w"}]', '[{"name": "w", "elements": 0, "ready": 1}]'):
+    for text in ("", "{}", "[]", '[{"name": "w"}]', '[{"name": "w", "elements": 0, "ready": 1}]',
+                 '{"name": "gpt", "units": [{"name": "wte", "forward_us": 25, "backward_us": 9}]}'):  # a profile for a pipeline
         file.write_text(text)
         refused("--profile", file, *RESNET[2:], about="other.json:1:")
 
@@ -366,8 +393,9 @@ if __name__ == "__main__" and "--write" in sys.argv:
 elif __name__ == "__main__":
     run_cases([six_questions_have_their_pages, the_web_page_has_the_same_words_and_a_curve, names_are_escaped_in_the_web_page,
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
-               memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, the_fewest_machines_meet_a_time_limit,
+               memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, a_size_with_a_price_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
+               the_calls_that_divide_a_model_are_in_the_job,
                gpus_of_this_machine_are_its_workers, hosts_of_a_file_are_like_this_machine,
                wrong_questions_are_refused, wrong_prices_and_limits_are_refused, wrong_profiles_are_refused,
                a_batch_below_the_workers_is_an_answer, what_is_not_known_is_said, help_has_all_options_and_shapes])
