@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`shoal advise` as a user sees it: whole pages, the JSON object, the HTML page, bad input. (test_advise.c tests the arithmetic.)
 
-The pages of six questions are in advice_pages/. To write them anew:
+The pages of seven questions are in advice_pages/. To write them anew:
 PYTHONPATH=tests/multi SHOAL_COMMAND=build/shoal python3 tests/multi/tools/test_advise.py --write"""
 import atexit
 import html
@@ -30,6 +30,7 @@ GPT = ("--profile", "gpt2", "--samples", "9000000", "--batch", "512")
 QUESTIONS = {
     "sizes_of_a_machine": ((*RESNET, "--epochs", "90", "--count", "1-8", "--price", "3.06USD,p3.8xlarge=12.24USD",
                             "--finish-by", "4d"), 0),
+    "one_bigger_machine_first": ((*RESNET, "--epochs", "90", "--count", "1,2,4,8,16", "--price", "3.06USD,p3.16xlarge=24.48USD"), 0),
     "few_samples_for_batch_norm": (("--profile", "resnet50", "--samples", "50000", "--batch", "64", "--machine",
                                     "p3dn.24xlarge", "--count", "4"), 0),
     "a_model_that_hardly_fits": ((*GPT, "--machine", "p3.16xlarge", "--count", "1,2"), 0),
@@ -67,7 +68,7 @@ def rung(point, way):
 # ---- Pages ----------------------------------------------------------------------------------------------------------------------
 
 
-def six_questions_have_their_pages():
+def questions_have_their_pages():
     for name, (words, code) in QUESTIONS.items():
         wanted = (PAGES / f"{name}.txt").read_text()
         page = advise(*words, code=code)
@@ -391,7 +392,7 @@ if __name__ == "__main__" and "--write" in sys.argv:
     for name, (words, code) in QUESTIONS.items():
         (PAGES / f"{name}.txt").write_text(advise(*words, code=code))
 elif __name__ == "__main__":
-    run_cases([six_questions_have_their_pages, the_web_page_has_the_same_words_and_a_curve, names_are_escaped_in_the_web_page,
+    run_cases([questions_have_their_pages, the_web_page_has_the_same_words_and_a_curve, names_are_escaped_in_the_web_page,
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
                memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, a_size_with_a_price_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
