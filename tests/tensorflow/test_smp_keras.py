@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import forked
-from tap import run_cases
+from tap import expect, run_cases
 
 # The vendor's package is smdistributed/, which a checkout has in python/.
 sys.path[:0] = [str(forked.TOP / "python/smdistributed"), str(forked.TOP / "python")]
@@ -307,6 +307,23 @@ def misuse_is_refused(rank):
     assert (smp.rank(), smp.size(), smp.dp_rank(), smp.dp_size(), smp.local_size()) == (rank, 2, 0, 1, 2)
 
 
+# ---- A rank that dies ----
+
+
+def dies_between_steps(rank):
+    begin()
+    trainer = Trainer(chain, run_chain)
+    for step in range(100):
+        if rank == 1 and step == 1:
+            os._exit(9)
+        trainer.train(step)
+
+
+def a_rank_that_dies_is_named():
+    told = forked.Ranks(2, dies_between_steps)
+    expect(told.codes == [1, 9] and "shoal:" in told.texts[0] and "rank 1" in told.texts[0], told.told())
+
+
 def nothing(*_):
     pass
 
@@ -317,4 +334,4 @@ def cases(size, *functions):
 
 run_cases([*cases(1, models_train_as_one_process), *cases(2, models_train_as_one_process), *cases(3, models_train_as_one_process),
            *cases(2, replicas_average), *cases(4, replicas_average), *cases(2, partitions_follow_marks), *cases(2, checkpoints_resume), *cases(2, parameters_decide), *cases(2, outputs_have_the_form_of_one_call),
-           *cases(2, misuse_is_refused)])
+           *cases(2, misuse_is_refused), a_rank_that_dies_is_named])
