@@ -115,15 +115,18 @@ def beside_nccl_a_table_is_made():
 
 def threads_are_compared_in_turns():
     with tempfile.TemporaryDirectory() as folder:
-        words = "--sizes", "64K,1M", "--rounds", "2", "--threads", "1,3", "--out", folder
+        old = pathlib.Path(folder) / "old"  # an older checkout, whose build is this one
+        old.mkdir()
+        (old / "build").symlink_to(pathlib.Path(SHOAL).resolve().parent)
+        words = "--sizes", "64K,1M", "--rounds", "2", "--threads", "3", "--out", folder, "--before", old
         env = {**os.environ, "SHOAL_BUILD": str(pathlib.Path(SHOAL).parent)}
         code, out, err = call(TOP / "bench/bench_threads.py", *words, env=env)
         table = (pathlib.Path(folder) / "threads-2.md").read_text()
         rows = [json.loads(line) for line in (pathlib.Path(folder) / "threads-2.jsonl").read_text().splitlines()]
         expect(code == 0 and table in out + "\n", code, out, err)
     expect(len(re.findall(r"^\| all-reduce, (?:plain|shared) \| [\d ]+ (?:B|KiB|MiB) \|(?: [\d.e-]+ \([\d.e-]+ .. [\d.e-]+\) \|){2} [\d.]+ \|$",
-                          table, re.M)) == 6, table)
-    expect({row["threads"] for row in rows} == {1, 3} and {row["round"] for row in rows} == {0, 1} and
+                          table, re.M)) == 6 and "| before, ms | 3 threads, ms | gain |" in table, table)
+    expect({row["threads"] for row in rows} == {None, 3} and {row["round"] for row in rows} == {0, 1} and
            all(row["errors"] == 0 for row in rows), rows)
     for wrong in ("0", "1,65", "x", ""):
         expect(call(TOP / "bench/bench_threads.py", "--threads", wrong)[0] == 2, wrong)
