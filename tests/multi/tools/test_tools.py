@@ -115,15 +115,18 @@ def beside_nccl_a_table_is_made():
 
 def threads_are_compared_in_turns():
     with tempfile.TemporaryDirectory() as folder:
-        words = "--sizes", "64K,1M", "--rounds", "2", "--threads", "1,3", "--out", folder
+        old = pathlib.Path(folder) / "old"  # an older checkout, whose build is this one
+        old.mkdir()
+        (old / "build").symlink_to(pathlib.Path(SHOAL).resolve().parent)
+        words = "--sizes", "64K,1M", "--rounds", "2", "--threads", "3", "--out", folder, "--before", old
         env = {**os.environ, "SHOAL_BUILD": str(pathlib.Path(SHOAL).parent)}
         code, out, err = call(TOP / "bench/bench_threads.py", *words, env=env)
         table = (pathlib.Path(folder) / "threads-2.md").read_text()
         rows = [json.loads(line) for line in (pathlib.Path(folder) / "threads-2.jsonl").read_text().splitlines()]
         expect(code == 0 and table in out + "\n", code, out, err)
     expect(len(re.findall(r"^\| all-reduce, (?:plain|shared) \| [\d ]+ (?:B|KiB|MiB) \|(?: [\d.e-]+ \([\d.e-]+ .. [\d.e-]+\) \|){2} [\d.]+ \|$",
-                          table, re.M)) == 6, table)
-    expect({row["threads"] for row in rows} == {1, 3} and {row["round"] for row in rows} == {0, 1} and
+                          table, re.M)) == 6 and "| before, ms | 3 threads, ms | gain |" in table, table)
+    expect({row["threads"] for row in rows} == {None, 3} and {row["round"] for row in rows} == {0, 1} and
            all(row["errors"] == 0 for row in rows), rows)
     for wrong in ("0", "1,65", "x", ""):
         expect(call(TOP / "bench/bench_threads.py", "--threads", wrong)[0] == 2, wrong)
@@ -571,6 +574,23 @@ def info_prints_settings_machine_and_algorithms():
         expect(code == 0 and word in out, option, out, err)
 
 
+def info_counts_the_threads_of_a_rank():
+    plain = {name: value for name, value in os.environ.items() if name not in ("SHOAL_THREADS", "OMP_NUM_THREADS")}
+
+    def lines(**env):
+        code, out, err = call(SHOAL, "info", "--topology", env={**plain, **env})
+        expect(code == 0 and not err, out, err)
+        return dict(re.findall(r"^(cores|threads) +(.*)$", out, re.M))
+
+    expect(lines(SHOAL_THREADS="7", OMP_NUM_THREADS="1")["threads"] == "7 for each rank (SHOAL_THREADS)")
+    told = lines(OMP_NUM_THREADS="1")
+    wanted = min(max(int(told["cores"].split()[0]) - 1, 1), 64)
+    expect(told["threads"] == f"{wanted} for a rank with all of these cores; 1 left to the framework (OMP_NUM_THREADS)", told)
+    told = lines()["threads"]
+    expect(told.endswith("1 left to the framework (it computes on a GPU)") if os.path.exists("/dev/nvidiactl") else
+           told.startswith("1 for each rank: the framework may use all cores"), told)
+
+
 def info_tells_of_wrong_values_and_prints_the_rest():
     env = {**os.environ, "SHOAL_DEPTH": "99", "SHOAL_STORES": "ice", "SHOAL_WARN_MS": "1234"}
     code, out, err = call(SHOAL, "info", "--settings", env=env)
@@ -701,7 +721,8 @@ run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, threads_are_
            explain_refuses_what_makes_no_sense, explain_shows_plans_over_hosts, explain_follows_the_rules,
            explain_over_hosts_follows_the_rules, explain_names_rules_that_cannot_serve,
            explain_and_info_follow_a_file_of_rules, info_prints_the_rules_after_the_table, rules_that_are_wrong_are_named,
-           info_prints_settings_machine_and_algorithms, info_tells_of_wrong_values_and_prints_the_rest,
+           info_prints_settings_machine_and_algorithms, info_counts_the_threads_of_a_rank,
+           info_tells_of_wrong_values_and_prints_the_rest,
            info_names_the_interface_and_the_providers, info_says_why_no_provider_is_taken,
            info_shows_a_setting_from_the_environment_and_hides_the_secret, help_teaches,
            narrow_terminals_break_no_words,

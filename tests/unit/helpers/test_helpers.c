@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -669,6 +671,63 @@ static void lists_of_cores(void **state)
         assert_false(shoal_helper_cores_parse(wrong[i], &cores));
 }
 
+/* A NUMA node of four cores, of which the slice has two: helpers stay there if these are enough. The thread stays on its core
+ * meanwhile, so its node is always the same. */
+static void helpers_stay_near(void **state)
+{
+    char sys[] = "/tmp/shoal_helpers_XXXXXX", folder[80], path[96];
+    static const char *const folders[] = {"devices", "devices/system", "devices/system/node", NULL};
+    unsigned core, node;
+    cpu_set_t cores, before, one;
+    (void)state;
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    CPU_ZERO(&one);
+    CPU_SET((size_t)first_core(&before), &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    assert_int_equal(syscall(SYS_getcpu, &core, &node, NULL), 0);
+    assert_non_null(mkdtemp(sys));
+    for (int i = 0; folders[i]; i++) {
+        snprintf(folder, sizeof folder, "%s/%s", sys, folders[i]);
+        assert_int_equal(mkdir(folder, 0700), 0);
+    }
+    assert_true(shoal_helper_cores_parse("2-3,8-9", &cores));
+    shoal_helper_cores_stay_near(sys, 1, &cores); /* without a list of the node */
+    assert_int_equal(CPU_COUNT(&cores), 4);
+    snprintf(folder, sizeof folder, "%s/devices/system/node/node%u", sys, node);
+    assert_int_equal(mkdir(folder, 0700), 0);
+    snprintf(path, sizeof path, "%s/cpulist", folder);
+    FILE *file = fopen(path, "we");
+    assert_non_null(file);
+    fputs("0-3\n", file);
+    assert_int_equal(fclose(file), 0);
+    shoal_helper_cores_stay_near(sys, 3, &cores);
+    assert_int_equal(CPU_COUNT(&cores), 4);
+    shoal_helper_cores_stay_near(sys, 2, &cores);
+    assert_int_equal(sched_setaffinity(0, sizeof before, &before), 0);
+    assert_int_equal(CPU_COUNT(&cores), 2);
+    assert_true(CPU_ISSET(2, &cores) && CPU_ISSET(3, &cores));
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+    for (int i = 2; i >= 0; i--) {
+        snprintf(folder, sizeof folder, "%s/%s", sys, folders[i]);
+        assert_int_equal(rmdir(folder), 0);
+    }
+    assert_int_equal(rmdir(sys), 0);
+}
+
+static void cores_of_the_framework(void **state)
+{
+    static const char missing[] = "/dev/shoal_has_no_such_file", present[] = "/dev/null";
+    (void)state;
+    assert_int_equal(shoal_helper_cores_of_framework("4", missing), 4);
+    assert_int_equal(shoal_helper_cores_of_framework("6,2", present), 6);
+    assert_int_equal(shoal_helper_cores_of_framework(NULL, present), 1);
+    assert_int_equal(shoal_helper_cores_of_framework(NULL, missing), -1);
+    assert_int_equal(shoal_helper_cores_of_framework("many", missing), -1);
+    assert_int_equal(shoal_helper_cores_of_framework("0", present), 1);
+    assert_int_equal(shoal_helper_cores_of_framework("999999", missing), CPU_SETSIZE);
+}
+
 static void values_of_the_setting(void **state)
 {
     static const char *const right[] = {"SHOAL_THREADS=auto", "SHOAL_THREADS=1", "SHOAL_THREADS=64"};
@@ -727,6 +786,8 @@ int main(void)
         cmocka_unit_test(cores_are_shared),
         cmocka_unit_test(ranks_that_come_make_it_narrower),
         cmocka_unit_test(lists_of_cores),
+        cmocka_unit_test(helpers_stay_near),
+        cmocka_unit_test(cores_of_the_framework),
         cmocka_unit_test(values_of_the_setting),
     };
     return cmocka_run_group_tests(tests, open_logs, close_logs);

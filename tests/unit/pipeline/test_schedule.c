@@ -256,6 +256,9 @@ static void other_forms_are_read(void **state)
     (void)state;
     assert_int_equal(read_text("0F0,,0F1,0B0,0B1\n,1F0,1B0,1F1,1B1\n", why), SHOAL_OK);
     assert_int_equal(read_text("0F0, 0SEND_F0,0RECV_B0,0B0\r\n1RECV_F0,1F0,1I0,1SEND_B0,1W0,1REDUCE_GRAD", why), SHOAL_OK);
+    /* Nothing is lost by a receive or a send that is missing: messages follow from the other actions. */
+    assert_int_equal(read_text("0F0,0SEND_F0,0B0\n1F0,1I0,1SEND_B0,1W0", why), SHOAL_OK);
+    assert_int_equal(read_text("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1I0,1W0", why), SHOAL_OK);
     assert_int_equal(read_text("0F0,0R0,0I0,0W0,0RESHARD,0UNSHARD\n1F0,1B0", why), SHOAL_OK);
     assert_int_equal(read_text("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n1F0,\"(1F1;1I0)OVERLAP_F_B\",1W0,1B1", why), SHOAL_OK);
 }
