@@ -88,17 +88,17 @@ def agent_run(path, way):
     flight recorders."""
     from shoal.job import processes
     from shoal.job.document.folder import JobFolder
-    from shoal.job.engines import agent, places
+    from shoal.job.engines import agent, shared
     from shoal.job.watching import metrics
     copies = []
     if way == "without":
         metrics.Watching = Unwatched
     metrics.Sampler._dump = copies_timed(metrics.Sampler._dump, copies) if way == "copies" else lambda sampler: None
     folder = JobFolder(path.name, path.parent)
-    place = agent.Place(0, folder.status().hosts, ("127.0.0.1", processes.free_port()))
-    ending = agent.Agent(folder, places.job_read(folder), place, lambda **report: None, lambda: True).run()
+    position = agent.Position(0, folder.status().hosts, ("127.0.0.1", processes.free_port()))
+    ending = agent.Agent(folder, shared.job_read(folder), position, lambda **report: None, lambda: True).run()
     if ending.status != "Completed":
-        sys.exit(f"{ending.reason}\n{folder.log(place.host).read_text()[-2000:]}")
+        sys.exit(f"{ending.reason}\n{folder.log(position.host).read_text()[-2000:]}")
     print(json.dumps({"agent_cpu_s": round(time.process_time(), 3), **({"copies_cpu_s": copies} if way == "copies" else {})}))
 
 
@@ -107,12 +107,12 @@ def agent_run(path, way):
 def measure(way, steps, batches, jobs):
     """Returns how long the steps took, in one job."""
     from shoal.job.document import Job, Metric
-    from shoal.job.engines import places
+    from shoal.job.engines import shared
     job = Job(str(ROOT / "bench/watched_worker.py"), name=way, workers_per_host=WORKERS,
               distribution={"smdistributed": {"dataparallel": {"enabled": True}}},
               metric_definitions=[Metric(name, expression) for name, expression in DEFINITIONS.items()],
               environment={"OMP_NUM_THREADS": "1", "WATCHED_STEPS": str(steps), "WATCHED_BATCHES": str(batches)})
-    folder = places.folder_create(job, jobs)
+    folder = shared.folder_create(job, jobs)
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "SHOAL_COMMAND": str(ROOT / "build/shoal"),
                    "SHOAL_LIBRARY": str(ROOT / "build/libshoal.so")}
     done = subprocess.run([PYTHON, __file__, "--agent", folder.path, way], env=environment, capture_output=True, text=True)

@@ -9,13 +9,14 @@ Without the variable nothing is changed. The file has three doubles: seconds wai
 wait that is under way began (0: none). Only waits of the training itself count: other threads load ahead."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
 import struct
 import threading
 import time
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 VARIABLE = "SHOAL_JOB_INPUT"  # "%p" in it is replaced by the process's number
 _FORM = struct.Struct("<ddd")
@@ -32,6 +33,7 @@ class Meter:
 
     def __init__(self, path: str):
         self.pid, self.seconds, self.batches, self.begun = os.getpid(), 0.0, 0, 0.0
+        self.is_calling = False  # in call(), which counts
         with open(path, "w+b") as file:
             file.write(bytes(_FORM.size))
             file.flush()
@@ -47,17 +49,25 @@ class Meter:
     def end(self, batches: int) -> None:
         self.seconds += time.monotonic() - self.begun
         self.batches += batches
+        self.begun = 0.0
         _FORM.pack_into(self.memory, 0, self.seconds, self.batches, 0.0)
+
+    def stop(self) -> None:
+        """Ends a wait that has found the end of the data, if there is one."""
+        if self.begun:
+            self.end(0)
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls the function, and adds the time that it takes. An end of the data (StopIteration) is not a batch."""
         batches = 0
         self.begin()
+        self.is_calling = True
         try:
             batch = function(*arguments)
             batches = 1
             return batch
         finally:
+            self.is_calling = False
             self.end(batches)
 
 
@@ -123,11 +133,11 @@ def watch_tensorflow() -> None:
 def _watch_keras(tf: Any) -> None:
     """fit() takes its batches in a graph. So each of its data sets gets two more stages, which run when the graph asks for a batch
     and when it gets one. TensorFlow adds a prefetch at the end of a pipeline, which would ask ahead of the training: here it is
-    added before these stages instead."""
+    added before these stages instead. The last request of an epoch may get none. fit() catches this, which ends the wait."""
     try:
         from keras import backend
         from keras.src.backend.tensorflow.trainer import TFEpochIterator
-        plain = TFEpochIterator._get_iterator
+        plain, catch = TFEpochIterator._get_iterator, TFEpochIterator.catch_stop_iteration
     except (ImportError, AttributeError):
         return
     if backend.backend() != "tensorflow" or getattr(plain, "is_watched", False):
@@ -140,17 +150,29 @@ def _watch_keras(tf: Any) -> None:
             return dataset
         return _counted(tf, dataset, meter)
 
+    @contextlib.contextmanager
+    def caught(self: Any) -> Iterator[None]:
+        try:
+            with catch(self):
+                yield
+        finally:
+            meter = _meter_open()
+            if meter is not None and os.getpid() == meter.pid:
+                meter.stop()
+
     counted.is_watched = True  # type: ignore[attr-defined]
-    TFEpochIterator._get_iterator = counted
+    TFEpochIterator._get_iterator, TFEpochIterator.catch_stop_iteration = counted, caught
 
 
 def _counted(tf: Any, dataset: Any, meter: Meter) -> Any:
     def begin() -> bool:
-        meter.begin()
+        if not meter.is_calling:  # predict() calls next() of the iterator, which counts
+            meter.begin()
         return True
 
     def end() -> bool:
-        meter.end(1)
+        if not meter.is_calling:
+            meter.end(1)
         return True
 
     def pass_on(_: Any, batch: Any) -> Any:

@@ -6,8 +6,6 @@ and end with the parameters of one process that trains on the whole batch on the
 With SHOAL_TEST_CUDA the device is a GPU of this machine, and the Python needs a torch that is built for CUDA (make test-gpu).
 Otherwise it is the stand-in of test_device.py. No framework knows that device, so the functions
 there_of_* select it in each framework; all the rest of the framework's code for devices runs."""
-import contextlib
-import dataclasses
 import importlib.util
 import os
 import pathlib

@@ -2,7 +2,6 @@
 """Horovod's names (shoal.horovod.torch): operations matched by name, joins, process sets, and training as one process."""
 import os
 import pathlib
-import sys
 import tempfile
 import time
 import warnings

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo  # noqa: F401: else each rank does at its first functional collective, in up to half a minute
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from inputs import (FLOATS, GUARD, LAYOUTS, MOVED, REDUCED, check, guarded, name_of, numbers, on_host, operators, place,
+from inputs import (LAYOUTS, MOVED, REDUCED, check, guarded, name_of, numbers, on_host, operators, place,
                     reduce_op, reduced)
 from ranks import Case, Skip, expect
 

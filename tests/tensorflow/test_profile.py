@@ -172,6 +172,7 @@ for number, data in enumerate((slow_pairs, slow_pairs.prefetch(2))):
     after = _input.waited(path, time.monotonic())
     assert after.batches - before.batches == 12, (before, after)
     assert after.seconds - before.seconds >= 0.1, (before, after)  # nothing hides the first batch of an epoch
+    assert _input.waited(path, time.monotonic() + 60) == _input.waited(path, time.monotonic())  # no wait is left at the end of the data
 for _ in range(4):  # the same batches in the same order
     for x, y in slow_pairs:
         plain.train_on_batch(x, y)
@@ -180,6 +181,9 @@ before = _input.waited(path, time.monotonic())
 ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1.0], [2.0, 3.0]]))
 assert keras.Sequential([keras.layers.Lambda(lambda x: tf.reduce_sum(x, 1))]).predict(ragged, verbose=0).tolist() == [1.0, 5.0]
 assert _input.waited(path, time.monotonic()).batches > before.batches
+before = _input.waited(path, time.monotonic())
+model.predict(tf.data.Dataset.from_tensors(tf.zeros((1, 1))).repeat(3), verbose=0)
+assert _input.waited(path, time.monotonic()).batches - before.batches == 3  # each once
 print("counted")
 """
 

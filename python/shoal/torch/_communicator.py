@@ -70,6 +70,12 @@ def timed_out(status):
     return "timed out: " if status == ERR_TIMEOUT else ""
 
 
+def cause_of(text):
+    """Returns the struct shoal_failure with which a rank ends the waits of others."""
+    plain = text.removeprefix("shoal: ").encode(errors="replace")
+    return _native.Failure(status=_native.ERR_ABORTED, text=plain[:_native.Failure.text.size - 1])
+
+
 def join(store, rank, size, timeout, name):
     """Makes a communicator; all its ranks call this, with one Store. Returns the addresses of its context and of the
     communicator, which the caller frees."""

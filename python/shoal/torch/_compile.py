@@ -69,7 +69,10 @@ def _load():
 
 def _carried():
     """Returns the module that the wheel carries for this torch and this Python, or None."""
-    path = _shim_file.CARRIED / _name(_shim_file.release_of(torch.__version__))
+    try:
+        path = _shim_file.CARRIED / _name(_shim_file.release_of(torch.__version__))
+    except OSError:  # the name depends on shoal.h: _cached() reports that it is missing
+        return None
     if not path.exists():
         return None
     try:

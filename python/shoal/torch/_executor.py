@@ -7,7 +7,7 @@ import weakref
 
 from .. import _native
 from .._native import OK
-from ._communicator import BackendError, is_own, timed_out
+from ._communicator import BackendError, cause_of, is_own, timed_out
 
 
 class Executor:
@@ -59,11 +59,12 @@ class Executor:
         failure = _native.Failure()
         return failure if self._library.pipeline_failure(self._address, ctypes.byref(failure)) == OK else None
 
-    def fail(self, communicators):
-        """Ends the waits of other ranks on these communicators, with the cause of the pipeline's failure."""
-        failure = self._failure()
+    def fail(self, communicators, text):
+        """Ends the waits of other ranks on these communicators, with the cause of the pipeline's failure; if it has not failed, with
+        this text."""
+        failure = self._failure() or cause_of(text)
         for communicator in communicators:
-            self._library.comm_fail(communicator.address, failure and ctypes.byref(failure))
+            self._library.comm_fail(communicator.address, ctypes.byref(failure))
 
     def hold(self, tensor):
         """Keeps a tensor until the pipeline has released it. Returns the owner for struct shoal_parcel."""

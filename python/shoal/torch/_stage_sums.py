@@ -8,6 +8,8 @@ Replicas of a stage have parts of one batch, and their gradients are added. Repl
 their gradients are averaged."""
 from __future__ import annotations
 
+import ctypes
+
 from .. import _native
 from .._native import OK
 from . import _communicator, _gradients
@@ -69,9 +71,10 @@ class StageSums:
             parameter.grad = result.clone() if former is None else former.add_(result)
 
     def fail(self, text):
-        """Ends the wait of the other ranks."""
+        """Ends the waits of the other ranks, for gradients and for results (_replicas.py)."""
         if self._reducer is not None:
             self._reducer.fail(_native.ERR_ABORTED, text)
+        _native.load().comm_fail(self._communicator.address, ctypes.byref(_communicator.cause_of(text)))
 
 
 class NoSums:

@@ -52,7 +52,7 @@ class Stage:
             sent, result = [self._team.packed(value) for value in sent], self._team.whole(result)
         sent = dict(zip(targets, sent))
         if self.shares:
-            return self.shares.cut(is_training, self.targets, sent, samples) if sent else [], result
+            return self.shares.cut(is_training, self.targets, sent, samples) if self.targets else [], result
         return [sent.get(target, []) for target in self.targets], result
 
     @contextlib.contextmanager

@@ -295,16 +295,16 @@ class Pipeline:
                 self._ties.begin()
                 self._sums.begin()
             self._executor.run(done.compute, forward_only=not has_gradients)
+            if has_gradients:
+                self._sums.finish()
+                if self._replicas is not None:
+                    self._ties.begin_sums()
+                self._ties.finish()
         except BaseException as error:  # other ranks may have ended their pass, and wait
-            self._executor.fail([self._communicator, *self._ties.communicators])
+            self._executor.fail([self._communicator, *self._ties.communicators], str(error))
             self._ties.restore()
             self._sums.fail(str(error))
             raise
-        if has_gradients:
-            self._sums.finish()
-            if self._replicas is not None:
-                self._ties.begin_sums()
-            self._ties.finish()
 
     def times(self):
         """Returns the times of the last step on this rank: a dict of step_us, computed_us, waited_us, sending_us and bubble, of

@@ -17,7 +17,8 @@ import time
 
 import torch
 
-from shoal._profiles import Gradient, Profile, gradients_of, short
+from shoal._profiles import Profile, gradients_of, short
+
 
 def profile(model: torch.nn.Module, example, loss=None, *, steps: int = 3, batch: int | None = None, name: str | None = None) -> Profile:
     """Runs `steps` training steps of a model without an optimizer, after one that is not timed, and returns its Profile.

@@ -22,7 +22,6 @@ import weakref
 import torch
 from torch import nn
 
-from .. import _native
 from . import _checkpoint, _communicator, _divided, _first_values, _gradients, _optimizer, _shards, ddp
 from ._parameters import Parameters
 

@@ -12,7 +12,7 @@ from shoal.tensorflow.variables import assign_broadcasts
 from .._common import controller as kinds
 from .._common.operators import Average, Max, Min, Product, Sum, operator_of
 from ._agreement import GRADIENTS, agree, exchange, fault_among, joined_of
-from ._world import global_process_set, rank, world_of
+from ._world import global_process_set, world_of
 from .compression import Compression
 
 _OPERATORS = {Average: ReduceOp.AVERAGE, Sum: ReduceOp.SUM, Min: ReduceOp.MIN, Max: ReduceOp.MAX, Product: ReduceOp.PRODUCT}

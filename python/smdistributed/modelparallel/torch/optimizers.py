@@ -68,7 +68,7 @@ class FusedLAMB(_Optimizer):
     def _begin_step(self, stepped):
         bound = self.defaults["max_grad_norm"]
         norm = self.norms.of_gradients([each for _, each in stepped]) if bound else 0.0
-        self._factor = bound / norm if norm > bound else 1.0
+        self._factor = bound / norm if bound and norm > bound else 1.0
 
     def _step_parameter(self, group, parameter, state):
         if not state:
