@@ -28,7 +28,8 @@
  * has found it ready, and releases it when they have returned it. A card, next to the rings, describes their slots.
  *
  * Threads: a poster reserves units and puts the stream's work on the stream, one thread at a time under its own lock. The
- * functions for the engine are called under the progress engine's lock. Both may run at once. */
+ * functions for the engine are called under the progress engine's lock, except those that return addresses: helper threads call
+ * them. Both may run at once. */
 #ifndef SHOAL_DEVICE_DEVICE_RING_H
 #define SHOAL_DEVICE_DEVICE_RING_H
 

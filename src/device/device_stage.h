@@ -19,7 +19,8 @@
  * so a slot is free when its next use begins.
  *
  * Threads: as in device/device_ring.h. The poster reserves units and puts works on streams, one thread at a time under its own
- * lock. The engine's functions are called under the progress engine's lock. Both may run at once. */
+ * lock. The engine's functions are called under the progress engine's lock. Both may run at once. Helper threads ask for
+ * addresses. */
 #ifndef SHOAL_DEVICE_DEVICE_STAGE_H
 #define SHOAL_DEVICE_DEVICE_STAGE_H
 

@@ -460,9 +460,9 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
     };
     announcement->input = announcement->output = 0;
     if (!request->is_direct) {
-        announcement->descriptor.hints = SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request);
         announcement->input = locate_operand(engine, request, SHOAL_INPUT);
         announcement->output = locate_operand(engine, request, SHOAL_OUTPUT);
+        announcement->descriptor.hints |= SHOAL_HINT_PLANNED | shoal_trial_hint(engine, request); /* reads the locations */
     }
     engine->intake.called[request->sequence % SHOAL_ANNOUNCEMENTS] = announcement->descriptor;
     engine->intake.met[request->sequence % SHOAL_ANNOUNCEMENTS] = request->peer_set;

@@ -190,7 +190,7 @@ struct shoal_engine {
     uint64_t held_until_ns;
     uint64_t plans_built;
 
-    struct shoal_trial *stores, *widths; /* [SHOAL_TRIAL_COUNT], on rank 0 once it has something to try */
+    struct shoal_trial *stores, *widths; /* [SHOAL_TRIAL_COUNT], on ranks that have something to try */
 
     struct shoal_p2p *p2p;  /* sends and receives */
     unsigned message_count; /* number of messages under way */

@@ -753,10 +753,16 @@ struct shoal_request *shoal_p2p_with(struct shoal_engine *engine, int peer)
     return request;
 }
 
+void shoal_p2p_stop_copies(struct shoal_engine *engine)
+{
+    for (struct shoal_request *request = shoal_p2p_first(engine); request; request = request->next)
+        shoal_message_copy_stop(engine, request);
+}
+
 void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status)
 {
     while (engine->p2p && engine->p2p->head) {
-        shoal_message_copy_stop(engine, engine->p2p->head);
+        SHOAL_ASSERT(!shoal_p2p_is_helped(engine->p2p->head));
         p2p_finish(engine, engine->p2p->head, status);
     }
 }

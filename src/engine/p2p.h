@@ -45,6 +45,9 @@ void shoal_p2p_append_unexpected(const struct shoal_engine *engine, const struct
                                  size_t bytes);
 /* Returns the first request to or from that peer, or NULL. */
 struct shoal_request *shoal_p2p_with(struct shoal_engine *engine, int peer);
+/* For an engine that breaks, before any request ends: a message from this rank to itself is copied from the memory of another
+ * request. Afterwards no helper touches a message. */
+void shoal_p2p_stop_copies(struct shoal_engine *engine);
 /* Completes all requests with that status. */
 void shoal_p2p_fail(struct shoal_engine *engine, enum shoal_status status);
 void shoal_p2p_destroy(struct shoal_engine *engine);

@@ -95,7 +95,7 @@ bool shoal_runner_is_taken(struct shoal_engine *engine, struct shoal_request *re
 /* Returns true if the request waits for the owner of one of this rank's operands. */
 bool shoal_runner_is_unready(const struct shoal_engine *engine, const struct shoal_request *request);
 
-/* ---- Waits, for failure.c ------------------------------------------------------------------------------------------------ */
+/* ---- Waits, for failure.c, stall.c and blame.c --------------------------------------------------------------------------- */
 
 /* Returns the step at which the request's oldest chunk waits, and the other rank that it waits for. -1 if it has not come that
  * far. */

@@ -21,7 +21,7 @@ struct shoal_tried {
     uint32_t use;
 };
 
-/* Returns the hints that rank 0 announces for an operation. Hints of other ranks are not read. */
+/* Returns the hints that rank 0 of a host announces for an operation whose operands have been located; 0 on other ranks. */
 uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *request);
 
 /* Rank 0: takes the time of a finished operation into account. */

@@ -21,7 +21,8 @@
  *
  * An operand is counted in elements of a whole operand, or of each part (struct shoal_shape): the range [begin, end) of a
  * partitioned operand is that range of every part, as far as the part extends. All functions are called under the progress
- * engine's lock. */
+ * engine's lock, except `address` and `block_address`: helper threads call them, several at once, for ranges that are ready and
+ * not yet released. */
 #ifndef SHOAL_OPERAND_OPERAND_H
 #define SHOAL_OPERAND_OPERAND_H
 

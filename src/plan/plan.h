@@ -316,8 +316,8 @@ static inline size_t shoal_bin_stride(size_t count, size_t grain, unsigned of)
 /* Prints one line per step, such as "  3  reduce  in[0] 2/4 + in[1] 2/4 -> out[2] 2/4". */
 void shoal_plan_print(const struct shoal_plan *plan, FILE *out);
 /* Prints a JSON array with an object for each step, such as {"step":"reduce","from":["in[0] 2/4","in[1] 2/4"],"to":["out[2]
- * 2/4"]}, {"step":"signal","peer":1}, {"step":"wait","for":"signal","peer":1,"signal":1}; "for" may also be "credit" or
- * "puts". */
+ * 2/4"]}, {"step":"signal","peer":1}, {"step":"wait","for":"signal","peer":1,"signal":1}; "for" may also be "credit", "puts"
+ * or "lending". */
 void shoal_plan_print_json(const struct shoal_plan *plan, FILE *out);
 /* Prints one step without its number, at most bytes - 1 characters. */
 void shoal_plan_print_step(const struct shoal_plan *plan, uint32_t step, char *text, size_t bytes);

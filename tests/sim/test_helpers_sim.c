@@ -701,6 +701,33 @@ static void freeing_waits_for_helpers(void **state)
         end_while_helped(END_FREED, work, NULL);
 }
 
+static void note_sent(void *arg, enum shoal_status status)
+{
+    bool *was_inside = arg;
+    (void)status;
+    *was_inside = atomic_load(&inside[0]) > 0;
+}
+
+/* Helpers copy a message of a rank to itself from the memory of its send, which is posted first. */
+static void a_send_to_itself_ends_after_helpers(void **state)
+{
+    struct world *world = open_world(1, 3, NULL, 3, preset);
+    bool was_inside = false;
+    struct shoal_request send = {.done_fn = note_sent, .done_arg = &was_inside};
+    pthread_t thread;
+    (void)state;
+    atomic_store(&must_hold, true);
+    post_message(world, 2000003, &send);
+    drive_to_hold(world);
+    assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
+    break_world(world, END_FREED);
+    pthread_join(thread, NULL);
+    assert_int_equal(shoal_request_status(&send), SHOAL_ERR_PEER_LOST);
+    assert_int_equal(shoal_request_status(&world->members[0].request), SHOAL_ERR_PEER_LOST);
+    assert_false(was_inside || world->members[0].was_inside);
+    close_world(world);
+}
+
 static int make_kernels(void **state)
 {
     (void)state;
@@ -728,6 +755,7 @@ int main(void)
         cmocka_unit_test(a_dead_peer_does_not_strand_helpers),
         cmocka_unit_test(a_deadline_names_helpers),
         cmocka_unit_test(freeing_waits_for_helpers),
+        cmocka_unit_test(a_send_to_itself_ends_after_helpers),
     };
     return cmocka_run_group_tests(tests, make_kernels, NULL);
 }
