@@ -380,7 +380,6 @@ void shoal_memory_free_of_device(struct shoal_memory *memory, void *address)
     struct shoal_region *region = find_begin(memory, address, SHOAL_REGION_OWN);
     SHOAL_ASSERT(region && region->is_of_device);
     shoal_segment_unpin(region->segment);
-    shoal_segment_discard(region->segment); /* idle peers unmap it much later */
     end_region(memory, region);
     shoal_memory_unlock(memory);
 }
