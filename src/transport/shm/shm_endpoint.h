@@ -150,7 +150,7 @@ void *shoal_shm_endpoint_reach(struct shoal_shm_endpoint *endpoint, struct shoal
 
 /* A transport calls enter before this rank accesses peers' memory and leave after it, once each. In between, helper threads may
  * access that memory without the lock, and a peer that failed may free it. So while any transport is inside, each address that
- * shoal_shm_endpoint_reach() has returned stays mapped, even if the peer gives the memory's number to other memory. Look-ups no
+ * shoal_shm_endpoint_reach() has returned stays mapped, even if the peer uses the memory's number for other memory. Look-ups no
  * longer find memory that was freed; the last leave unmaps it. A transport's peers must stay in use
  * (shoal_shm_endpoint_part) until it is destroyed. */
 static inline void shoal_shm_endpoint_enter(struct shoal_shm_endpoint *endpoint)
