@@ -193,7 +193,8 @@ struct shoal_transport_ops {
     int (*waits_for)(struct shoal_transport *, int peer);
 
     /* enter and leave surround steps that touch other ranks' operands. enter returns false once a failure was published: the
-     * operands must not be touched afterwards. is_failing, between the two or outside, returns true if a rank of this host has
+     * operands must not be touched afterwards. Until leave, other threads may also touch them, and what reach has returned
+     * stays mapped even if the peer frees it. is_failing, between the two or outside, returns true if a rank of this host has
      * begun to publish a failure, which `failed` may not be able to read yet. is_quiet returns true if, after a failure, no
      * living peer is between enter and leave; otherwise *rank_out is such a peer. All four may be NULL if peers' memory is not
      * written by load and store. */

@@ -169,11 +169,109 @@ static void a_staging_buffer_gets_its_pages_from_its_rank_alone(void **state)
     destroy(&world);
 }
 
+/* ---- Memory that a peer frees ---- */
+
+struct freed {
+    struct contract_world world;
+    struct shoal_transport *reader;      /* rank 0 */
+    struct shoal_shm_endpoint *endpoint; /* rank 0's */
+    struct shoal_segment *segment;       /* rank 1's, with a reference for the test */
+    void *memory;                        /* rank 1's */
+};
+
+/* Rank 0 has reached memory of rank 1. */
+static void open_freed(struct freed *freed, void **state)
+{
+    enum shoal_status error = SHOAL_OK;
+    *freed = (struct freed){.world = {.factory = *state, .size = 2}};
+    assert_true(make(&freed->world));
+    struct inner *inner = freed->world.inner;
+    struct shoal_transport *owner = freed->world.ranks[1];
+    freed->reader = freed->world.ranks[0];
+    freed->endpoint = inner->endpoints[0];
+    assert_int_equal(shoal_memory_alloc(inner->memories[1], SHOAL_PAGE, &freed->memory), SHOAL_OK);
+    const shoal_location location = owner->ops->locate(owner, freed->memory, SHOAL_PAGE);
+    assert_ptr_equal(freed->reader->ops->reach(freed->reader, 1, location, SHOAL_PAGE, &error), freed->memory);
+    assert_int_equal(freed->endpoint->peers[0]->mapped_count, 1);
+    freed->segment = shoal_segment_get(freed->endpoint->peers[0]->mapped[0].segment);
+}
+
+static void free_and_notice(struct freed *freed)
+{
+    struct inner *inner = freed->world.inner;
+    assert_int_equal(shoal_memory_free(inner->memories[1], freed->memory), SHOAL_OK);
+    shoal_shm_endpoint_drain(freed->endpoint);
+}
+
+static bool reader_has_it(const struct freed *freed)
+{
+    return atomic_load(&freed->segment->references) == 2;
+}
+
+static void close_freed(struct freed *freed)
+{
+    shoal_segment_put(freed->segment);
+    destroy(&freed->world);
+}
+
+static void memory_freed_while_a_rank_is_inside_stays_until_it_leaves(void **state)
+{
+    struct freed freed;
+    open_freed(&freed, state);
+    const struct shoal_transport_ops *reader_ops = freed.reader->ops;
+    assert_true(reader_ops->enter(freed.reader));
+    free_and_notice(&freed);
+    assert_true(reader_has_it(&freed));
+    reader_ops->leave(freed.reader);
+    assert_false(reader_has_it(&freed));
+    reader_ops->leave(freed.reader); /* is outside already */
+    assert_true(reader_ops->enter(freed.reader));
+    reader_ops->leave(freed.reader);
+    assert_int_equal(freed.endpoint->inside, 0);
+    close_freed(&freed);
+}
+
+/* A rank that stays inside learns of the failure at its next attempt to enter, and is outside then. */
+static void memory_freed_after_a_failure_goes_when_a_rank_cannot_enter(void **state)
+{
+    struct freed freed;
+    const struct shoal_failure failure = {.struct_bytes = sizeof failure, .status = SHOAL_ERR_MEMORY, .rank = 1};
+    open_freed(&freed, state);
+    struct shoal_transport *owner = freed.world.ranks[1];
+    assert_true(freed.reader->ops->enter(freed.reader));
+    (owner->ops->fail)(owner, &failure);
+    free_and_notice(&freed);
+    assert_true(reader_has_it(&freed));
+    assert_false(freed.reader->ops->enter(freed.reader));
+    assert_false(reader_has_it(&freed));
+    close_freed(&freed);
+}
+
+static void a_transport_destroyed_inside_leaves(void **state)
+{
+    struct freed freed;
+    open_freed(&freed, state);
+    assert_true(freed.reader->ops->enter(freed.reader));
+    free_and_notice(&freed);
+    assert_true(reader_has_it(&freed));
+    freed.reader->ops->destroy(freed.reader, false);
+    freed.world.ranks[0] = NULL;
+    assert_false(reader_has_it(&freed));
+    close_freed(&freed);
+}
+
 int main(void)
 {
     struct contract_factory factory = {"transport_shm", NULL, make, NULL, NULL, share, destroy};
     const struct CMUnitTest pages[] = {
         cmocka_unit_test_prestate(a_staging_buffer_gets_its_pages_from_its_rank_alone, &factory),
     };
-    return contract_run(&factory) + cmocka_run_group_tests_name("transport_shm, pages", pages, NULL, NULL) > 0;
+    const struct CMUnitTest freed[] = {
+        cmocka_unit_test_prestate(memory_freed_while_a_rank_is_inside_stays_until_it_leaves, &factory),
+        cmocka_unit_test_prestate(memory_freed_after_a_failure_goes_when_a_rank_cannot_enter, &factory),
+        cmocka_unit_test_prestate(a_transport_destroyed_inside_leaves, &factory),
+    };
+    const int failures = contract_run(&factory) + cmocka_run_group_tests_name("transport_shm, pages", pages, NULL, NULL) +
+                         cmocka_run_group_tests_name("transport_shm, freed memory", freed, NULL, NULL);
+    return failures > 0;
 }

@@ -33,6 +33,7 @@ struct shm {
     size_t staging_stride;
     size_t control_bytes;
     bool has_staging;
+    bool is_inside;   /* between enter and leave, as counted by the endpoint */
     bool *has_queue;  /* [size] */
     bool *is_offered; /* [size]: the peer was sent this rank's segment */
     uint64_t comm;
@@ -373,6 +374,16 @@ static bool shm_failed(struct shoal_transport *transport, struct shoal_failure *
     return shoal_membership_failed(&shm_of(transport)->part, failure);
 }
 
+static void shm_leave(struct shoal_transport *transport)
+{
+    struct shm *shm = shm_of(transport);
+    /* release: a rank that sees this rank outside knows that its accesses to operands are over. */
+    atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 0, memory_order_release);
+    if (shm->is_inside)
+        shoal_shm_endpoint_leave(shm->endpoint);
+    shm->is_inside = false;
+}
+
 static bool shm_enter(struct shoal_transport *transport)
 {
     struct shm *shm = shm_of(transport);
@@ -380,16 +391,14 @@ static bool shm_enter(struct shoal_transport *transport)
     /* "Inside" comes before the look at the failure. Pairs with is_quiet: either this rank sees the failure, or its owner sees
      * this rank inside. */
     order_store_before_look(shm);
-    if (SHOAL_LIKELY(!shoal_cause_board_is_written(shm->part.board)))
-        return true;
-    atomic_store_explicit(&shm->seats[transport->rank].head->is_inside, 0, memory_order_release);
-    return false;
-}
-
-static void shm_leave(struct shoal_transport *transport)
-{
-    /* release: a rank that sees this rank outside knows that its accesses to operands are over. */
-    atomic_store_explicit(&shm_of(transport)->seats[transport->rank].head->is_inside, 0, memory_order_release);
+    if (SHOAL_UNLIKELY(shoal_cause_board_is_written(shm->part.board))) {
+        shm_leave(transport);
+        return false;
+    }
+    if (!shm->is_inside)
+        shoal_shm_endpoint_enter(shm->endpoint);
+    shm->is_inside = true;
+    return true;
 }
 
 static bool shm_is_failing(struct shoal_transport *transport)
@@ -484,6 +493,7 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
     struct shm *shm = shm_of(transport);
     struct seat *own = shm->seats ? &shm->seats[transport->rank] : NULL;
     if (own && own->head) {
+        shm_leave(transport); /* no helper works for it any longer */
         /* release: a rank that sees that this rank left also sees its completed operations. */
         atomic_store_explicit(&own->head->left, finalized ? SHOAL_SHM_FINALIZED : SHOAL_SHM_FREED, memory_order_release);
         wake_all(shm);

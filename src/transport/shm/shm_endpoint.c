@@ -90,6 +90,7 @@ void shoal_shm_endpoint_destroy(struct shoal_shm_endpoint *endpoint)
 {
     if (!endpoint)
         return;
+    SHOAL_ASSERT(!endpoint->inside); /* no transport is left */
     shoal_memory_set_exporter(endpoint->memory, (struct shoal_exporter){NULL, NULL});
     shoal_shm_endpoint_drain(endpoint); /* takes over references that peers of this process have passed */
     for (size_t i = 0; i < endpoint->peer_count; i++)
@@ -127,18 +128,23 @@ static size_t mapped_below(const struct shoal_shm_peer *peer, uint64_t id)
     return low;
 }
 
-/* Returns NULL if the peer has not sent it. */
+/* Returns NULL if the peer has not sent it, or has freed it. */
 static struct shoal_shm_mapped *find_mapped(const struct shoal_shm_peer *peer, uint64_t id)
 {
     const size_t at = mapped_below(peer, id);
-    return at < peer->mapped_count && peer->mapped[at].id == id ? &peer->mapped[at] : NULL;
+    return at < peer->mapped_count && peer->mapped[at].id == id && !peer->mapped[at].has_ended ? &peer->mapped[at] : NULL;
 }
 
-static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
+/* Afterwards no look-up finds the mapping. It stays until nothing can be accessing it. */
+static void forget_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t id)
 {
     struct shoal_shm_mapped *mapped = find_mapped(peer, id);
     if (!mapped)
         return;
+    if (endpoint->inside) {
+        mapped->has_ended = endpoint->must_unmap = true;
+        return;
+    }
     shoal_segment_put(mapped->segment);
     const size_t after = (size_t)(&peer->mapped[--peer->mapped_count] - mapped);
     memmove(mapped, mapped + 1, after * sizeof *mapped);
@@ -147,7 +153,7 @@ static void forget_mapped(struct shoal_shm_peer *peer, uint64_t id)
 static void keep_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t id,
                         struct shoal_segment *segment)
 {
-    forget_mapped(peer, id); /* a reused number */
+    forget_mapped(endpoint, peer, id); /* a reused number */
     struct shoal_shm_mapped *mapped = shm_endpoint_grow(peer->mapped, peer->mapped_count, sizeof *mapped);
     if (!mapped) {
         shoal_segment_put(segment);
@@ -155,11 +161,33 @@ static void keep_mapped(struct shoal_shm_endpoint *endpoint, struct shoal_shm_pe
         return;
     }
     peer->mapped = mapped;
-    const size_t at = mapped_below(peer, id);
+    const size_t at = mapped_below(peer, id); /* before those of this number that have ended */
     memmove(mapped + at + 1, mapped + at, (peer->mapped_count++ - at) * sizeof *mapped);
-    mapped[at] = (struct shoal_shm_mapped){id, segment};
+    mapped[at] = (struct shoal_shm_mapped){.id = id, .segment = segment};
     SHOAL_ASSERT(at == 0 || mapped[at - 1].id < id);
-    SHOAL_ASSERT(at + 1 == peer->mapped_count || id < mapped[at + 1].id);
+    SHOAL_ASSERT(at + 1 == peer->mapped_count || id < mapped[at + 1].id || mapped[at + 1].has_ended);
+}
+
+static void unmap_ended_of(struct shoal_shm_peer *peer)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < peer->mapped_count; i++) {
+        if (peer->mapped[i].has_ended)
+            shoal_segment_put(peer->mapped[i].segment);
+        else
+            peer->mapped[kept++] = peer->mapped[i];
+    }
+    peer->mapped_count = kept;
+}
+
+void shoal_shm_endpoint_unmap_ended(struct shoal_shm_endpoint *endpoint)
+{
+    SHOAL_ASSERT(!endpoint->inside);
+    for (size_t i = 0; i < endpoint->peer_count; i++) {
+        if (endpoint->peers[i])
+            unmap_ended_of(endpoint->peers[i]);
+    }
+    endpoint->must_unmap = false;
 }
 
 static void keep_joining(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, uint64_t comm,
@@ -195,7 +223,7 @@ static void shm_endpoint_take_message(struct shoal_shm_endpoint *endpoint, struc
 {
     struct shoal_segment *segment = NULL;
     if (message->type == SHOAL_SHM_LINK_GONE) {
-        forget_mapped(peer, message->key);
+        forget_mapped(endpoint, peer, message->key);
         return;
     }
     if (message->type == SHOAL_SHM_LINK_REFUSED) {

@@ -13,6 +13,7 @@
 
 #include <sched.h>
 
+#include "base/assert.h"
 #include "base/ranks.h"
 #include "bootstrap/bootstrap.h"
 #include "membership/member_process.h"
@@ -35,6 +36,7 @@ struct shoal_shm_doorbell {
 struct shoal_shm_mapped {
     uint64_t id;
     struct shoal_segment *segment;
+    bool has_ended; /* the peer has freed it; mapped until no transport is inside (shoal_shm_endpoint_enter) */
 };
 
 struct shoal_shm_peer {
@@ -46,7 +48,7 @@ struct shoal_shm_peer {
     struct shoal_membership_process process;
     struct shoal_segment *doorbell_segment;
     struct shoal_shm_doorbell *doorbell;
-    struct shoal_shm_mapped *mapped; /* the peer's memory mapped here, by its numbers */
+    struct shoal_shm_mapped *mapped; /* the peer's memory mapped here, by its numbers; of equal ones only the first is in use */
     size_t mapped_count;
     uint64_t *unsaid; /* numbers of regions that ended and that the peer does not know about yet: the link was full */
     size_t unsaid_count;
@@ -80,6 +82,8 @@ struct shoal_shm_endpoint {
     unsigned meetings;  /* under way: no peer is removed before they end */
     uint64_t oom_kills; /* shoal_topology_oom_kills at the start */
     unsigned locates;
+    unsigned inside; /* transports between enter and leave */
+    bool must_unmap; /* a mapping has ended while a transport was inside */
     struct shoal_shm_joining *joining;
     size_t joining_count;
     struct shoal_shm_device *devices; /* not taken yet */
@@ -143,6 +147,24 @@ shoal_location shoal_shm_endpoint_locate(struct shoal_shm_endpoint *endpoint, co
 /* Returns the peer's memory as an address here, or NULL if the peer has not sent it. */
 void *shoal_shm_endpoint_reach(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer, shoal_location location,
                                size_t bytes);
+
+/* A transport calls enter before this rank accesses peers' memory and leave after it, once each. In between, helper threads may
+ * access that memory without the lock, and a peer that failed may free it. So while any transport is inside, each address that
+ * shoal_shm_endpoint_reach() has returned stays mapped, even if the peer uses the memory's number for other memory. Look-ups no
+ * longer find memory that was freed; the last leave unmaps it. A transport's peers must stay in use
+ * (shoal_shm_endpoint_part) until it is destroyed. */
+static inline void shoal_shm_endpoint_enter(struct shoal_shm_endpoint *endpoint)
+{
+    endpoint->inside++;
+}
+void shoal_shm_endpoint_unmap_ended(struct shoal_shm_endpoint *endpoint); /* only for leave */
+static inline void shoal_shm_endpoint_leave(struct shoal_shm_endpoint *endpoint)
+{
+    SHOAL_ASSERT(endpoint->inside > 0);
+    if (--endpoint->inside == 0 && SHOAL_UNLIKELY(endpoint->must_unmap))
+        shoal_shm_endpoint_unmap_ended(endpoint);
+}
+
 /* Returns this rank's memory at a location, or NULL if it has none there. */
 void *shoal_shm_endpoint_own(const struct shoal_shm_endpoint *endpoint, shoal_location location);
 

@@ -360,6 +360,31 @@ static void memory_that_is_not_kept_loses_its_pages_at_once(struct world *world)
     }
 }
 
+/* Rank 0 is about to read memory of rank 1, as a helper may be while another thread calls. Rank 1 frees the memory, and a call
+ * of rank 0 learns of it. */
+static void memory_freed_by_a_peer_stays_mapped_while_a_rank_reads(struct world *world)
+{
+    struct shoal_transport *transport = world->comm->engine->transport;
+    const struct shoal_shm_peer *peer = world->context->endpoint->peers[0];
+    float *x = use_memory(world, FLOATS);
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank == 0)
+        CHECK(world, peer->mapped_count == 1 && transport->ops->enter(transport), "%zu mappings", peer->mapped_count);
+    come_to(world, 1);
+    if (world->rank == 1)
+        OK(world, shoal_mem_free(world->context, x));
+    come_to(world, 2);
+    if (world->rank == 1)
+        return;
+    const struct shoal_segment *theirs = peer->mapped[0].segment;
+    OK(world, shoal_mem_free(world->context, x));
+    CHECK(world, peer->mapped_count == 1 && peer->mapped[0].has_ended, "%zu mappings", peer->mapped_count);
+    for (size_t at = 0; at < theirs->bytes; at += 4096) /* pages that were given back read as zero */
+        CHECK(world, ((volatile const char *)theirs->base)[at] == 0, "byte %zu", at);
+    transport->ops->leave(transport);
+    CHECK(world, peer->mapped_count == 0, "%zu mappings are left", peer->mapped_count);
+}
+
 #define PIECES 1000
 
 /* While rank 1 reads nothing, more is passed and freed than the link between the two can hold. */
@@ -486,6 +511,9 @@ int main(void)
     memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
     world_run(&(struct world_options){"memory_that_is_not_kept_loses_its_pages_at_once", 2, keeping,
                                       memory_that_is_not_kept_loses_its_pages_at_once, NULL});
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
+    world_run(&(struct world_options){"memory_freed_by_a_peer_stays_mapped_while_a_rank_reads", 2, keeping_none,
+                                      memory_freed_by_a_peer_stays_mapped_while_a_rank_reads, NULL});
     memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
     world_run(&(struct world_options){"memory_is_unmapped_though_the_link_was_full", 2, keeping_none,
                                       memory_is_unmapped_though_the_link_was_full, NULL});
