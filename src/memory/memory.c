@@ -60,9 +60,12 @@ void shoal_memory_destroy(struct shoal_memory *memory)
         return;
     SHOAL_ASSERT(!memory->exporter.revoke);
     for (size_t i = 0; i < memory->table.count; i++) {
-        SHOAL_ASSERT(!memory->table.by_begin[i]->registration);
-        shoal_segment_put(memory->table.by_begin[i]->segment);
-        free_region(memory->table.by_begin[i]);
+        struct shoal_region *region = memory->table.by_begin[i];
+        SHOAL_ASSERT(!region->registration);
+        if (region->is_of_device) /* it was not freed, because its device has not ended */
+            shoal_segment_leave_pinned(region->segment);
+        shoal_segment_put(region->segment);
+        free_region(region);
     }
     shoal_region_table_fini(&memory->table);
     free(memory);

@@ -211,6 +211,13 @@ struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment)
     return shoal_segment_get(segment);
 }
 
+void shoal_segment_leave_pinned(struct shoal_segment *segment)
+{
+    SHOAL_ASSERT(segment->pins > 0 && !segment->must_discard);
+    segment->is_foreign = true;
+    shoal_segment_unpin(segment);
+}
+
 void shoal_segment_unpin(struct shoal_segment *segment)
 {
     SHOAL_ASSERT(segment->pins > 0);

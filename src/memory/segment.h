@@ -26,7 +26,7 @@ struct shoal_segment {
     uint64_t reserved; /* bytes that count against the owner's budget */
     unsigned pins;     /* number of devices that have its pages registered */
     bool must_discard; /* discard it when the last pin is gone */
-    bool is_foreign;   /* the caller's mapping (shoal_mem_register()): Shoal must not unmap it */
+    bool is_foreign;   /* Shoal must not unmap it: the caller's mapping (shoal_mem_register()), or left to a device */
 };
 
 /* Maps `bytes` of a new memfd, not yet reserved (shoal_segment_reserve()). The name is only for /proc. */
@@ -58,6 +58,8 @@ void shoal_segment_strip(struct shoal_segment *segment, uint64_t begin, uint64_t
  * holds a reference. Call both functions under the owner's lock. */
 struct shoal_segment *shoal_segment_pin(struct shoal_segment *segment);
 void shoal_segment_unpin(struct shoal_segment *segment);
+/* Like shoal_segment_unpin(), for a device that may use the pages until the process ends: they stay mapped until then. */
+void shoal_segment_leave_pinned(struct shoal_segment *segment);
 /* Call this when the owner drops the segment (and puts it): its memory no longer counts. NULL is allowed. */
 void shoal_segment_release(struct shoal_segment *segment, struct shoal_segment_budget *budget);
 
