@@ -98,7 +98,7 @@ class Pipeline:
 
     def _schedule_of(self, wanted, stages):
         ranks = self.process_group.size() if self._replicate is None else len(self._replicate)
-        schedule = _schedules.schedule_of(wanted, ranks, self.microbatches, stages)
+        schedule = _schedules.schedule_of(wanted, ranks, self.microbatches, stages, self._replicate)
         return schedule if self._replicate is None else schedule.replicated(self._replicate)
 
     def _join(self):
@@ -199,13 +199,20 @@ class Pipeline:
         known = set(model.modules())
         for each in self.module.modules():
             each.training = each.training if each in known else model.training
-        edges = sorted({edge for each in self._splits.values() for edge in each.edges})
+        edges = self._edges()
         self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
         named = dict(self.module.named_parameters(remove_duplicate=False))
         self._ties = _ties.Ties(ties, self.schedule, named, self._store, group.rank(), self._timeout)
         self._stages = [self._stage(stage, model, edges) for stage in self._own]
         self._sums = self._make_sums()
         self._ties.share_first()
+
+    def _edges(self):
+        """Returns the pairs of stages between which messages go."""
+        edges = {edge for each in self._splits.values() for edge in each.edges}
+        if self._parts is not None:  # a stage that needs no value, such as one of parameters only, still needs the number of samples
+            edges |= {(0, stage) for stage in range(1, self.schedule.stages)} - {(0, end) for _, end in edges}
+        return sorted(edges)
 
     def _make_sums(self):
         """Returns the sums over the replicas of this rank's stages, or over those of the pipeline."""
@@ -251,15 +258,17 @@ class Pipeline:
 
     # ---- Passes ----
 
-    def step(self, inputs=None, targets=None):
+    def step(self, inputs=None, targets=None, outputs=False):
         """Runs the forward and backward passes of all microbatches, and adds up gradients like one backward pass of the whole
-        batch. Returns the loss, the mean over all samples, on every rank. All ranks call it.
+        batch. Returns the loss, the mean over all samples, on every rank. All ranks call it. With outputs=True it returns (loss,
+        result): the model's result for the batch, without a graph, on the ranks on which forward() returns one, None on others. All
+        ranks pass the same `outputs`.
 
         The rank of the first stage needs the inputs, in the form of the example, and the rank of the last stage the targets; other
         ranks may pass None. Both are divided along the first dimension, as equally as possible, or are lists of microbatches."""
         if self._loss is None:
             raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
-        done = self._run(inputs, targets, self._loss)
+        done = self._run(inputs, targets, self._loss, outputs)
         rows, last = done.rows, self.schedule.stages - 1
         is_first = self._replica == 0  # its batch counts for all replicas
         told = [done.loss, rows[0] if 0 in self._own and is_first else 0, rows[1] if last in self._own and is_first else 0]
@@ -267,29 +276,31 @@ class Pipeline:
         if inputs and targets and inputs != targets:
             raise ValueError(f"shoal: the batch has {inputs:.0f} samples in its inputs and {targets:.0f} in its targets: the gradients of "
                              "this step are those of other samples")
-        return torch.tensor(loss, dtype=torch.float32)
+        loss = torch.tensor(loss, dtype=torch.float32)
+        return (loss, done.result()) if outputs else loss
 
     @torch.no_grad()
     def forward(self, inputs=None):
         """Runs the forward passes only. Returns the model's result for the batch on the ranks of the last stage, None on others."""
-        done = self._run(inputs, None, None)
-        if self._parts is not None and self._stages and self._stages[-1].is_last:
-            done.results = _replicas.gathered(self._team, done.results, self._parts[self.module.training].of_result())
-        results = [done.results[number] for number in sorted(done.results)]
-        return _stages.joined(results) if results else None
+        return self._run(inputs, None, None, True).result()
 
     __call__ = forward
 
-    def _run(self, inputs, targets, loss):
+    def _run(self, inputs, targets, loss, keeps_results):
+        parts = None  # how the result depends on samples; if it cannot be joined, all ranks raise an error
+        if keeps_results and self._parts is not None:
+            parts = self._parts[self.module.training].of_result()
         shares = self._stages[0].shares if self._stages else None
         batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded, shares.own if shares else None)
-        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete, self._ties.begin_sum)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete, self._ties.begin_sum,
+                            self._takes_objects, keeps_results)
         done.rows = batch.rows()
-        self._perform(done, loss is not None)
+        self._perform(done, loss is not None, parts)
         return done
 
-    def _perform(self, done, has_gradients):
-        """Runs the schedule of a Pass. Gradients are then sums over ties and replicas of stages, and averages of replicas."""
+    def _perform(self, done, has_gradients, parts=None):
+        """Runs the schedule of a Pass. Gradients are then sums over ties and replicas of stages, and averages of replicas. parts: of
+        the results, which replicas join; or None."""
         try:
             if has_gradients:
                 self._ties.begin()
@@ -300,6 +311,8 @@ class Pipeline:
                 if self._replicas is not None:
                     self._ties.begin_sums()
                 self._ties.finish()
+            if parts is not None and self._stages and self._stages[-1].is_last:
+                done.results = _replicas.gathered(self._team, done.results, done.samples, parts)
         except BaseException as error:  # other ranks may have ended their pass, and wait
             self._executor.fail([self._communicator, *self._ties.communicators], str(error))
             self._ties.restore()
