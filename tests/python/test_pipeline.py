@@ -718,6 +718,115 @@ def replicas_average(world):
                 torch.testing.assert_close(parameter.grad, wanted[each].grad, msg=lambda text, each=each: f"{each}: {text}")
 
 
+class Scaled:
+    """A pipeline and one process, each with a scaler. In a step that is spoiled, the gradient of one parameter is infinite."""
+
+    def __init__(self, pipeline, whole, spoiled):
+        self.pipeline, self.whole, self.is_spoiled, self.skips = pipeline, whole, False, 0
+        self.scalers = [pipeline._scaler, torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=2)]
+        self.optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (pipeline, whole)]
+        for each in (pipeline, whole):
+            for name, parameter in each.named_parameters():
+                if name == spoiled:
+                    parameter.register_hook(lambda gradient: gradient * float("inf") if self.is_spoiled else gradient)
+
+    def step(self, batches, mine, loss):
+        """batches: of all pipelines. mine: the number of this one's."""
+        for each in self.optimizers:
+            each.zero_grad()
+        whole = [loss(self.whole(inputs), targets) for inputs, targets in batches]
+        self.scalers[1].scale(sum(whole) / len(whole)).backward()
+        torch.testing.assert_close(self.pipeline.step(*batches[mine]), whole[mine].detach())
+        norms = []
+        for scaler, optimizer in zip(self.scalers, self.optimizers):
+            scaler.unscale_(optimizer)
+            norms.append(self.pipeline.clip_grad_norm_(0.5) if not norms else nn.utils.clip_grad_norm_(self.whole.parameters(), 0.5))
+            scaler.step(optimizer)
+            scaler.update()
+        if not self.is_spoiled:
+            torch.testing.assert_close(*norms)
+        expect(self.scalers[0].get_scale() == self.scalers[1].get_scale(), [each.get_scale() for each in self.scalers])
+        wanted = dict(self.whole.named_parameters(remove_duplicate=False))
+        for name, parameter in self.pipeline.named_parameters():
+            torch.testing.assert_close(parameter.detach(), wanted[name].detach(), msg=lambda text: f"{name}: {text}")
+
+    def steps(self, batches_of, mine, loss):
+        for number in range(6):
+            self.is_spoiled = number in (1, 4)
+            before = self.scalers[0].get_scale()
+            self.step(batches_of(number), mine, loss)
+            self.skips += self.scalers[0].get_scale() < before
+        expect(self.skips == 2, self.skips)
+
+
+def grad_scalers_skip_together(world):
+    """A gradient that is infinite on one rank skips the step on all, as in one process."""
+    lists = [None, *(replica_lists(3)[:2] if world.size == 3 else [])]
+    for replicate in lists:
+        for kind, spoiled in (("1f1b", "0.weight"), ("zb-h1", "14.bias"), ("1f1b", "14.weight")):
+            whole, scaler = seeded(plain), torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=2)
+            pipeline = pipelined(world, copy.deepcopy(whole), plain_batch, squares, kind, grad_scaler=scaler, replicate=replicate)
+            Scaled(pipeline, whole, spoiled).steps(lambda number: [plain_batch(number, 13)], 0, squares)
+
+
+def grad_scalers_of_replicas_skip_together(world):
+    pipeline_group, replica_group, replica = grid(world)
+    whole, scaler = seeded(plain), torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=2)
+    pipeline = pipelined(Row(), copy.deepcopy(whole), plain_batch, squares, process_group=pipeline_group, replicas=replica_group,
+                         grad_scaler=scaler)
+    Scaled(pipeline, whole, "14.weight").steps(lambda number: [plain_batch(2 * number), plain_batch(2 * number + 1)], replica, squares)
+
+
+def wrong_grad_scalers_are_refused(world):
+    fails(lambda: pipelined(world, plain(), plain_batch, squares, grad_scaler=2.0), TypeError, "must be a torch.amp.GradScaler, not float")
+    model = nn.Sequential(nn.Linear(12, 12), nn.Tanh())
+    scaler = torch.amp.GradScaler("cpu")
+    fails(lambda: pipelined(world, model, plain_batch, squares, cuts=["1"], grad_scaler=scaler), ValueError, "rank 1 has none")
+    switched_off = torch.amp.GradScaler("cpu", enabled=False)
+    pipelined(world, nn.Sequential(nn.Linear(12, 12), nn.Tanh()), plain_batch, squares, cuts=["1"], grad_scaler=switched_off).step(*plain_batch(0))
+
+
+def replicas_shard_optimizer_states(world):
+    """torch's ZeroRedundancyOptimizer over the ranks that have the same stages."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    pipeline_group, replica_group, replica = grid(world)
+    whole = seeded(Gpt)
+    pipeline = pipelined(Row(), copy.deepcopy(whole), gpt_batch, words_loss, process_group=pipeline_group, replicas=replica_group)
+    own = ZeroRedundancyOptimizer([*pipeline.parameters()], torch.optim.AdamW, process_group=replica_group, lr=0.01)
+    other = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    for number in range(3):
+        own.zero_grad()
+        other.zero_grad()
+        for each in range(2):
+            inputs, targets = gpt_batch(2 * number + each)
+            (words_loss(whole(inputs), targets) / 2).backward()
+        pipeline.step(*gpt_batch(2 * number + replica))
+        torch.testing.assert_close(pipeline.clip_grad_norm_(0.5), nn.utils.clip_grad_norm_(whole.parameters(), 0.5))
+        own.step()
+        other.step()
+        wanted = dict(whole.named_parameters(remove_duplicate=False))
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter.detach(), wanted[name].detach(), msg=lambda text: f"{name}: {text}")
+    states = sum(len(state) > 0 for state in own.optim.state.values())
+    expect(0 < states < len([*pipeline.parameters()]), states)
+
+
+def wrappers_and_pipelines_exclude_each_other(world):
+    import shoal.torch
+
+    def sharded(model):
+        return shoal.torch.ShardedDataParallel(model, torch.optim.AdamW(model.parameters()))
+
+    pipeline = pipelined(world, plain(), plain_batch, squares)
+    for wrapper, name in ((shoal.torch.DistributedDataParallel, "DistributedDataParallel"), (sharded, "ShardedDataParallel")):
+        fails(lambda: wrapper(pipeline.module), NotImplementedError, f"{name} of the stages of a pipeline", "Pipeline(replicas=)")
+        wrapped = wrapper(plain())
+        fails(lambda: shoal.torch.Pipeline(wrapped, plain_batch(0)[0], loss=squares), NotImplementedError, f"the model is wrapped in {name}")
+        inner = nn.Sequential(nn.Linear(12, 12), wrapped)
+        fails(lambda: shoal.torch.Pipeline(inner, plain_batch(0)[0], loss=squares), NotImplementedError, f"1 is wrapped in {name}")
+    pipeline.step(*plain_batch(0))
+
+
 def a_failure_reaches_the_other_pipelines(world):
     import shoal.torch._communicator as communicator
     pipeline_group, replica_group, replica = grid(world)
@@ -1760,6 +1869,11 @@ CASES = [
     Case("times name the actions", times_name_the_actions, (1, 2)),
     Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
+    Case("grad scalers skip together", grad_scalers_skip_together, (1, 2, 3)),
+    Case("grad scalers of replicas skip together", grad_scalers_of_replicas_skip_together, (4,)),
+    Case("wrong grad scalers are refused", wrong_grad_scalers_are_refused, (2,)),
+    Case("replicas shard optimizer states", replicas_shard_optimizer_states, (4,)),
+    Case("wrappers and pipelines exclude each other", wrappers_and_pipelines_exclude_each_other, (2,)),
     Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),
     Case("replicated stages equal one process", replicated_stages_equal_one_process, (1, 2, 3, 4)),
     Case("replicated stages sum and evaluate", replicated_stages_sum_and_evaluate, (2, 3)),

@@ -123,7 +123,7 @@ class Pass:
         self.results, self.samples = {}, {}  # by microbatch: what the model returns, and with shares the samples that it is of
         for stage in stages:
             stage.begin()
-        self.loss = 0.0  # the mean over all samples
+        self.loss, self.scale = 0.0, 1.0  # the mean over all samples; what gradients are those of is `scale` times as large
 
     def result(self):
         """Returns the model's result for the batch, or None on ranks without it."""
@@ -226,7 +226,7 @@ class Pass:
                             f"{list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}")
         if is_counted:
             self.loss += loss.detach().double().item() * share
-        return loss.reshape(()) * share
+        return loss.reshape(()) * (share * self.scale)
 
     def _send_absent(self, outputs, count):
         for number in range(count):
