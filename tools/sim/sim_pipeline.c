@@ -71,7 +71,7 @@ struct sim_pipeline_row {
     struct shoal_schedule *schedule;
     struct shoal_stage_costs costs;        /* in microseconds */
     struct sim_pipeline_hosts hosts;       /* on which its ranks are */
-    struct shoal_stage_costs *stage_costs; /* of each stage on one replica */
+    struct shoal_stage_costs *stage_costs; /* one for each stage, on one replica */
     struct shoal_schedule_times times;
     uint32_t slots;
 };

@@ -7,7 +7,7 @@
 #include "sim.h"
 
 struct sim_pipeline_hosts {
-    size_t bytes;                  /* of a microbatch between two stages; 0: all transfers take the same time */
+    size_t bytes;                  /* that a stage sends for a microbatch; 0: all transfers take the same time */
     size_t hosts, ranks_per_host;  /* 0: not given */
     bool has_network;              /* is an option of the model given? */
     struct shoal_simulation model; /* the options of the network and of memory */
