@@ -731,7 +731,7 @@ class Scaled:
                     parameter.register_hook(lambda gradient: gradient * float("inf") if self.is_spoiled else gradient)
 
     def step(self, batches, mine, loss):
-        """batches: of all pipelines. mine: the number of this one's."""
+        """batches: one for each pipeline. mine: the number of this one."""
         for each in self.optimizers:
             each.zero_grad()
         whole = [loss(self.whole(inputs), targets) for inputs, targets in batches]

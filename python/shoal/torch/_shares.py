@@ -220,7 +220,7 @@ class StageShares:
         return next(each.value[0] for each in received if not each.is_absent)
 
     def join(self, mode, sources, received, samples):
-        """Returns the values from each source. received: the messages. samples: of the microbatch."""
+        """Returns the values from each source. received: the messages. samples: how many the microbatch has."""
         values = {}
         for source in sources:
             found = [(each.value[1:], self._common(samples, source, replica)[1])
