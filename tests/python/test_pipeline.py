@@ -718,6 +718,115 @@ def replicas_average(world):
                 torch.testing.assert_close(parameter.grad, wanted[each].grad, msg=lambda text, each=each: f"{each}: {text}")
 
 
+class Scaled:
+    """A pipeline and one process, each with a scaler. In a step that is spoiled, the gradient of one parameter is infinite."""
+
+    def __init__(self, pipeline, whole, spoiled):
+        self.pipeline, self.whole, self.is_spoiled, self.skips = pipeline, whole, False, 0
+        self.scalers = [pipeline._scaler, torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=2)]
+        self.optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in (pipeline, whole)]
+        for each in (pipeline, whole):
+            for name, parameter in each.named_parameters():
+                if name == spoiled:
+                    parameter.register_hook(lambda gradient: gradient * float("inf") if self.is_spoiled else gradient)
+
+    def step(self, batches, mine, loss):
+        """batches: one for each pipeline. mine: the number of this one."""
+        for each in self.optimizers:
+            each.zero_grad()
+        whole = [loss(self.whole(inputs), targets) for inputs, targets in batches]
+        self.scalers[1].scale(sum(whole) / len(whole)).backward()
+        torch.testing.assert_close(self.pipeline.step(*batches[mine]), whole[mine].detach())
+        norms = []
+        for scaler, optimizer in zip(self.scalers, self.optimizers):
+            scaler.unscale_(optimizer)
+            norms.append(self.pipeline.clip_grad_norm_(0.5) if not norms else nn.utils.clip_grad_norm_(self.whole.parameters(), 0.5))
+            scaler.step(optimizer)
+            scaler.update()
+        if not self.is_spoiled:
+            torch.testing.assert_close(*norms)
+        expect(self.scalers[0].get_scale() == self.scalers[1].get_scale(), [each.get_scale() for each in self.scalers])
+        wanted = dict(self.whole.named_parameters(remove_duplicate=False))
+        for name, parameter in self.pipeline.named_parameters():
+            torch.testing.assert_close(parameter.detach(), wanted[name].detach(), msg=lambda text: f"{name}: {text}")
+
+    def steps(self, batches_of, mine, loss):
+        for number in range(6):
+            self.is_spoiled = number in (1, 4)
+            before = self.scalers[0].get_scale()
+            self.step(batches_of(number), mine, loss)
+            self.skips += self.scalers[0].get_scale() < before
+        expect(self.skips == 2, self.skips)
+
+
+def grad_scalers_skip_together(world):
+    """A gradient that is infinite on one rank skips the step on all, as in one process."""
+    lists = [None, *(replica_lists(3)[:2] if world.size == 3 else [])]
+    for replicate in lists:
+        for kind, spoiled in (("1f1b", "0.weight"), ("zb-h1", "14.bias"), ("1f1b", "14.weight")):
+            whole, scaler = seeded(plain), torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=2)
+            pipeline = pipelined(world, copy.deepcopy(whole), plain_batch, squares, kind, grad_scaler=scaler, replicate=replicate)
+            Scaled(pipeline, whole, spoiled).steps(lambda number: [plain_batch(number, 13)], 0, squares)
+
+
+def grad_scalers_of_replicas_skip_together(world):
+    pipeline_group, replica_group, replica = grid(world)
+    whole, scaler = seeded(plain), torch.amp.GradScaler("cpu", init_scale=2.0 ** 10, growth_interval=2)
+    pipeline = pipelined(Row(), copy.deepcopy(whole), plain_batch, squares, process_group=pipeline_group, replicas=replica_group,
+                         grad_scaler=scaler)
+    Scaled(pipeline, whole, "14.weight").steps(lambda number: [plain_batch(2 * number), plain_batch(2 * number + 1)], replica, squares)
+
+
+def wrong_grad_scalers_are_refused(world):
+    fails(lambda: pipelined(world, plain(), plain_batch, squares, grad_scaler=2.0), TypeError, "must be a torch.amp.GradScaler, not float")
+    model = nn.Sequential(nn.Linear(12, 12), nn.Tanh())
+    scaler = torch.amp.GradScaler("cpu")
+    fails(lambda: pipelined(world, model, plain_batch, squares, cuts=["1"], grad_scaler=scaler), ValueError, "rank 1 has none")
+    switched_off = torch.amp.GradScaler("cpu", enabled=False)
+    pipelined(world, nn.Sequential(nn.Linear(12, 12), nn.Tanh()), plain_batch, squares, cuts=["1"], grad_scaler=switched_off).step(*plain_batch(0))
+
+
+def replicas_shard_optimizer_states(world):
+    """torch's ZeroRedundancyOptimizer over the ranks that have the same stages."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    pipeline_group, replica_group, replica = grid(world)
+    whole = seeded(Gpt)
+    pipeline = pipelined(Row(), copy.deepcopy(whole), gpt_batch, words_loss, process_group=pipeline_group, replicas=replica_group)
+    own = ZeroRedundancyOptimizer([*pipeline.parameters()], torch.optim.AdamW, process_group=replica_group, lr=0.01)
+    other = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    for number in range(3):
+        own.zero_grad()
+        other.zero_grad()
+        for each in range(2):
+            inputs, targets = gpt_batch(2 * number + each)
+            (words_loss(whole(inputs), targets) / 2).backward()
+        pipeline.step(*gpt_batch(2 * number + replica))
+        torch.testing.assert_close(pipeline.clip_grad_norm_(0.5), nn.utils.clip_grad_norm_(whole.parameters(), 0.5))
+        own.step()
+        other.step()
+        wanted = dict(whole.named_parameters(remove_duplicate=False))
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter.detach(), wanted[name].detach(), msg=lambda text: f"{name}: {text}")
+    states = sum(len(state) > 0 for state in own.optim.state.values())
+    expect(0 < states < len([*pipeline.parameters()]), states)
+
+
+def wrappers_and_pipelines_exclude_each_other(world):
+    import shoal.torch
+
+    def sharded(model):
+        return shoal.torch.ShardedDataParallel(model, torch.optim.AdamW(model.parameters()))
+
+    pipeline = pipelined(world, plain(), plain_batch, squares)
+    for wrapper, name in ((shoal.torch.DistributedDataParallel, "DistributedDataParallel"), (sharded, "ShardedDataParallel")):
+        fails(lambda: wrapper(pipeline.module), NotImplementedError, f"{name} of the stages of a pipeline", "Pipeline(replicas=)")
+        wrapped = wrapper(plain())
+        fails(lambda: shoal.torch.Pipeline(wrapped, plain_batch(0)[0], loss=squares), NotImplementedError, f"the model is wrapped in {name}")
+        inner = nn.Sequential(nn.Linear(12, 12), wrapped)
+        fails(lambda: shoal.torch.Pipeline(inner, plain_batch(0)[0], loss=squares), NotImplementedError, f"1 is wrapped in {name}")
+    pipeline.step(*plain_batch(0))
+
+
 def a_failure_reaches_the_other_pipelines(world):
     import shoal.torch._communicator as communicator
     pipeline_group, replica_group, replica = grid(world)
@@ -768,6 +877,158 @@ def replicated_stages_sum_and_evaluate(world):
         inputs, targets = pair.batch(2)
         parts = list(zip(inputs.split((1, 2, 3, 10)), targets.split((1, 2, 3, 10))))
         torch.testing.assert_close(pair.pipeline.step([one for one, _ in parts], [other for _, other in parts]), pair.loss(pair.whole(inputs), targets).detach())
+
+
+def steps_return_outputs(world):
+    """The results of all microbatches in their order, without a graph, on the ranks on which forward() returns them."""
+    for name, kind, recompute in (("mlp", "interleaved", False), ("gpt", "1f1b", True), ("residual", "zb-h1", [0]), ("gpt", "v-half", False)):
+        pair = Pair(world, name, kind, microbatches_of(world), recompute=recompute)
+        for number, rows in enumerate((16, 5, 1)):
+            compare_outputs(pair, number, rows)
+            pair.step(number, rows)
+
+
+def replicated_steps_return_outputs(world):
+    for replicate in replica_lists(world.size):
+        pair = Pair(world, "gpt", "1f1b", 4, replicate=replicate, recompute=True)
+        for number, rows in enumerate((16, 5, 1)):
+            expect((compare_outputs(pair, number, rows) is not None) == (world.rank >= world.size - replicate[-1]))
+
+
+def compare_outputs(pair, number, rows):
+    """Compares a step with one process. Returns this rank's outputs."""
+    inputs, targets = pair.batch(number, rows)
+    pair.own.zero_grad()
+    pair.other.zero_grad()
+    result = pair.whole(inputs)
+    loss = pair.loss(result, targets)
+    loss.backward()
+    mine, outputs = pair.pipeline.step(inputs, targets, outputs=True)
+    torch.testing.assert_close(mine, loss.detach())
+    expect((outputs is None) == (pair.pipeline.forward(inputs) is None))
+    if outputs is not None:
+        expect(not outputs.requires_grad and outputs.grad_fn is None)
+        torch.testing.assert_close(outputs, result.detach())
+    wanted = dict(pair.whole.named_parameters(remove_duplicate=False))
+    for name, parameter in pair.pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name].grad, msg=lambda text: f"{name}: {text}")
+    return outputs
+
+
+class Summary(nn.Module):
+    """Returns a value of each sample, means over samples, and what is the same for all. A mean also goes from stage to stage."""
+
+    class Means(nn.Module):
+        def forward(self, x, stem):
+            return {"result": x, "mean": x.mean(), "stem": stem, "scale": torch.tensor(3), "word": "same"}
+
+    class Stem(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x.square().mean().detach()
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.body, self.means = self.Stem(12, 12), nn.Linear(12, 12), self.Means()
+
+    def forward(self, x):
+        x, mean = self.stem(x)
+        return self.means(self.body(x), mean)
+
+
+def means_of_replicas_are_joined(world):
+    """By the samples of each replica, whose shares are uneven."""
+    import shoal.torch
+    whole = seeded(Summary)
+    for replicate in ([1, 2], [2, 1]):
+        pipeline = shoal.torch.Pipeline(copy.deepcopy(whole), plain_batch(0)[0], cuts=["body"], replicate=replicate, units={nn.Linear, Summary.Means},
+                                        loss=lambda result, target: squares(result["result"], target))
+        for rows in (7, 3, 2, 1):
+            inputs, targets = plain_batch(rows, rows)
+            with torch.no_grad():
+                wanted = whole(inputs)
+            wanted = {name: value if value.dim() else value.reshape(1) for name, value in wanted.items() if name != "word"}
+            for mine in (pipeline.forward(inputs), pipeline.step(inputs, targets, outputs=True)[1]):
+                expect((mine is not None) == (world.rank >= replicate[0]))
+                if mine is not None:
+                    expect(mine.pop("word") == "same")
+                    torch.testing.assert_close(mine, wanted)
+
+
+def values_of_replicas_that_differ_are_refused(world):
+    import shoal.torch
+    import shoal.torch._communicator as communicator
+
+    class Places(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x.sum(1).argmax()
+
+    class First(nn.Module):
+        def forward(self, both):
+            return both[0]
+
+    def make(model, cut):
+        return shoal.torch.Pipeline(model, plain_batch(0)[0], cuts=[cut], replicate=[2, 1] if cut == "2" else [1, 2], loss=squares)
+    inputs = torch.zeros(6, 12)
+    inputs[4] = inputs[1] = 1.0  # the second of each replica, and then the third
+    pipeline = make(nn.Sequential(nn.Identity(), Places(12, 12), First()), "2")
+    pipeline.step(inputs, inputs)
+    inputs[5] = 2.0
+    fails(lambda: pipeline.step(inputs, inputs), communicator.BackendError, "differs between the replicas", "torch.int64")
+    pipeline = make(nn.Sequential(nn.Identity(), Places(12, 12)), "1")
+    if world.rank:
+        fails(lambda: pipeline.forward(inputs), RuntimeError, "differs between the replicas", "such as 1 and 2", "leave out replicate=")
+    else:
+        try:
+            expect(pipeline.forward(inputs) is None)
+        except communicator.BackendError:
+            pass  # the others have failed before this rank's end
+
+
+class Apart(nn.Module):
+    """A stage behind the first needs no value of another one."""
+
+    class Table(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.rows = nn.Parameter(torch.randn(1, width))
+
+        def forward(self):
+            return self.rows * 2
+
+    class Head(nn.Linear):
+        def forward(self, x, table):
+            return super().forward(x + table)
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.stem, self.table, self.head = nn.Linear(width, width), self.Table(width), self.Head(width, width)
+
+    def forward(self, x):
+        return self.head(self.stem(x), self.table())
+
+
+def stages_without_inputs_have_replicas(world):
+    import shoal.torch
+    whole = seeded(Apart)
+    for replicate in ([1, 1, 1],) if world.size == 3 else ([1, 2, 1], [2, 1, 1], [1, 1, 2]):
+        for kind in ("1f1b", "zb-h1"):
+            pipeline = shoal.torch.Pipeline(copy.deepcopy(whole), plain_batch(0)[0], microbatches=4, schedule=kind, cuts=["table", "head"],
+                                            replicate=replicate, loss=squares)
+            for rows in (16, 7, 2):
+                inputs, targets = plain_batch(rows, rows)
+                whole.zero_grad()
+                pipeline.module.zero_grad()
+                result = whole(inputs)
+                loss = squares(result, targets)
+                loss.backward()
+                mine, outputs = pipeline.step(inputs, targets, outputs=True)
+                torch.testing.assert_close(mine, loss.detach())
+                expect((outputs is not None) == (world.rank >= world.size - replicate[-1]))
+                if outputs is not None:
+                    torch.testing.assert_close(outputs, result.detach())
+                wanted = dict(whole.named_parameters())
+                for name, parameter in pipeline.named_parameters():
+                    torch.testing.assert_close(parameter.grad, wanted[name].grad, msg=lambda text: f"{name}: {text}")
 
 
 class Averaged(nn.Module):
@@ -884,6 +1145,11 @@ def wrong_replicas_are_refused(world):
           "not in proportion to the number of samples")
     fails(lambda: make(Skips(), (torch.randn(4, 12), torch.randn(3, 12)), cuts=["body.2"], replicate=[1, 2]), (ValueError, RuntimeError))
     pair = Pair(world, "mlp", replicate=[2, 1])
+    text = pair.pipeline.schedule.text()
+    expect("x2" in text, text)
+    fails(lambda: make(cuts=["8"], schedule=text), ValueError, "several replicas (x2)", "pass replicate=[2, 1]")
+    fails(lambda: make(cuts=["8"], schedule=text, replicate=[1, 2]), ValueError, "has the replicas [2, 1]", "replicate is [1, 2]")
+    Pair(world, "mlp", text, replicate=[2, 1], cuts=["8"]).step(0)
     fails(pair.pipeline.to_torch, NotImplementedError, "no stage on several ranks")
     pair.step(0)
 
@@ -1443,6 +1709,44 @@ def values_that_cannot_be_sent_are_refused(world):
     fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "type Thing cannot be handed", "cut at another unit")
 
 
+def a_pipeline_of_objects_sends_them(world):
+    """A class of pipelines that takes objects, by its own passes."""
+    import shoal.torch
+
+    class Objects(shoal.torch.Pipeline):
+        _takes_objects = True
+
+    whole = seeded(lambda: nn.Sequential(Packs(12, 12), Unpacks(12, 12)))
+    pipeline = Objects(copy.deepcopy(whole), plain_batch(0)[0], microbatches=4, loss=squares, cuts=["1"])
+    inputs, targets = plain_batch(0)
+    result = whole(inputs)
+    loss = squares(result, targets)
+    loss.backward()
+    torch.testing.assert_close(pipeline.step(inputs, targets), loss.detach())
+    mine = pipeline.forward(inputs)
+    expect((mine is None) == (world.rank == 0))
+    if mine is not None:
+        torch.testing.assert_close(mine, result.detach())
+    wanted = dict(whole.named_parameters())
+    for name, parameter in pipeline.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name].grad)
+
+
+class Packed:
+    def __init__(self, x):
+        self.x = x
+
+
+class Packs(nn.Linear):
+    def forward(self, x):
+        return Packed(super().forward(x))
+
+
+class Unpacks(nn.Linear):
+    def forward(self, packed):
+        return super().forward(packed.x)
+
+
 class Changes(nn.Module):
     """Changes a value of the first unit in place, behind the second one."""
 
@@ -1565,9 +1869,19 @@ CASES = [
     Case("times name the actions", times_name_the_actions, (1, 2)),
     Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
+    Case("grad scalers skip together", grad_scalers_skip_together, (1, 2, 3)),
+    Case("grad scalers of replicas skip together", grad_scalers_of_replicas_skip_together, (4,)),
+    Case("wrong grad scalers are refused", wrong_grad_scalers_are_refused, (2,)),
+    Case("replicas shard optimizer states", replicas_shard_optimizer_states, (4,)),
+    Case("wrappers and pipelines exclude each other", wrappers_and_pipelines_exclude_each_other, (2,)),
     Case("a failure reaches the other pipelines", a_failure_reaches_the_other_pipelines, (4,)),
     Case("replicated stages equal one process", replicated_stages_equal_one_process, (1, 2, 3, 4)),
     Case("replicated stages sum and evaluate", replicated_stages_sum_and_evaluate, (2, 3)),
+    Case("steps return outputs", steps_return_outputs, (1, 2, 3)),
+    Case("replicated steps return outputs", replicated_steps_return_outputs, (1, 2, 3)),
+    Case("means of replicas are joined", means_of_replicas_are_joined, (3,)),
+    Case("values of replicas that differ are refused", values_of_replicas_that_differ_are_refused, (3,)),
+    Case("stages without inputs have replicas", stages_without_inputs_have_replicas, (3, 4)),
     Case("values without samples are shared", values_without_samples_are_shared, (3,)),
     Case("replicas are found", replicas_are_found, (3,)),
     Case("an exception names its replica", an_exception_names_its_replica, (3,)),
@@ -1595,6 +1909,7 @@ CASES = [
     Case("code around units asks about types and shapes", code_around_units_asks_about_types_and_shapes, (2,)),
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (1,)),
     Case("values that cannot be sent are refused", values_that_cannot_be_sent_are_refused, (2,)),
+    Case("a pipeline of objects sends them", a_pipeline_of_objects_sends_them, (2,)),
     Case("values may be changed in place", values_may_be_changed_in_place, (2,)),
     Case("messages are not changed", messages_are_not_changed, (3,)),
     Case("values changed too early are refused", values_changed_too_early_are_refused, (3,)),

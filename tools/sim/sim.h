@@ -94,6 +94,7 @@ enum { SIM_MODEL_FIELDS_MAX = 25 };
 #define SIM_GPU_FIELDS                                                                             \
     "pcie_gb_s,switch_gb_s,switch_gpus,switch_adapters,nvlink_gb_s,unit_bytes,ring_bytes,copy_us," \
     "host_memory_gb_s,threads"
+double sim_message_us(const struct shoal_simulation *model, double bytes); /* to another host, as --explain-model prints it */
 size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, struct sim_field *fields_out);
 void sim_parameters_print(const struct shoal_simulation *model);
 

@@ -5,6 +5,7 @@
 
 #include "pipeline/pipeline_draw.h"
 #include "sim.h"
+#include "sim_pipeline_hosts.h"
 #include "tool.h"
 
 static const char help_text[] =
@@ -20,6 +21,12 @@ static const char help_text[] =
     "    --input-grad TIME      its backward pass, as far as the rank before it waits for that (as --forward)\n"
     "    --weight-grad TIME     the rest of it (as --forward)\n"
     "    --transfer TIME        of activations to another rank, beside the computation (0)\n"
+    "    --bytes SIZE           of these activations, and of their gradients: transfers then take what the model of hosts\n"
+    "                           predicts, within a host and between hosts, instead of --transfer\n"
+    "    --hosts N              hosts of neighboring ranks, for --bytes (as many as --ranks-per-host needs, or 1)\n"
+    "    --ranks-per-host L     ranks on each host (all ranks divided by the hosts)\n"
+    "    --rate RATE            and --latency, --message-us, --stack, --header: of messages between hosts, as for shoal sim\n"
+    "    --memory RATE          and --signal-us: of messages within a host, as for shoal sim; a message is copied once\n"
     "    --schedule LIST        gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, v-min, v-half, v-zb, auto: the\n"
     "                           shortest step within --activations, or all (all)\n"
     "    --stages-per-rank N    for interleaved and breadth-first (2)\n"
@@ -53,6 +60,7 @@ static const char help_text[] =
     "    shoal sim pipeline --stages 8 --microbatches 24 --forward 18.522ms --input-grad 18.086ms --weight-grad 9.337ms \\\n"
     "                       --transfer 0.601ms --schedule zb-h2 --kept-share 0.5 --shorten span\n"
     "    shoal sim pipeline --stages 2 --replicas 3,1 --sum-replicas 5ms --update 1ms --schedule 1f1b --csv schedule.csv\n"
+    "    shoal sim pipeline --stages 8 --forward 4ms --bytes 16M --hosts 2 --rate 100gbit --memory 20GB/s\n"
     "    shoal sim pipeline --read torch.csv --slots 2\n"
     "\n"
     "Exit codes: 0 success, 1 failure, as for a schedule with a fault, 2 invalid arguments.\n";
@@ -61,7 +69,9 @@ static const char help_text[] =
 struct sim_pipeline_row {
     const char *name; /* a kind's or a file's */
     struct shoal_schedule *schedule;
-    struct shoal_stage_costs costs; /* in microseconds */
+    struct shoal_stage_costs costs;        /* in microseconds */
+    struct sim_pipeline_hosts hosts;       /* on which its ranks are */
+    struct shoal_stage_costs *stage_costs; /* one for each stage, on one replica */
     struct shoal_schedule_times times;
     uint32_t slots;
 };
@@ -102,6 +112,7 @@ static const struct tool_option options_known[] = {
     {"--input-grad", OPTION_INPUT, "TIME"},
     {"--weight-grad", OPTION_WEIGHT, "TIME"},
     {"--transfer", OPTION_TRANSFER, "TIME"},
+    SIM_PIPELINE_HOSTS_OPTIONS,
     {"--schedule", OPTION_SCHEDULE, "LIST"},
     {"--stages-per-rank", OPTION_PER_RANK, "N"},
     {"--activations", OPTION_ACTIVATIONS, "N"},
@@ -128,8 +139,9 @@ struct pipeline_options {
     bool help;
     struct shoal_schedule_options question; /* without the kind; times in microseconds, below 0: as the forward pass */
     bool is_wanted[KINDS];
-    bool has_activations;
+    bool has_activations, has_transfer;
     bool recompute, tie;
+    struct sim_pipeline_hosts hosts;
     const char *replicas; /* a list of numbers, or NULL */
     const char *read;
     struct pipeline_drawing drawing;
@@ -198,6 +210,7 @@ static bool question_apply(int id, const struct tool_args *args, struct pipeline
     case OPTION_WEIGHT:
         return tool_time_read(args, &question->costs.weight_gradient);
     case OPTION_TRANSFER:
+        options->has_transfer = true;
         return tool_time_read(args, &question->costs.transfer);
     case OPTION_SUM_REPLICAS:
         return tool_time_read(args, &question->costs.sum_replicas);
@@ -248,7 +261,7 @@ static bool option_apply(int id, const struct tool_args *args, struct pipeline_o
     case OPTION_FORMAT:
         return sim_format_read(args, &options->format);
     default:
-        return question_apply(id, args, options);
+        return id >= SIM_OPTION_RATE ? sim_pipeline_hosts_apply(id, args, &options->hosts) : question_apply(id, args, options);
     }
 }
 
@@ -260,12 +273,38 @@ static int wanted_count(const struct pipeline_options *options)
     return count;
 }
 
+/* Orders are searched for the longest transfer. */
+static double longest_transfer(const struct sim_pipeline_hosts *hosts)
+{
+    const bool is_one = hosts->hosts == 1 || (!hosts->hosts && !hosts->ranks_per_host);
+    const double within = sim_pipeline_within_us(hosts, (double)hosts->bytes);
+    const double between = sim_pipeline_between_us(hosts, (double)hosts->bytes);
+    if (is_one || (hosts->ranks_per_host != 1 && within > between))
+        return within;
+    return between;
+}
+
+static bool hosts_finish(struct pipeline_options *options)
+{
+    struct sim_pipeline_hosts *hosts = &options->hosts;
+    if (!hosts->bytes && (hosts->hosts || hosts->ranks_per_host || hosts->has_network))
+        return !tool_usage_fail("sim pipeline",
+                                "--hosts and the model's options are for --bytes, which are sent between stages");
+    if (hosts->bytes && options->has_transfer)
+        return !tool_usage_fail("sim pipeline", "--transfer and --bytes both set the times of transfers: give one of them");
+    if (hosts->bytes)
+        options->question.costs.transfer = longest_transfer(hosts);
+    return true;
+}
+
 static bool options_finish(struct pipeline_options *options)
 {
     struct shoal_schedule_options *question = &options->question;
     struct shoal_stage_costs *costs = &question->costs;
     if (!options->read && pipeline_is_drawn(&options->drawing) && wanted_count(options) != 1)
         return !tool_usage_fail("sim pipeline", "--csv, --plot and --trace are for one schedule: choose one with --schedule");
+    if (!hosts_finish(options))
+        return false;
     if (!question->microbatches)
         question->microbatches = 2 * question->ranks;
     costs->input_gradient = costs->input_gradient < 0 ? costs->forward : costs->input_gradient;
@@ -278,6 +317,7 @@ static bool options_parse(int argc, char **argv, struct pipeline_options *option
 {
     struct tool_args args = {.command = "sim pipeline", .argc = argc, .argv = argv, .at = 1};
     *options = (struct pipeline_options){.question = SHOAL_SCHEDULE_OPTIONS_INIT, .drawing = {.command = "sim pipeline"}};
+    options->hosts.model = (struct shoal_simulation)SHOAL_SIMULATION_INIT;
     options->question.ranks = 4;
     options->question.costs = (struct shoal_stage_costs){1e3, -1, -1, 0, 0, 0, 0};
     for (int kind = 0; kind < SHOAL_SCHEDULE_AUTO; kind++)
@@ -369,16 +409,36 @@ static enum shoal_status schedule_finish(const struct pipeline_options *options,
     return status == SHOAL_OK && !options->read ? schedule_add_sums(options, schedule, text) : status;
 }
 
+static void row_free(struct sim_pipeline_row *row)
+{
+    shoal_schedule_free(row->schedule);
+    free(row->stage_costs);
+}
+
+/* Finds the times of all stages, and of a step. */
+static enum shoal_status row_predict(const struct pipeline_options *options, struct sim_pipeline_row *row, char *text)
+{
+    row->hosts = options->hosts;
+    if (!sim_pipeline_hosts_place(&row->hosts, shoal_schedule_size(row->schedule), text, TEXT))
+        return SHOAL_ERR_ARGUMENT;
+    row->stage_costs = calloc(shoal_schedule_stages(row->schedule), sizeof *row->stage_costs);
+    if (!row->stage_costs)
+        return SHOAL_ERR_MEMORY;
+    enum shoal_status status = sim_pipeline_stage_costs(&row->hosts, row->schedule, &row->costs, row->stage_costs);
+    if (status == SHOAL_OK)
+        status = shoal_schedule_time_stages(row->schedule, row->stage_costs, options->question.kept_share, &row->times, NULL);
+    return status;
+}
+
 static int row_time(const struct pipeline_options *options, struct sim_pipeline_row *row)
 {
-    const struct shoal_schedule_options *question = &options->question;
     char text[TEXT] = "";
     row->times = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
-    row->costs = question->costs;
+    row->costs = options->question.costs;
     enum shoal_status status = schedule_finish(options, &row->schedule, text);
-    const bool is_usage = status == SHOAL_ERR_ARGUMENT;
     if (status == SHOAL_OK)
-        status = shoal_schedule_time(row->schedule, &row->costs, question->kept_share, &row->times, NULL);
+        status = row_predict(options, row, text);
+    const bool is_usage = status == SHOAL_ERR_ARGUMENT;
     if (status == SHOAL_OK)
         status = shoal_schedule_slots(row->schedule, &row->slots);
     if (status == SHOAL_OK && options->slots)
@@ -458,18 +518,34 @@ static int row_read(const struct pipeline_options *options, struct sim_pipeline_
 
 /* ---- Output -------------------------------------------------------------------------------------------------------------- */
 
+static void hosts_print(const struct sim_pipeline_row *row)
+{
+    const struct sim_pipeline_hosts *hosts = &row->hosts;
+    char size[24];
+    if (hosts->bytes)
+        printf("# %zu host%s of %zu rank%s; ms for %s: %g within a host, %g between hosts\n", hosts->hosts,
+               hosts->hosts == 1 ? "" : "s", hosts->ranks_per_host, hosts->ranks_per_host == 1 ? "" : "s",
+               sim_size_print((double)hosts->bytes, size), sim_pipeline_within_us(hosts, (double)hosts->bytes) / 1e3,
+               sim_pipeline_between_us(hosts, (double)hosts->bytes) / 1e3);
+}
+
 static void header_print(const struct pipeline_options *options, const struct sim_pipeline_row *row)
 {
     const struct shoal_stage_costs *costs = &row->costs;
     if (options->format == SIM_CSV)
         puts(
             "schedule,ranks,stages,microbatches,forward_us,input_gradient_us,weight_gradient_us,transfer_us,kept_share,step_us,"
-            "bubble,span_us,span_bubble,peak_activations,slots");
+            "bubble,span_us,span_bubble,peak_activations,slots,bytes,hosts,ranks_per_host,within_host_us,between_hosts_us");
     if (options->format != SIM_TABLE)
         return;
     printf("# %u ranks, %u microbatches\n", shoal_schedule_ranks(row->schedule), shoal_schedule_microbatches(row->schedule));
-    printf("# ms of one on a rank: forward %g, input gradient %g, weight gradient %g; transfer %g\n", costs->forward / 1e3,
-           costs->input_gradient / 1e3, costs->weight_gradient / 1e3, costs->transfer / 1e3);
+    printf("# ms of one on a rank: forward %g, input gradient %g, weight gradient %g", costs->forward / 1e3,
+           costs->input_gradient / 1e3, costs->weight_gradient / 1e3);
+    if (row->hosts.bytes)
+        putchar('\n');
+    else
+        printf("; transfer %g\n", costs->transfer / 1e3);
+    hosts_print(row);
     printf("%-14s %6s %10s %8s %10s %8s %12s %6s\n", "schedule", "stages", "step/ms", "bubble", "span/ms", "bubble",
            "activations", "slots");
 }
@@ -477,6 +553,7 @@ static void header_print(const struct pipeline_options *options, const struct si
 static void row_print(const struct pipeline_options *options, const struct sim_pipeline_row *row)
 {
     const struct shoal_schedule *schedule = row->schedule;
+    const double bytes = (double)row->hosts.bytes;
     const struct sim_field fields[] = {
         {"schedule", row->name, 0},
         {"ranks", NULL, shoal_schedule_ranks(schedule)},
@@ -493,6 +570,11 @@ static void row_print(const struct pipeline_options *options, const struct sim_p
         {"span_bubble", NULL, row->times.span_bubble},
         {"peak_activations", NULL, row->times.activations},
         {"slots", NULL, row->slots},
+        {"bytes", NULL, bytes},
+        {"hosts", NULL, (double)row->hosts.hosts},
+        {"ranks_per_host", NULL, (double)row->hosts.ranks_per_host},
+        {"within_host_us", NULL, bytes > 0 ? sim_pipeline_within_us(&row->hosts, bytes) : row->costs.transfer},
+        {"between_hosts_us", NULL, bytes > 0 ? sim_pipeline_between_us(&row->hosts, bytes) : row->costs.transfer},
     };
     if (options->format == SIM_TABLE)
         printf("%-14s %6u %10.3f %7.2f%% %10.3f %7.2f%% %12.4g %6u\n", row->name, shoal_schedule_stages(schedule),
@@ -505,16 +587,7 @@ static void row_print(const struct pipeline_options *options, const struct sim_p
 
 static int files_write(const struct pipeline_options *options, const struct sim_pipeline_row *row)
 {
-    const uint32_t stages = shoal_schedule_stages(row->schedule);
-    struct shoal_stage_costs *costs = calloc(stages, sizeof *costs);
-    if (!costs) {
-        fputs("shoal sim pipeline: no memory\n", stderr);
-        return 1;
-    }
-    const enum shoal_status status = shoal_schedule_stage_costs(row->schedule, &row->costs, costs);
-    const bool is_written = status == SHOAL_OK && pipeline_draw(&options->drawing, row->name, row->schedule, costs);
-    free(costs);
-    return is_written ? 0 : 1;
+    return pipeline_draw(&options->drawing, row->name, row->schedule, row->stage_costs) ? 0 : 1;
 }
 
 static int file_show(const struct pipeline_options *options)
@@ -526,7 +599,7 @@ static int file_show(const struct pipeline_options *options)
         row_print(options, &row);
         code = files_write(options, &row);
     }
-    shoal_schedule_free(row.schedule);
+    row_free(&row);
     return code;
 }
 
@@ -547,7 +620,7 @@ static int kinds_show(const struct pipeline_options *options)
             row_print(options, &row);
             code = files_write(options, &row);
         }
-        shoal_schedule_free(row.schedule);
+        row_free(&row);
     }
     return code;
 }

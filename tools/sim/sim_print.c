@@ -226,7 +226,7 @@ static double stack_us(const struct shoal_simulation *model, double bytes)
     return model->message_us + (model->stack_gb_s > 0 ? bytes * 1e-3 / model->stack_gb_s : 0);
 }
 
-static double message_us(const struct shoal_simulation *model, double bytes)
+double sim_message_us(const struct shoal_simulation *model, double bytes)
 {
     const double sent_us = model->burst_bytes ? first_wire_us(model, bytes) : wire_us(model, bytes);
     return stack_us(model, bytes) + sent_us + model->latency_us + stack_us(model, bytes);
@@ -246,7 +246,7 @@ static void network_print(const struct shoal_simulation *model)
     puts("What the model predicts for things that can be measured. If a measurement differs, set the option named there.\n");
     puts("One message from a rank to a rank of another host, from the call until it is received (half a round trip):");
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        printf("    %8s %12.2f us\n", sim_size_print(sizes[i], size), message_us(model, sizes[i]));
+        printf("    %8s %12.2f us\n", sim_size_print(sizes[i], size), sim_message_us(model, sizes[i]));
     printf("  = --message-us %g twice + --latency %gus + (bytes + --header %zu) over --rate %ggbit; and through --stack\n",
            model->message_us, model->latency_us, model->header_bytes, model->rate_gbit_s);
     if (model->burst_bytes)

@@ -5,6 +5,18 @@ import torch
 from torch import nn
 
 
+class StageParts(nn.Module):
+    """What a rank's stages have of a model, under the model's names. Its forward pass is the pipeline's."""
+
+
+def refuse_stages(module, wrapper):
+    """A wrapper that acts in its own forward pass has none in a pipeline."""
+    if isinstance(module, StageParts):
+        raise NotImplementedError(f"shoal: {wrapper} of the stages of a pipeline never runs their forward pass: average gradients with "
+                                  "Pipeline(replicas=), and shard states with torch.distributed.optim.ZeroRedundancyOptimizer over the "
+                                  "group of replicas")
+
+
 def keep(model, own, init):
     """own: a module with the parameters and buffers that the rank keeps. Those on the device meta get values: by init(owner), a
     function that sets what a module owns itself, or by its reset_parameters()."""

@@ -41,13 +41,14 @@ def members_named(schedule, stage):
     return rank_named(schedule, schedule.rank_of(stage))
 
 
-def gathered(communicator, results, parts):
-    """Returns the results of all replicas of a stage, joined along their samples. results: this one's, by microbatch."""
-    every = [results] if communicator is None else _gather(communicator, results)
-    numbers = sorted({number for each in every for number in each})
-    # Shares follow each other in the order of replicas. Only their proportion counts, and the result is without a gradient.
-    return {number: _shares.joined([each[number] for each in every if number in each], parts,
-                                   [1 for each in every if number in each]) for number in numbers}
+def gathered(communicator, results, samples, parts):
+    """Returns the results of all replicas of a stage, joined along their samples. results: this one's, by microbatch. samples: how
+    many each of them is of."""
+    own = {number: (result, samples[number]) for number, result in results.items()}
+    every = [own] if communicator is None else _gather(communicator, own)
+    found = {number: [each[number] for each in every if number in each] for number in sorted({number for each in every for number in each})}
+    # Shares follow each other in the order of replicas.
+    return {number: _shares.joined([result for result, _ in each], parts, [count for _, count in each]) for number, each in found.items()}
 
 
 def _gather(communicator, value):

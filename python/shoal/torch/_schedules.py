@@ -149,15 +149,25 @@ def printed(call):
     return text.decode()
 
 
-def schedule_of(wanted, ranks, microbatches, stages=None):
-    """Returns the schedule for what a program asks for: a word, or a schedule's text."""
+def schedule_of(wanted, ranks, microbatches, stages=None, replicas=None):
+    """Returns the schedule for what a program asks for: a word, or a schedule's text. replicas: the number for each rank, or None."""
     if is_word(wanted):
         return Schedule.make(wanted, ranks, microbatches, stages)
     schedule = Schedule.read(wanted)
+    if schedule.size != schedule.ranks:
+        _require_same(schedule.replicas(), replicas)
     if (schedule.ranks, schedule.microbatches) != (ranks, microbatches):
         raise ValueError(f"shoal: the schedule is for {schedule.ranks} ranks and {schedule.microbatches} microbatches, but there are "
                          f"{ranks} and {microbatches}")
     return schedule
+
+
+def _require_same(written, replicas):
+    """The replicas that a schedule's text has must be those that the program asks for."""
+    if replicas is None:
+        raise ValueError(f"shoal: the schedule has ranks with several replicas (x{max(written)}): pass replicate={written} as well")
+    if written != replicas:
+        raise ValueError(f"shoal: the schedule has the replicas {written}, but replicate is {replicas}: they must be the same")
 
 
 def is_word(wanted):

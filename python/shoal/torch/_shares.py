@@ -41,6 +41,8 @@ def peers_of(replicas, replica, others):
 
 # ---- How values depend on samples ------------------------------------------------------------------------------------------
 
+RESULT = "the model's result"
+
 
 def rows_of(example):
     """Returns the number of samples of an example, (args, kwargs)."""
@@ -76,7 +78,8 @@ class Parts:
         return self._between(*self._pairs[node], f"the value {node}")
 
     def of_result(self):
-        return self._between(*(map_arg(node.args[0], lambda each: each.meta["example"]) for node in self._outputs), "the model's result")
+        """Returns the parts of the leaves of the model's result."""
+        return self._between(*(map_arg(node.args[0], lambda each: each.meta["example"]) for node in self._outputs), RESULT)
 
     def _between(self, once, twice, name):
         first, form = pytree.tree_flatten(once)
@@ -102,6 +105,9 @@ class Parts:
 
     @staticmethod
     def _refusal(name):
+        if name == RESULT:
+            return ValueError(f"shoal: {name} is not in proportion to the number of samples, so the replicas of the last stage cannot join it: "
+                              "call step() without outputs=, or leave out replicate=")
         return ValueError(f"shoal: {name} goes from one stage to another, and is not in proportion to the number of samples, so a stage "
                           "cannot have a share of them: cut at another unit, or leave out replicate=")
 
@@ -153,9 +159,27 @@ def _join_leaves(leaves, part, counts):
 def _common(leaves, counts):
     """Returns a leaf without samples. All replicas have the same one, or a mean over their samples. If it has a gradient, returns the
     mean over all replicas, so that each of them gets its share of the gradient."""
-    if not (isinstance(leaves[0], torch.Tensor) and leaves[0].requires_grad):
-        return leaves[0]
+    first = leaves[0]
+    if isinstance(first, torch.Tensor):
+        if not first.requires_grad and all(_are_equal(first, leaf) for leaf in leaves):
+            return first
+        can_average = first.is_floating_point() or first.is_complex()
+    elif isinstance(first, (bool, int, float, str)):
+        if all(leaf == first for leaf in leaves):
+            return first
+        can_average = isinstance(first, float)
+    else:
+        return first
+    if not can_average or not sum(counts):
+        kind = str(first.dtype) if isinstance(first, torch.Tensor) else type(first).__name__
+        raise RuntimeError(f"shoal: a value without a dimension of samples differs between the replicas of a stage ({kind}, such as {first} and "
+                           f"{next(leaf for leaf in leaves if not _are_equal(first, leaf))}), and only means over samples can be joined: return "
+                           "a mean as a floating-point number, or a value for each sample; or leave out replicate=")
     return sum(leaf * (count / sum(counts)) for leaf, count in zip(leaves, counts))
+
+
+def _are_equal(one, other):
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 def _compare(leaves, parts):
@@ -190,9 +214,13 @@ class StageShares:
         low, high = max(first, begin), min(first + count, begin + length)
         return low, max(0, high - low)
 
-    def join(self, mode, sources, received):
-        """Returns (samples of the microbatch, the values from each source). received: the messages."""
-        samples = next(each.value[0] for each in received if not each.is_absent)
+    @staticmethod
+    def samples_in(received):
+        """Returns the number of samples of a microbatch, which each message has."""
+        return next(each.value[0] for each in received if not each.is_absent)
+
+    def join(self, mode, sources, received, samples):
+        """Returns the values from each source. received: the messages. samples: how many the microbatch has."""
         values = {}
         for source in sources:
             found = [(each.value[1:], self._common(samples, source, replica)[1])
@@ -200,7 +228,7 @@ class StageShares:
             counts = [count for _, count in found]
             parts = self._parts.get((mode, source, self._number), [])
             values[source] = [joined([pieces[place] for pieces, _ in found], part, counts) for place, part in enumerate(parts)]
-        return samples, values
+        return values
 
     def cut(self, mode, targets, sent, samples):
         """Returns the content of each message: a list, or ABSENT. sent: for each target, the values for it."""

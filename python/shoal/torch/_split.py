@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 from torch.fx.node import map_arg
 
-from . import _graph
+from . import _graph, _own_part
 
 
 def borders_of(units, cuts):
@@ -233,7 +233,7 @@ def _item(values, number):
 
 def parts(splits, stages, model):
     """Returns what stages have of a model, under the model's names."""
-    root = nn.Module()
+    root = _own_part.StageParts()
     for name in sorted({name for split in splits for stage in stages for name in split.units_of(stage)}):  # outer units first
         _place(root, name, model.get_submodule(name))
     for name in sorted({name for split in splits for stage in stages for name in split.attributes_of(stage)}):

@@ -39,10 +39,10 @@ class Stage:
 
     def forward(self, is_training, inputs, received, samples=None):
         """Returns what to send in each message, and the model's result. inputs: the tensors of the batch on the first stage, objects
-        on others, and with shares the number of samples of the microbatch."""
+        on others. samples: with shares, the number of samples of the microbatch."""
         module, sources, targets = self._modules[is_training]
         if self.shares and received:
-            samples, arrived = self.shares.join(is_training, self.sources, received)
+            arrived = self.shares.join(is_training, self.sources, received, samples)
         else:
             arrived = dict(zip(self.sources, (each.value for each in received)))
         if self._team is not None:
@@ -112,18 +112,23 @@ def _roots_of(kept, received):
 
 class Pass:
     """The actions of this rank in one step, or in one evaluation (loss is None). batch: a Batch of inputs and targets.
-    sum_replicas(stage) and sum_tied(tie) begin the sums of gradients that are complete."""
-    _takes_objects = False  # values of any type may go from stage to stage
+    sum_replicas(stage) and sum_tied(tie) begin the sums of gradients that are complete. takes_objects: values of any type may go
+    from stage to stage. keeps_results: the model's results are wanted."""
 
-    def __init__(self, stages, batch, loss, is_training, executor, sum_replicas, sum_tied):
-        self._stages = {stage.number: stage for stage in stages}
+    def __init__(self, stages, batch, loss, is_training, executor, sum_replicas, sum_tied, takes_objects=False, keeps_results=False):
+        self._stages, self._takes_objects, self._keeps_results = {stage.number: stage for stage in stages}, takes_objects, keeps_results
         self._sum_replicas, self._sum_tied = sum_replicas, sum_tied
         self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
         self._kept, self._rest, self._draws = {}, {}, {}
-        self.results = {}  # what the model returns in an evaluation, by microbatch
+        self.results, self.samples = {}, {}  # by microbatch: what the model returns, and with shares the samples that it is of
         for stage in stages:
             stage.begin()
-        self.loss = 0.0  # the mean over all samples
+        self.loss, self.scale = 0.0, 1.0  # the mean over all samples; what gradients are those of is `scale` times as large
+
+    def result(self):
+        """Returns the model's result for the batch, or None on ranks without it."""
+        results = [self.results[number] for number in sorted(self.results)]
+        return joined(results) if results else None
 
     def compute(self, work):
         stage, place = self._stages[work.action.stage], (work.action.stage, work.action.microbatch)
@@ -169,7 +174,8 @@ class Pass:
     def _forward_only(self, stage, place, received, outputs):
         """The forward pass of a stage that is recomputed: autograd saves no tensor, and nothing is kept."""
         self._draws[place] = torch.get_rng_state()
-        given = [each for each in (self._batch.inputs(place[1]) if stage.number == 0 else ()) or () if not each.is_inference()]
+        inputs = (self._batch.inputs(place[1]) if stage.number == 0 else ()) or ()
+        given = [each for each in inputs if isinstance(each, torch.Tensor) and not each.is_inference()]
         versions = [each._version for each in given]
         with torch.autograd.graph.saved_tensors_hooks(lambda _: None, _saved_nothing):
             values, _ = self._values(stage, place, received)
@@ -192,17 +198,24 @@ class Pass:
     def _values(self, stage, place, received, is_counted=True):
         """Returns a value for each target, and the loss on the last stage; (None, None) for a microbatch without samples."""
         microbatch, loss = place[1], None
-        inputs = self._batch.inputs(microbatch) if stage.number == 0 else ()
+        inputs = self._batch.inputs(microbatch) if stage.number == 0 else self._batch.objects(microbatch)
         if inputs is None or (received and all(each.is_absent for each in received)):
             return None, None
-        samples = self._batch.samples(microbatch) if stage.shares and stage.number == 0 else None
+        samples = self._samples_of(stage, microbatch, received)
         values, result = stage.forward(self._is_training, inputs, received, samples)
         result = _apart(result, received) if stage.is_last else result
         if stage.is_last and self._loss is not None:
             loss = self._loss_of(microbatch, result, is_counted)
-        elif stage.is_last:
-            self.results[microbatch] = result
+        if stage.is_last and self._keeps_results and is_counted:
+            self.results[microbatch] = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+            self.samples[microbatch] = stage.shares.own(samples)[1] if stage.shares else None
         return values, loss
+
+    def _samples_of(self, stage, microbatch, received):
+        """Returns the samples that all replicas of a stage have of a microbatch, or None without shares."""
+        if stage.shares is None:
+            return None
+        return self._batch.samples(microbatch) if stage.number == 0 else stage.shares.samples_in(received)
 
     def _loss_of(self, microbatch, result, is_counted):
         """Returns this microbatch's part of the loss: the mean over its samples, times its share of all samples."""
@@ -213,7 +226,7 @@ class Pass:
                             f"{list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__}")
         if is_counted:
             self.loss += loss.detach().double().item() * share
-        return loss.reshape(()) * share
+        return loss.reshape(()) * (share * self.scale)
 
     def _send_absent(self, outputs, count):
         for number in range(count):
@@ -285,16 +298,25 @@ class Batch:
 
     def __init__(self, inputs, targets, count, recorded, own=None):
         self._given, self._count, self._recorded, self._own = (inputs, targets), count, recorded, own
-        self._inputs = self._targets = self._shares = None
+        self._inputs = self._objects = self._targets = self._shares = None
 
     def inputs(self, microbatch):
         """Returns the tensors of the model's arguments, or None for a microbatch without samples."""
         if self._inputs is None:
             if self._given[0] is None:
                 raise ValueError("shoal: the rank of the first stage needs the batch's inputs: they are None")
-            self._inputs = [self._leaves(each) for each in self._divided(self._given[0], "inputs")]
+            every = [self._leaves(each) for each in self._divided(self._given[0], "inputs")]
+            self._inputs = [self._recorded.inputs_in(leaves) for leaves in every]
+            self._objects = [self._recorded.objects_in(leaves) for leaves in every]
         leaves = self._own_part(self._inputs[microbatch])
         return leaves if _rows(leaves) else None
+
+    def objects(self, microbatch):
+        """Returns the model's arguments that are objects, which every stage has."""
+        if not self._recorded.objects:
+            return ()
+        self.inputs(microbatch)
+        return self._objects[microbatch]
 
     def samples(self, microbatch):
         """Returns the number of samples of all replicas."""
@@ -312,12 +334,10 @@ class Batch:
 
     def _leaves(self, given):
         leaves, form = pytree.tree_flatten(arguments_of(given))
-        recorded = self._recorded
-        constants = [(number, leaf) for number, leaf in enumerate(leaves) if not isinstance(leaf, torch.Tensor)]
-        if form != recorded.form or constants != recorded.constants:
+        if form != self._recorded.form or self._recorded.constants_in(leaves) != self._recorded.constants:
             raise ValueError("shoal: the model was split for other arguments: pass inputs of the example's form, with the same values "
                              "for arguments that are not tensors")
-        return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        return leaves
 
     def targets(self, microbatch):
         """Returns the loss function's arguments behind the model's result."""

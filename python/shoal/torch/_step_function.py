@@ -30,9 +30,9 @@ class FunctionPass(_stages.Pass):
 
     def __init__(self, pipeline, call, is_training, has_gradients, factor):
         loss = True if has_gradients else None  # only whether there is one
-        super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor, pipeline._sums.complete, pipeline._ties.begin_sum)
+        super().__init__(pipeline._stages, None, loss, is_training, pipeline._executor, pipeline._sums.complete, pipeline._ties.begin_sum,
+                         pipeline._takes_objects)
         self._recorded, self._call, self._factor = pipeline._splits[True].recorded, call, factor
-        self._takes_objects = pipeline._takes_objects
         self._stage = self._received = self._outputs = self._sent = None  # the action that runs has these
         self._loss_of_call = None
         self.returned, self.has_backward = {}, False

@@ -30,7 +30,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import distributed as torchs
 
 from .. import _native, _replicas, _scaling
-from . import _checkpoint, _communicator, _divided, _gradients, _optimizer, norm
+from . import _checkpoint, _communicator, _divided, _gradients, _optimizer, _own_part, norm
 from ._parameters import Parameters
 
 MIB = 1 << 20
@@ -478,6 +478,7 @@ class DistributedDataParallel(torchs.DistributedDataParallel):
         self.module = module
         if degree not in (None, "host") and not (isinstance(degree, int) and degree > 0):
             raise ValueError(f"shoal: degree is {degree!r}, but must be a number of ranks, \"host\" or None")
+        _own_part.refuse_stages(module, "DistributedDataParallel")
         _divided.refuse_max_norm(module, max_norm)
         self._optimizer = (optimizer, max_norm, grad_scaler)
         self._shard_weights = shard_weights

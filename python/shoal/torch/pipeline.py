@@ -22,10 +22,11 @@ from torch import nn
 
 from .. import _native
 from .._native import OK
-from . import (_communicator, _divided, _executor, _gradients, _graph, _own_part, _profile, _replicas, _schedules, _shares, _split,
-               _stage_sums, _stages, _ties, ddp)
+from . import (_communicator, _divided, _executor, _gradients, _graph, _loss_scale, _own_part, _profile, _replicas, _schedules, _shares,
+               _split, _stage_sums, _stages, _ties, ddp, sharded)
 
 
+WRAPPERS = (nn.parallel.DistributedDataParallel, ddp.DistributedDataParallel, sharded.ShardedDataParallel)
 RECOMPUTES = {False: _native.RECOMPUTES_AS_SCHEDULED, True: _native.RECOMPUTES_ALL, "auto": _native.RECOMPUTES_IF_SHORT}
 
 
@@ -59,13 +60,17 @@ class Pipeline:
     `replicas`: a process group of the ranks that have the same stages of several pipelines, each with a batch of its own: their
     gradients are averaged. The ranks of one pipeline are `process_group`.
 
+    `grad_scaler`: the torch.amp.GradScaler whose scale step() multiplies the loss by; it returns the loss without. A step with an
+    infinite gradient is skipped on all ranks. Each rank needs parameters.
+
     Making it is a collective call. Each rank keeps the units of its own stages; the rest of `model` moves to the device meta. The
     recorded forward pass must not depend on values of tensors, except inside units."""
     _takes_objects = False  # whether arguments that are objects may change from step to step: then all ranks have them
 
     def __init__(self, model, example, stages=None, microbatches=1, schedule="1f1b", loss=None, cuts=None, memory=None, units=None,
-                 init=None, partition=None, process_group=None, replicas=None, recompute=False, replicate=None):
+                 init=None, partition=None, process_group=None, replicas=None, recompute=False, replicate=None, grad_scaler=None):
         _check(model, microbatches)
+        self._scaler = _loss_scale.scaler_of(grad_scaler)
         recompute = _recompute_of(recompute, cuts)
         self.process_group = ddp._group_of(process_group, None, "cpu")
         self._replicate = _replicas.replicate_of(replicate, self.process_group.size(), cuts, schedule, replicas)
@@ -93,12 +98,14 @@ class Pipeline:
         self._compare(borders)
         self._splits = {mode: _split.Split(each, _split.borders_in(each.units, self.units, borders)) for mode, each in recorded.items()}
         self._make(model, init)
+        if self._scaler is not None:
+            self._require_parameters()
 
     # ---- Making ----
 
     def _schedule_of(self, wanted, stages):
         ranks = self.process_group.size() if self._replicate is None else len(self._replicate)
-        schedule = _schedules.schedule_of(wanted, ranks, self.microbatches, stages)
+        schedule = _schedules.schedule_of(wanted, ranks, self.microbatches, stages, self._replicate)
         return schedule if self._replicate is None else schedule.replicated(self._replicate)
 
     def _join(self):
@@ -199,13 +206,28 @@ class Pipeline:
         known = set(model.modules())
         for each in self.module.modules():
             each.training = each.training if each in known else model.training
-        edges = sorted({edge for each in self._splits.values() for edge in each.edges})
+        edges = self._edges()
         self._executor = _executor.Executor(self._communicator, self.schedule, edges, _communicator.milliseconds(self._timeout))
         named = dict(self.module.named_parameters(remove_duplicate=False))
         self._ties = _ties.Ties(ties, self.schedule, named, self._store, group.rank(), self._timeout)
         self._stages = [self._stage(stage, model, edges) for stage in self._own]
         self._sums = self._make_sums()
         self._ties.share_first()
+
+    def _edges(self):
+        """Returns the pairs of stages between which messages go."""
+        edges = {edge for each in self._splits.values() for edge in each.edges}
+        if self._parts is not None:  # a stage that needs no value, such as one of parameters only, still needs the number of samples
+            edges |= {(0, stage) for stage in range(1, self.schedule.stages)} - {(0, end) for _, end in edges}
+        return sorted(edges)
+
+    def _require_parameters(self):
+        """Raises an error on all ranks if the scaler of one would find no gradient, and so would not follow the others."""
+        rank = -1 if any(each.requires_grad for each in self.module.parameters()) else self.process_group.rank()
+        last = int(self._reduced(torch.tensor([rank], dtype=torch.float64), _native.MAX)[0].item())
+        if last >= 0:
+            raise ValueError(f"shoal: grad_scaler= needs parameters to train on each rank, and rank {last} has none: choose other cuts, or "
+                             "leave it out")
 
     def _make_sums(self):
         """Returns the sums over the replicas of this rank's stages, or over those of the pipeline."""
@@ -251,45 +273,53 @@ class Pipeline:
 
     # ---- Passes ----
 
-    def step(self, inputs=None, targets=None):
+    def step(self, inputs=None, targets=None, outputs=False):
         """Runs the forward and backward passes of all microbatches, and adds up gradients like one backward pass of the whole
-        batch. Returns the loss, the mean over all samples, on every rank. All ranks call it.
+        batch. Returns the loss, the mean over all samples, on every rank. All ranks call it. With outputs=True it returns (loss,
+        result): the model's result for the batch, without a graph, on the ranks on which forward() returns one, None on others. All
+        ranks pass the same `outputs`.
 
         The rank of the first stage needs the inputs, in the form of the example, and the rank of the last stage the targets; other
         ranks may pass None. Both are divided along the first dimension, as equally as possible, or are lists of microbatches."""
         if self._loss is None:
             raise RuntimeError("shoal: this pipeline has no loss: pass loss=, a function of the model's result and the target")
-        done = self._run(inputs, targets, self._loss)
+        done = self._run(inputs, targets, self._loss, outputs)
         rows, last = done.rows, self.schedule.stages - 1
         is_first = self._replica == 0  # its batch counts for all replicas
-        told = [done.loss, rows[0] if 0 in self._own and is_first else 0, rows[1] if last in self._own and is_first else 0]
-        loss, inputs, targets = self._reduced(torch.tensor(told, dtype=torch.float64), _native.SUM).tolist()
+        is_infinite = self._scaler is not None and _loss_scale.has_infinite(self.module.parameters(), self._tensor)
+        told = [done.loss, rows[0] if 0 in self._own and is_first else 0, rows[1] if last in self._own and is_first else 0, is_infinite]
+        loss, inputs, targets, infinite = self._reduced(torch.tensor(told, dtype=torch.float64), _native.SUM).tolist()
+        if infinite and not is_infinite:
+            _loss_scale.make_infinite(self.module.parameters())
         if inputs and targets and inputs != targets:
             raise ValueError(f"shoal: the batch has {inputs:.0f} samples in its inputs and {targets:.0f} in its targets: the gradients of "
                              "this step are those of other samples")
-        return torch.tensor(loss, dtype=torch.float32)
+        loss = torch.tensor(loss, dtype=torch.float32)
+        return (loss, done.result()) if outputs else loss
 
     @torch.no_grad()
     def forward(self, inputs=None):
         """Runs the forward passes only. Returns the model's result for the batch on the ranks of the last stage, None on others."""
-        done = self._run(inputs, None, None)
-        if self._parts is not None and self._stages and self._stages[-1].is_last:
-            done.results = _replicas.gathered(self._team, done.results, self._parts[self.module.training].of_result())
-        results = [done.results[number] for number in sorted(done.results)]
-        return _stages.joined(results) if results else None
+        return self._run(inputs, None, None, True).result()
 
     __call__ = forward
 
-    def _run(self, inputs, targets, loss):
+    def _run(self, inputs, targets, loss, keeps_results):
+        parts = None  # how the result depends on samples; if it cannot be joined, all ranks raise an error
+        if keeps_results and self._parts is not None:
+            parts = self._parts[self.module.training].of_result()
         shares = self._stages[0].shares if self._stages else None
         batch = _stages.Batch(inputs, targets, self.microbatches, self._splits[True].recorded, shares.own if shares else None)
-        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete, self._ties.begin_sum)
+        done = _stages.Pass(self._stages, batch, loss, self.module.training, self._executor, self._sums.complete, self._ties.begin_sum,
+                            self._takes_objects, keeps_results)
         done.rows = batch.rows()
-        self._perform(done, loss is not None)
+        done.scale = _loss_scale.scale_of(self._scaler) if loss is not None else 1.0
+        self._perform(done, loss is not None, parts)
         return done
 
-    def _perform(self, done, has_gradients):
-        """Runs the schedule of a Pass. Gradients are then sums over ties and replicas of stages, and averages of replicas."""
+    def _perform(self, done, has_gradients, parts=None):
+        """Runs the schedule of a Pass. Gradients are then sums over ties and replicas of stages, and averages of replicas. parts: of
+        the results, which replicas join; or None."""
         try:
             if has_gradients:
                 self._ties.begin()
@@ -300,6 +330,8 @@ class Pipeline:
                 if self._replicas is not None:
                     self._ties.begin_sums()
                 self._ties.finish()
+            if parts is not None and self._stages and self._stages[-1].is_last:
+                done.results = _replicas.gathered(self._team, done.results, done.samples, parts)
         except BaseException as error:  # other ranks may have ended their pass, and wait
             self._executor.fail([self._communicator, *self._ties.communicators], str(error))
             self._ties.restore()
@@ -407,6 +439,10 @@ def _check(model, microbatches):
         raise ValueError(f"shoal: microbatches is {microbatches!r}, but must be a number from 1 on")
     if model._forward_hooks or model._forward_pre_hooks:
         raise NotImplementedError("shoal: the model itself has forward hooks, and only its units run: put it into a module around it")
+    for name, module in model.named_modules():
+        if isinstance(module, WRAPPERS):
+            raise NotImplementedError(f"shoal: {name or 'the model'} is wrapped in {type(module).__name__}, whose passes a pipeline does not run: "
+                                      "pass the module itself, and average gradients with replicas=")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type not in ("cpu", "meta"):
             raise NotImplementedError(f"shoal: {name} is on {tensor.device}, and Pipeline trains on the CPU: use "

@@ -22,7 +22,7 @@ import weakref
 import torch
 from torch import nn
 
-from . import _checkpoint, _communicator, _divided, _first_values, _gradients, _optimizer, _shards, ddp
+from . import _checkpoint, _communicator, _divided, _first_values, _gradients, _optimizer, _own_part, _shards, ddp
 from ._parameters import Parameters
 
 CHANGED = "change the module before it is wrapped, or make a new ShardedDataParallel of it on all ranks"
@@ -449,6 +449,7 @@ class ShardedDataParallel(nn.Module):
         if not (isinstance(live_units, int) and live_units >= 2):
             raise ValueError(f"shoal: live_units is {live_units!r}, but must be a number from 2 on: one unit computes while the next one "
                              "is gathered")
+        _own_part.refuse_stages(module, "ShardedDataParallel")
         _divided.refuse_max_norm(module, max_norm)
         self.module = module
         new = _first_values.leave_meta(module, optimizer)

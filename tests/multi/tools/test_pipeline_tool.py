@@ -116,6 +116,57 @@ def replicas_divide_the_work():
     refused(*words, "--replicas", "1,1,1", about="--replicas must be 2 numbers")
 
 
+def hosts_decide_transfers():
+    """Messages within a host are copied once, those between hosts take what the model charges; each cut has its own."""
+    megabyte, words = 1 << 20, ("--stages", "4", "--microbatches", "1", "--schedule", "gpipe", "--bytes", "1M")
+    within, between = 0.2 + 2 * megabyte / 5e3, 2 * 2 + 30 + (megabyte + 64) * 8e-3 / 25
+    compute = 4 * 3000
+    for hosts, cuts in ((("--hosts", "1"), 0), ((), 0), (("--hosts", "2"), 1), (("--ranks-per-host", "2"), 1), (("--hosts", "4"), 3),
+                        (("--ranks-per-host", "1"), 3), (("--ranks-per-host", "3"), 1), (("--hosts", "3", "--ranks-per-host", "2"), 1)):
+        (row,) = rows(*words, *hosts)
+        expect(abs(row["step_us"] - compute - 2 * (cuts * between + (3 - cuts) * within)) < 0.01, hosts, row)
+        expect(abs(row["within_host_us"] - within) < 1e-3 and abs(row["between_hosts_us"] - between) < 1e-3, row)
+    expect((row["hosts"], row["ranks_per_host"], row["bytes"]) == (3, 2, megabyte), row)
+    (row,) = rows(*words, "--hosts", "4", "--rate", "100gbit", "--latency", "7us", "--message-us", "3", "--stack", "4GB/s", "--header", "0")
+    expect(abs(row["between_hosts_us"] - (2 * (3 + megabyte / 4e3) + 7 + megabyte * 8e-3 / 100)) < 1e-3, row)
+    expect(abs(row["step_us"] - compute - 6 * row["between_hosts_us"]) < 0.01, row)
+    (row,) = rows(*words, "--memory", "20GB/s", "--signal-us", "1")
+    expect(abs(row["step_us"] - compute - 6 * (1 + 2 * megabyte / 20e3)) < 0.01, row)
+    # Stages of one rank hand over nothing, and each rank has a host of its own, so all transfers are equal.
+    words_v = ("--stages", "2", "--microbatches", "5", "--schedule", "v-zb")
+    (row,), (equal,) = rows(*words_v, "--bytes", "1M", "--ranks-per-host", "1"), rows(*words_v, "--transfer", f"{between}us")
+    expect(abs(row["transfer_us"] - between) < 1e-3 and abs(row["step_us"] - equal["step_us"]) < 0.01, row, equal)
+    table = sim(*words, "--hosts", "2").splitlines()
+    expect(table[2].startswith("# 2 hosts of 2 ranks; ms for 1 MiB: 0.41963 within a host, 0.369565 between hosts"), table)
+    lines = list(csv.DictReader(io.StringIO(sim(*words, "--hosts", "2", "--format", "csv"))))
+    expect(lines[0]["hosts"] == "2" and abs(float(lines[0]["between_hosts_us"]) - between) < 1e-3, lines)
+
+
+def replicas_on_several_hosts_send_their_shares():
+    """Three replicas and one: the larger share is the whole microbatch. Two and two: halves, each within its own pair."""
+    words, within = ("--microbatches", "1", "--schedule", "gpipe", "--bytes", "1M"), lambda size: 0.2 + 2 * size / 5e3
+    between = lambda size: 34 + (size + 64) * 8e-3 / 25  # noqa: E731
+    for replicas, hosts, transfer in (("3,1", "1", within(1 << 20)), ("3,1", "2", between(1 << 20)), ("2,2", "1", within(1 << 19)),
+                                      ("2,2", "2", between(1 << 19))):
+        (row,) = rows("--stages", "2", *words, "--replicas", replicas, "--hosts", hosts)
+        compute = sum(3000 / int(each) for each in replicas.split(","))
+        expect(abs(row["step_us"] - compute - 2 * transfer) < 0.01, replicas, hosts, row)
+
+
+def wrong_hosts_are_refused():
+    refused("--hosts", "2", about="are for --bytes")
+    refused("--rate", "10gbit", about="are for --bytes")
+    refused("--bytes", "1M", "--transfer", "1us", about="--transfer and --bytes both")
+    refused("--bytes", "0", about="bytes above 0")
+    refused("--bytes", "1M", "--hosts", "0", about="--hosts takes")
+    refused("--bytes", "1M", "--hosts", "two", about="--hosts takes")
+    refused("--bytes", "1M", "--memory", "0GB/s", about="above 0")
+    refused("--stages", "5", "--schedule", "gpipe", "--bytes", "1M", "--hosts", "2", "--ranks-per-host", "2",
+            about="room for 4 ranks, but the schedule has 5")
+    refused("--stages", "2", "--schedule", "gpipe", "--bytes", "1M", "--replicas", "3,1", "--hosts", "3", "--ranks-per-host", "1",
+            about="room for 3 ranks, but the schedule has 4")
+
+
 def sums_run_beside_actions():
     """Of two stages on each rank, one is summed while the other one is computed; an update follows its sums."""
     words = ("--stages", "2", "--microbatches", "2", "--schedule", "interleaved", "--forward", "2ms")
@@ -164,4 +215,5 @@ def wrong_words_are_refused():
 
 
 run_cases([all_schedules_are_compared, published_rates_are_met, memory_limits_the_choice, files_are_written_and_read, stages_can_be_recomputed,
-           replicas_divide_the_work, sums_run_beside_actions, standard_input_is_read, faults_of_a_file_are_named, wrong_words_are_refused])
+           replicas_divide_the_work, hosts_decide_transfers, replicas_on_several_hosts_send_their_shares, wrong_hosts_are_refused,
+           sums_run_beside_actions, standard_input_is_read, faults_of_a_file_are_named, wrong_words_are_refused])
