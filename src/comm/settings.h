@@ -8,7 +8,7 @@
 #include "collective/tuning.h"
 #include "comm/comm_settings.h"
 #include "device/gpu_settings.h"
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 #include "engine/engine_settings.h"
 #include "helpers/helpers_settings.h"
 #include "memory/memory_settings.h"

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "collective/select.h"
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 #include "engine/engine_settings.h"
 #include "helpers/helpers.h"
 #include "observe/recorder.h"

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 #include "engine/engine_state.h"
 
 static bool is_output_shared(const struct shoal_request *request)

@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/cpu/kernel_lists.h"
+#include "kernels/kernel_lists.h"
 #include "device/cuda/kernels/gpu_kernels.h"
 #include "device/gpu.h"
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 #include "fusion/codec/gradient_kernels.h"
 #include "mock_cases.h"
 

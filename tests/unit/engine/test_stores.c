@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 #include "engine/trial.h"
 
 static uint32_t random_state;

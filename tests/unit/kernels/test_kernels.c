@@ -12,7 +12,7 @@
 
 #include "../../tools/elements.h"
 #include "base/isa.h"
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 #include "float_states.h"
 
 #define COUNT_MAX ((size_t)4097)
