@@ -293,7 +293,8 @@ int main(void)
     };
     shoal_cu_device device;
     setenv("SHOAL_MOCK_FABRIC", "aws", 1);
-    mock_client_must(dlopen(MOCK_FABRIC, RTLD_NOW) != NULL, MOCK_FABRIC); /* here: the sanitizer does not know the loader's lock */
+    /* Here, because the sanitizer does not know the loader's lock. */
+    mock_client_must(dlopen(MOCK_FABRIC, RTLD_NOW) != NULL, MOCK_FABRIC);
     mock_client_open(MOCK_CUDA, false);
     mock_client_must(cu.init(0) == SHOAL_CU_SUCCESS && cu.device_get(&device, 0) == SHOAL_CU_SUCCESS &&
                          cu.primary_retain(&device_context, device) == SHOAL_CU_SUCCESS,

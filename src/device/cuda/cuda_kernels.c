@@ -2,9 +2,9 @@
 #include <stdlib.h>
 
 #include "base/assert.h"
-#include "kernels/kernel_lists.h"
 #include "device/cuda/cuda_gpu.h"
 #include "device/cuda/kernels/gpu_kernels.h"
+#include "kernels/kernel_lists.h"
 #include "kernels/kernels.h"
 
 #define OLDEST_MAJOR 7 /* compute capability of the code in kernels.ptx.xz */

@@ -6,9 +6,9 @@
  * A kernel runs for one block. EACH_THREAD runs its statement for each thread of the block, and all threads have finished it
  * before the next statement: on a device with a barrier, on the host as a loop. No thread waits for another block, so blocks
  * may run in any order and any number at once. */
+#include "device/cuda/kernels/gpu_kernels.h"
 #include "kernels/formats.h"
 #include "kernels/kernel_lists.h"
-#include "device/cuda/kernels/gpu_kernels.h"
 
 struct place {
     uint32_t block, blocks;
