@@ -20,7 +20,7 @@ import tempfile
 TOP = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = TOP / "src/device/cuda/kernels"
 WRITTEN = FOLDER / "kernels.ptx.xz"
-SOURCES = ("device/cpu/lanes.h", "device/cpu/formats.h", "device/cpu/kernel_lists.h", "device/cuda/kernels/gpu_kernels.h",
+SOURCES = ("kernels/lanes.h", "kernels/formats.h", "kernels/kernel_lists.h", "device/cuda/kernels/gpu_kernels.h",
            "device/cuda/kernels/gpu_kernel_body.h")
 PAGE = TOP / "docs/gpu.md"
 BLOCK = re.compile(r"(<!-- dev/ptx.py -->\n).*?(<!-- end -->\n)", re.S)

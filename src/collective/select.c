@@ -249,7 +249,7 @@ bool shoal_algorithm_is_of_devices(const struct shoal_algorithm *entry)
 
 bool shoal_select_can_serve(const struct shoal_selection *selection, const struct shoal_algorithm *entry)
 {
-    if (selection->is_on_devices != shoal_algorithm_is_of_devices(entry))
+    if (selection->is_by_owners != shoal_algorithm_is_of_devices(entry))
         return false;
     if (shoal_algorithm_is_in_rounds(entry))
         return can_go_in_rounds(selection);
@@ -333,10 +333,10 @@ static SHOAL_NOINLINE bool is_direct_with_overrides(const struct shoal_selection
 
 bool shoal_select_is_direct(const struct shoal_selection *selection, const struct shoal_algorithm **rounds_out)
 {
-    *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) && !selection->is_on_devices ? find_rounds(selection) : NULL;
+    *rounds_out = SHOAL_UNLIKELY(is_over_hosts(selection)) && !selection->is_by_owners ? find_rounds(selection) : NULL;
     if (!is_over_hosts(selection) && is_bare(selection))
         return true;
-    if (SHOAL_UNLIKELY(selection->is_on_devices))
+    if (SHOAL_UNLIKELY(selection->is_by_owners))
         return false;
     if (*rounds_out)
         return true;

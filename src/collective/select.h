@@ -51,7 +51,7 @@ struct shoal_selection {
     size_t inline_bytes;  /* the setting */
     bool is_uneven;       /* operands have parts of different lengths */
     bool sends_cheaply;   /* over several hosts: an announcement costs far less than a round trip to a host */
-    bool is_on_devices;   /* the devices of each host sum among themselves */
+    bool is_by_owners;    /* SHOAL_WAY_OWNERS: the devices of each host sum among themselves */
     const struct shoal_tuning *tuning;
 };
 

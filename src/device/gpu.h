@@ -15,7 +15,7 @@
 
 #include "base/log.h"
 #include "device/device_stage.h"
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 
 #define SHOAL_GPU_DEVICES_MAX 64
 
@@ -245,8 +245,8 @@ SHOAL_MUST_USE enum shoal_status shoal_gpu_peers_post(struct shoal_gpu_peers *pe
 /* ---- Kernels -------------------------------------------------------------------------------------------------------------
  *
  * Each launch uses at most 8 multiprocessors, waits for no other launch, and computes the same bits as the processor's kernels
- * (device/kernels.h, fusion/codec/gradient_kernels.h). Memory is passed as addresses on the device: memory of the context's own
- * device, of a peer with access enabled, or registered host memory. A launch is put on `stream` of the context (NULL: the
+ * (kernels/kernels.h, fusion/codec/gradient_kernels.h). Memory is passed as addresses on the device: memory of the context's
+ * own device, of a peer with access enabled, or registered host memory. A launch is put on `stream` of the context (NULL: the
  * legacy stream) and not waited for: a wrong address breaks the context later.
  *
  * Every function returns ERR_SYSTEM, ERR_MEMORY or ERR_ARGUMENT if the driver refuses, and logs the driver's name for the

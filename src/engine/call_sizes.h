@@ -48,7 +48,7 @@ static inline struct shoal_selection shoal_engine_selection(const struct shoal_e
                                     .inline_bytes = engine->settings->inline_bytes,
                                     .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
                                     .sends_cheaply = engine->transport->sends_cheaply,
-                                    .is_on_devices = shoal_call_way(&request->call) == SHOAL_WAY_OWNERS,
+                                    .is_by_owners = shoal_call_way(&request->call) == SHOAL_WAY_OWNERS,
                                     .tuning = engine->tuning};
 }
 

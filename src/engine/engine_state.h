@@ -97,7 +97,7 @@ struct shoal_request {
             uint32_t early_steps;             /* steps of the first chunk that ran before all announcements arrived */
             struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
             void **memory[2];                 /* [size] each rank's operands in this process; NULL if out of reach */
-            void **cards[2];                  /* [size] struct shoal_device_card of lent operands, in this process */
+            void **cards[2];                  /* [size] cards of lent operands (operand/lent.h), in this process; else NULL */
             size_t chunk_elements;            /* per whole operand, or per part */
             size_t part_stride;               /* elements from part to part of a partitioned staging buffer */
             size_t chunk_count;

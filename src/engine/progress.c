@@ -495,7 +495,7 @@ static bool waits_for_silent(const struct shoal_progress *progress, unsigned wha
     return (atomic_load_explicit(&progress->silent, memory_order_relaxed) & what) != 0;
 }
 
-/* The owner of an operand wakes no thread when a range is ready. Copies of a device take some ten microseconds each. */
+/* The owner of an operand wakes no thread when a range is ready. Its copies take some ten microseconds each. */
 #define OWNER_BACKOFF_NS UINT64_C(50000)
 
 static uint64_t sleep_length(const struct shoal_progress *progress, uint64_t left_ns)

@@ -2,8 +2,8 @@
 #include "engine/reduce_step.h"
 
 #include "base/assert.h"
-#include "device/device_ring.h"
 #include "engine/engine_state.h"
+#include "operand/lent.h"
 
 /* ---- Blocks -------------------------------------------------------------------------------------------------------------- */
 
@@ -55,18 +55,18 @@ static char *find_at_owner(const struct shoal_chunk *chunk, struct shoal_block b
     return input->ops->block_address(input, block, shoal_extent_chunk(chunk), element - chunk->first);
 }
 
-/* Returns the place of element `at` of a part in a peer's ring, in which its operand begins at `first`. */
-static char *find_in_ring(const struct shoal_engine *engine, const struct shoal_request *request,
-                          enum shoal_block_operand operand, const struct shoal_device_card *card, const char *first, int part,
-                          size_t at, size_t *run)
+/* Returns the address of element `at` of a part in a peer's operand that is lent, and has that card. */
+static char *find_lent(const struct shoal_engine *engine, const struct shoal_request *request, struct shoal_block block,
+                       const void *card, int part, size_t at, size_t *run)
 {
+    const enum shoal_block_operand operand = (enum shoal_block_operand)block.operand;
     const bool is_any_partitioned = request->shape->is_input_partitioned || request->shape->is_output_partitioned;
-    const struct shoal_device_lent lent = {.card = card,
-                                           .is_inward = operand == SHOAL_INPUT,
-                                           .first = first,
-                                           .most_parts = is_any_partitioned ? engine->size : 1,
-                                           .element = request->element_bytes};
-    return shoal_device_lent_at(&lent, part, at, run);
+    const struct shoal_lent lent = {.card = card,
+                                    .first = request->memory[operand][block.rank],
+                                    .operand = operand,
+                                    .most_parts = is_any_partitioned ? engine->size : 1,
+                                    .element_bytes = request->element_bytes};
+    return shoal_lent_address(&lent, part, at, run);
 }
 
 char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
@@ -84,8 +84,7 @@ char *shoal_extent_address(struct shoal_engine *engine, const struct shoal_chunk
         return shoal_call_address(&request->call, engine->rank, element, operand, extent->part, extent->begin + at, run);
     const void *card = request->cards[operand][block.rank];
     if (SHOAL_UNLIKELY(card != NULL))
-        return find_in_ring(engine, request, operand, card, request->memory[operand][block.rank], extent->part,
-                            extent->begin + at, run);
+        return find_lent(engine, request, block, card, extent->part, extent->begin + at, run);
     const size_t part_at = shoal_call_part_at(&request->call, engine->rank, operand, block.rank, extent->part);
     return (char *)request->memory[operand][block.rank] + (part_at + extent->begin + at) * element;
 }

@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "base/assert.h"
-#include "device/device_ring.h"
 #include "engine/call_sizes.h"
 #include "engine/engine_state.h"
 #include "engine/reduce_step.h"
+#include "operand/lent.h"
 
 /* ---- Direct operations: the data travel with the announcements ----------------------------------------------------------- */
 
@@ -178,14 +178,14 @@ static bool can_touch(struct shoal_engine *engine, struct shoal_chunk *chunk, co
 
 /* ---- Plans --------------------------------------------------------------------------------------------------------------- */
 
-/* Maps a lent operand: its first element, and the card that describes its ring, at the beginning of the same segment. */
+/* Maps a lent operand: its card and its first element. */
 static enum shoal_status map_lent(struct shoal_engine *engine, const struct shoal_request *request,
                                   enum shoal_block_operand operand, int owner, shoal_location first, void **memory_out)
 {
-    const shoal_location card = shoal_location_of(shoal_location_segment(first), 0);
+    const struct shoal_lent_card card = shoal_lent_card_of(first);
     void **const card_out = &request->cards[operand][owner];
     enum shoal_status status = SHOAL_OK;
-    *card_out = engine->ops->reach(engine->transport, owner, card, sizeof(struct shoal_device_card), &status);
+    *card_out = engine->ops->reach(engine->transport, owner, card.at, card.bytes, &status);
     *memory_out = *card_out ? engine->ops->reach(engine->transport, owner, first, 1, &status) : NULL;
     return status;
 }

@@ -4,8 +4,8 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "device/kernels.h"
 #include "engine/engine_state.h"
+#include "kernels/kernels.h"
 
 static bool is_output_shared(const struct shoal_request *request)
 {

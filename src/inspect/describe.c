@@ -414,7 +414,7 @@ static void explain_call(const struct inquiry *inquiry, FILE *out)
 /* Prints why an entry that a tuning override names is skipped. */
 static void explain_unable(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
-    if (inquiry->selection.is_on_devices)
+    if (inquiry->selection.is_by_owners)
         fputs("GPUs sum among themselves\n", out);
     else if (shoal_algorithm_is_of_devices(entry))
         fputs("it serves GPUs that sum among themselves\n", out);
@@ -442,7 +442,7 @@ static void explain_passed_over(const struct inquiry *inquiry, const struct shoa
 static void explain_why(const struct inquiry *inquiry, const struct shoal_algorithm *entry, FILE *out)
 {
     const struct shoal_selection *selection = &inquiry->selection;
-    if (selection->is_on_devices) {
+    if (selection->is_by_owners) {
         fprintf(out, "because GPUs of %s reach each other's memory; SHOAL_GPU_PEER_BYTES is %llu\n",
                 inquiry->hosts > 1 ? "this host, and presumably of the others," : "this host",
                 (unsigned long long)inquiry->settings.gpu.peer_bytes);
@@ -497,7 +497,7 @@ static void explain_choice(const struct inquiry *inquiry, const struct shoal_alg
         fprintf(out, "because of the tuning override %s:%d\n", inquiry->tuning.source, override->line);
     else
         explain_why(inquiry, entry, out);
-    if (inquiry->selection.is_on_devices)
+    if (inquiry->selection.is_by_owners)
         explain_links(inquiry, out);
     else if (entry->build && inquiry->hosts > 1)
         fprintf(out, "operands: through staging buffers between hosts; inside them, %s\n", reaches[reach]);
@@ -531,7 +531,7 @@ static void explain_direct(const struct inquiry *inquiry, const struct shoal_alg
 static size_t find_chunk(const struct inquiry *inquiry, const struct shoal_algorithm *entry, const struct shoal_plan *plan)
 {
     const struct shoal_settings *settings = &inquiry->settings;
-    if (inquiry->selection.is_on_devices)
+    if (inquiry->selection.is_by_owners)
         return shoal_select_device_chunk_bytes(shoal_gpu_unit_bytes(&settings->gpu), settings->engine.chunk_bytes, plan->size,
                                                inquiry->hosts) /
                inquiry->element;
@@ -591,13 +591,13 @@ static enum shoal_status explain_plans(const struct inquiry *inquiry, FILE *out)
           "copy: a reduce of one block; wait 2 #1: for rank 2's first signal of this chunk\n"
           "wait 2 credit: until rank 2 has read the previous chunk\n",
           out);
-    if (shoal_view_lends(&inquiry->view, 0) && !inquiry->selection.is_on_devices)
+    if (shoal_view_lends(&inquiry->view, 0) && !inquiry->selection.is_by_owners)
         fputs("wait to lend in, out: until the chunk's input is in this rank's ring, and there is room for its output\n", out);
     if (inquiry->hosts > 1)
         fputs("@5+2: in bin 5 of the staging buffer and the next one; put: into a remote one, after its clear-to-send\n"
               "partial: a sum to which later steps add; wait puts: until this rank's puts are locally complete\n",
               out);
-    if (inquiry->selection.is_on_devices)
+    if (inquiry->selection.is_by_owners)
         fputs("gpu[r]: the slot of rank r's GPU; gpu[r].out, gpu[r].back: its slice in host memory, on the way out and back\n",
               out);
     for (int rank = 0; rank < question->ranks; rank++) {
@@ -645,12 +645,12 @@ static void explain_stays(const struct inquiry *inquiry, FILE *out)
 
 static void explain_gpus(const struct inquiry *inquiry, FILE *out)
 {
-    if (inquiry->selection.is_on_devices && inquiry->hosts > 1)
+    if (inquiry->selection.is_by_owners && inquiry->hosts > 1)
         fputs("\noperands on GPUs: the GPUs of a host copy and reduce; only slices pass through host memory, where ranks sum "
               "them\n"
               "with those of other hosts\n",
               out);
-    else if (inquiry->selection.is_on_devices)
+    else if (inquiry->selection.is_by_owners)
         fputs("\noperands on GPUs: the GPUs copy and reduce, and no byte passes through host memory; ranks signal and wait\n",
               out);
     else
@@ -659,7 +659,7 @@ static void explain_gpus(const struct inquiry *inquiry, FILE *out)
                 "while ranks and network work on other units; %s\n",
                 inquiry->entry->shape.is_reduced ? "the ranks of a host reach each other's units"
                                                  : "the plan is that of ordinary memory");
-    if (!inquiry->selection.is_on_devices)
+    if (!inquiry->selection.is_by_owners)
         explain_stays(inquiry, out);
     fputs("this host has:\n", out);
     shoal_describe_gpus(SHOAL_LINKS_SYS, out);
@@ -853,7 +853,7 @@ static void describe_measure(struct inquiry *inquiry)
                                                   .payload_bytes = inquiry->count * inquiry->element *
                                                                    (inquiry->entry->shape.is_input_partitioned ? ranks : 1),
                                                   .inline_bytes = inquiry->settings.engine.inline_bytes,
-                                                  .is_on_devices = describe_goes_among(inquiry),
+                                                  .is_by_owners = describe_goes_among(inquiry),
                                                   .tuning = &inquiry->tuning};
 }
 

@@ -8,7 +8,7 @@
 
 #include "collective/select.h"
 #include "collective/tuning.h"
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 #include "link/auth.h"
 #include "topology/features.h"
 #include "topology/limits.h"

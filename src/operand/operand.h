@@ -54,9 +54,9 @@ struct shoal_operand_ops {
      * once; ranges may come in any order. NULL: nobody waits for it. */
     void (*release)(struct shoal_operand *, size_t begin, size_t end);
 
-    /* Returns the address of the first element in a ring that peers of this host can map, and that a struct shoal_device_card
-     * describes (device/device_ring.h). The rank lends it to them range by range (plan/plan.h). Returns NULL if the operand is
-     * in no such ring. NULL: it never is. */
+    /* Returns the address of the first element in memory that peers of this host can map, and that a card describes
+     * (operand/lent.h). The rank lends it to them range by range (plan/plan.h). Returns NULL if the operand is in no such
+     * memory. NULL: it never is. */
     const char *(*lent_at)(const struct shoal_operand *);
 
     /* Returns true if the owner has taken all of an output. The engine asks when everything was released. The call is not done

@@ -166,7 +166,7 @@ static void call_rank(struct machine *machine, int rank)
 
 static bool is_on_gpu(const struct machine *machine)
 {
-    return machine->model->unit_bytes != 0 && !machine->asked->selection.is_on_devices;
+    return machine->model->unit_bytes != 0 && !machine->asked->selection.is_by_owners;
 }
 
 /* Returns the bytes of an operand from its beginning to the end of a chunk. */
@@ -804,7 +804,7 @@ static uint64_t copied_bytes(const struct machine *machine, int rank, bool is_in
 {
     const struct shoal_case *asked = machine->asked;
     const uint64_t all = shoal_cast_bytes(&machine->cast, rank, is_in, asked->count);
-    return !asked->selection.is_on_devices ? all : asked->hosts > 1 ? all / (uint64_t)machine->cast.local : 0;
+    return !asked->selection.is_by_owners ? all : asked->hosts > 1 ? all / (uint64_t)machine->cast.local : 0;
 }
 
 /* Returns the bytes that a rank and its adapter move one way through their switch. */
@@ -828,7 +828,7 @@ static uint64_t link_ps(const struct machine *machine, int rank, bool is_in)
 static uint64_t nvlink_ps(const struct machine *machine)
 {
     const uint64_t all = machine->asked->count * machine->asked->element_bytes, own = all / (uint64_t)machine->cast.local;
-    return machine->asked->selection.is_on_devices ? shoal_bytes_ps(2 * (all - own), machine->model->nvlink_ps) : 0;
+    return machine->asked->selection.is_by_owners ? shoal_bytes_ps(2 * (all - own), machine->model->nvlink_ps) : 0;
 }
 
 static uint64_t copying_ps_most(const struct machine *machine)

@@ -305,7 +305,7 @@ static enum shoal_status build_rounds(struct shoal_cast *cast, int rank)
 
 static size_t chunk_elements_of(const struct shoal_case *asked, const struct shoal_plan *plan)
 {
-    if (!asked->selection.is_on_devices)
+    if (!asked->selection.is_by_owners)
         return shoal_select_chunk(asked->entry, plan, asked->chunk_bytes, asked->element_bytes);
     const size_t bytes = shoal_select_device_chunk_bytes(asked->model.unit_bytes, asked->chunk_bytes, plan->size, asked->hosts);
     return bytes / asked->element_bytes;

@@ -226,7 +226,7 @@ static void simulate_measure(struct inquiry *inquiry)
                                  .bytes = part_bytes * parts,
                                  .payload_bytes = part_bytes * (inquiry->entry->shape.is_input_partitioned ? ranks : 1),
                                  .inline_bytes = inquiry->settings.engine.inline_bytes,
-                                 .is_on_devices = simulation->nvlink_gb_s > 0 && simulation->ranks_per_host > 1,
+                                 .is_by_owners = simulation->nvlink_gb_s > 0 && simulation->ranks_per_host > 1,
                                  .tuning = &inquiry->tuning};
 }
 
@@ -327,7 +327,7 @@ static enum shoal_status choose_and_predict(struct inquiry *inquiry, struct shoa
     uint16_t host[SHOAL_PLAN_RANKS_MAX];
     const struct shoal_simulation *simulation = inquiry->simulation;
     const int ranks = inquiry->asked.selection.size;
-    const bool is_lent = simulation->pcie_gb_s > 0 && !inquiry->asked.selection.is_on_devices;
+    const bool is_lent = simulation->pcie_gb_s > 0 && !inquiry->asked.selection.is_by_owners;
     memset(input, shoal_select_sharing(inquiry->entry, SHOAL_INPUT, simulation->shared, is_lent), sizeof input);
     memset(output, shoal_select_sharing(inquiry->entry, SHOAL_OUTPUT, simulation->shared, is_lent), sizeof output);
     for (int rank = 0; rank < ranks; rank++)

@@ -2,10 +2,10 @@
 #include <stdlib.h>
 
 #include "base/assert.h"
-#include "device/cpu/kernel_lists.h"
 #include "device/cuda/cuda_gpu.h"
 #include "device/cuda/kernels/gpu_kernels.h"
-#include "device/kernels.h"
+#include "kernels/kernel_lists.h"
+#include "kernels/kernels.h"
 
 #define OLDEST_MAJOR 7 /* compute capability of the code in kernels.ptx.xz */
 

@@ -13,11 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "device/cpu/kernel_lists.h"
 #include "device/cuda/kernels/gpu_kernels.h"
 #include "device/gpu.h"
-#include "device/kernels.h"
 #include "fusion/codec/gradient_kernels.h"
+#include "kernels/kernel_lists.h"
+#include "kernels/kernels.h"
 #include "mock_cases.h"
 
 #define SOURCES SHOAL_GPU_SOURCES_MAX

@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-#include "device/kernels.h"
 #include "engine/trial.h"
+#include "kernels/kernels.h"
 
 static uint32_t random_state;
 

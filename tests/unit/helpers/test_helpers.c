@@ -105,6 +105,69 @@ static int count_named(const char *begin, int *id_out)
     return count;
 }
 
+/* What the kernel reports of a thread at one moment. */
+struct look {
+    int id;
+    char state;
+    unsigned long switches;
+};
+
+static struct look look_at(int id)
+{
+    struct look look = {.id = id};
+    char path[300], line[200];
+    unsigned long count;
+    snprintf(path, sizeof path, "/proc/self/task/%d/status", id);
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        if (sscanf(line, "voluntary_ctxt_switches: %lu", &count) == 1 ||
+            sscanf(line, "nonvoluntary_ctxt_switches: %lu", &count) == 1)
+            look.switches += count;
+        else
+            sscanf(line, "State: %c", &look.state);
+    }
+    if (file)
+        fclose(file);
+    return look;
+}
+
+static int list_helpers(struct look looks[SHOAL_HELPERS_MAX])
+{
+    int count = 0;
+    for (int number = 1; number < SHOAL_HELPERS_MAX; number++) {
+        char name[32];
+        int id;
+        snprintf(name, sizeof name, "shoal-help-%d\n", number);
+        if (count_named(name, &id) == 1)
+            looks[count++] = look_at(id);
+    }
+    return count;
+}
+
+/* Returns the number of helpers that are in one and the same sleep at two looks: they have neither run nor woken. A thread that
+ * spins is running or runnable ("R") however busy the machine is, and one that naps has switched meanwhile. */
+static int count_asleep(void)
+{
+    struct look before[SHOAL_HELPERS_MAX];
+    int asleep = 0;
+    const int count = list_helpers(before);
+    usleep(50000);
+    for (int i = 0; i < count; i++) {
+        const struct look after = look_at(before[i].id);
+        asleep += before[i].state == 'S' && after.state == 'S' && after.switches == before[i].switches;
+    }
+    return asleep;
+}
+
+/* Returns when that many helpers sleep, or fails. On a busy machine one may still have to reach its sleep. */
+static void expect_asleep(int wanted)
+{
+    int asleep = -1;
+    for (int turn = 0; turn < 600 && asleep != wanted; turn++)
+        asleep = count_asleep();
+    assert_int_equal(asleep, wanted);
+}
+
 /* ---- Jobs ---- */
 
 struct counted {
@@ -240,6 +303,49 @@ static void sleeping_helpers_begin_together(void **state)
         shoal_helpers_run(helpers, meet_in_part, &begun, 4);
         assert_int_equal(atomic_load(&begun), 4);
     }
+    shoal_helpers_destroy(helpers);
+}
+
+/* Idle helpers need no core, once they have spun: neither after a job, nor after each of several. */
+static void idle_helpers_sleep(void **state)
+{
+    static const uint64_t spins_ns[] = {0, 20000, 20000000};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(spins_ns); i++) {
+        struct shoal_helpers *helpers;
+        const struct shoal_helpers_options options = {.log = &heard, .threads = 4, .spin_ns = spins_ns[i]};
+        assert_int_equal(shoal_helpers_create(&options, &helpers), SHOAL_OK);
+        for (int turn = 0; turn < 2; turn++) {
+            struct counted *counted = calloc(1, sizeof *counted);
+            shoal_helpers_run(helpers, count_part, counted, 100);
+            check_all_ran(counted, 100);
+            free(counted);
+            expect_asleep(3);
+        }
+        shoal_helpers_destroy(helpers);
+    }
+}
+
+/* With a limit of two threads only one helper may work: the others sleep even while a part is open. */
+static void helpers_beyond_the_limit_sleep(void **state)
+{
+    struct shoal_helpers *helpers = open_helpers(4);
+    struct counted *counted = calloc(1, sizeof *counted);
+    (void)state;
+    shoal_helpers_run(helpers, count_part, counted, 100);
+    memset(counted, 0, sizeof *counted);
+    shoal_helpers_limit(helpers, 2);
+    atomic_store(&counted->must_wait, true);
+    const int ticket = shoal_helpers_post(helpers, count_part, counted, 3);
+    while (!atomic_load(&counted->has_begun))
+        usleep(100);
+    expect_asleep(2);
+    assert_int_equal(atomic_load(&counted->times[1]), 0);
+    atomic_store(&counted->must_wait, false);
+    while (!shoal_helpers_has_ended(helpers, ticket))
+        usleep(100);
+    check_all_ran(counted, 3);
+    free(counted);
     shoal_helpers_destroy(helpers);
 }
 
@@ -771,6 +877,8 @@ int main(void)
         cmocka_unit_test(threads_are_made_by_the_first_post),
         cmocka_unit_test(helpers_work_alone),
         cmocka_unit_test(sleeping_helpers_begin_together),
+        cmocka_unit_test(idle_helpers_sleep),
+        cmocka_unit_test(helpers_beyond_the_limit_sleep),
         cmocka_unit_test(many_jobs_at_once),
         cmocka_unit_test(a_stopped_job_touches_nothing),
         cmocka_unit_test(a_late_helper_delays_one_part),

@@ -14,6 +14,7 @@
 #include "device/device_ring.h"
 #include "device/device_stage.h"
 #include "operand/call.h"
+#include "operand/lent.h"
 #include "operand/makers.h"
 
 #define RANKS 3
@@ -504,6 +505,58 @@ static void a_device_sum_is_both_operands(void **state)
     free(memory);
 }
 
+/* ---- Operands that a peer lends ------------------------------------------------------------------------------------------ */
+
+/* The card is at the beginning of the segment in which the operand is, wherever that begins there. */
+static void a_card_is_found_from_the_first_element(void **state)
+{
+    (void)state;
+    const uint64_t offsets[] = {0, 4096, SHOAL_LOCATION_OFFSET_MAX};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(offsets); i++) {
+        const struct shoal_lent_card card = shoal_lent_card_of(shoal_location_of(77, offsets[i]));
+        assert_int_equal(card.at, shoal_location_of(77, 0));
+        assert_int_equal(card.bytes, sizeof(struct shoal_device_card));
+    }
+}
+
+/* A segment of a peer has a card and two rings, of 3 slots with 32 elements in each of two parts. The operands begin in slot 2,
+ * so their next unit is in slot 0. */
+static void lent_elements_are_found_in_the_ring_of_their_operand(void **state)
+{
+    (void)state;
+    enum { LENT_SLOTS = 3, LENT_UNIT = 32, LENT_PARTS = 2, LENT_SLOT = LENT_UNIT * LENT_PARTS };
+    struct {
+        struct shoal_device_card card;
+        uint32_t rings[2][LENT_SLOTS * LENT_SLOT];
+    } *const segment = calloc(1, sizeof *segment);
+    assert_non_null(segment);
+    for (int is_inward = 0; is_inward < 2; is_inward++) {
+        const struct shoal_device_ring ring = {.is_inward = is_inward,
+                                               .slots = LENT_SLOTS,
+                                               .slot_bytes = LENT_SLOT * sizeof(uint32_t),
+                                               .data = (char *)segment->rings[is_inward]};
+        shoal_device_card_describe(&segment->card, &ring);
+    }
+    for (int is_inward = 0; is_inward < 2; is_inward++) {
+        uint32_t *const ring = segment->rings[is_inward];
+        const struct shoal_lent lent = {.card = &segment->card,
+                                        .first = (const char *)&ring[2 * LENT_SLOT],
+                                        .operand = is_inward ? SHOAL_INPUT : SHOAL_OUTPUT,
+                                        .most_parts = LENT_PARTS,
+                                        .element_bytes = sizeof(uint32_t)};
+        size_t run = 100;
+        assert_ptr_equal(shoal_lent_address(&lent, 0, 0, &run), &ring[2 * LENT_SLOT]);
+        assert_int_equal(run, LENT_UNIT);
+        run = 100;
+        assert_ptr_equal(shoal_lent_address(&lent, 1, 3, &run), &ring[2 * LENT_SLOT + LENT_UNIT + 3]);
+        assert_int_equal(run, LENT_UNIT - 3);
+        run = 5;
+        assert_ptr_equal(shoal_lent_address(&lent, 1, LENT_UNIT + 4, &run), &ring[LENT_UNIT + 4]);
+        assert_int_equal(run, 5);
+    }
+    free(segment);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -525,6 +578,8 @@ int main(void)
         cmocka_unit_test(an_input_that_stays_is_only_put),
         cmocka_unit_test(a_device_sum_runs_steps_that_name_slots),
         cmocka_unit_test(a_device_sum_is_both_operands),
+        cmocka_unit_test(a_card_is_found_from_the_first_element),
+        cmocka_unit_test(lent_elements_are_found_in_the_ring_of_their_operand),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

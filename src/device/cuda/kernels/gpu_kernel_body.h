@@ -1,14 +1,14 @@
 /* The kernels for GPUs, written once. dev/ptx.py compiles them for devices, into kernels.ptx.xz in this folder; tests compile
  * them for the host, where the stand-in driver runs them. Lanes, formats and operators are those of the processor's kernels
- * (device/cpu), so the bits are the same. Casts and blocks of 8 bits produce the bits of src/fusion. No other file includes
+ * (src/kernels), so the bits are the same. Casts and blocks of 8 bits produce the bits of src/fusion. No other file includes
  * this one.
  *
  * A kernel runs for one block. EACH_THREAD runs its statement for each thread of the block, and all threads have finished it
  * before the next statement: on a device with a barrier, on the host as a loop. No thread waits for another block, so blocks
  * may run in any order and any number at once. */
-#include "device/cpu/formats.h"
-#include "device/cpu/kernel_lists.h"
 #include "device/cuda/kernels/gpu_kernels.h"
+#include "kernels/formats.h"
+#include "kernels/kernel_lists.h"
 
 struct place {
     uint32_t block, blocks;

@@ -1,4 +1,4 @@
 /* The kernels for the compiler's default target; meson.build sets the flags. */
 #define KERNELS_NAME "baseline"
 #define KERNELS_SYMBOL shoal_kernels_baseline
-#include "device/cpu/kernel_body.h"
+#include "kernels/kernel_body.h"

@@ -1,8 +1,8 @@
 /* Lanes: one element, or a vector of them, in the type it is computed in. Each type has <lane>_one and <lane>_lanes, and for
  * both the three steps of a reduction: take, combine, finish. Only kernels include this header: a vector is as wide as the
  * registers of the instruction set for which the file is compiled. Reentrant. */
-#ifndef SHOAL_DEVICE_CPU_LANES_H
-#define SHOAL_DEVICE_CPU_LANES_H
+#ifndef SHOAL_KERNELS_LANES_H
+#define SHOAL_KERNELS_LANES_H
 
 #include <string.h>
 

@@ -1,10 +1,10 @@
-/* The types and operators of the reduction kernels, for the processor (cpu/kernel_body.h) and for GPUs
- * (cuda/kernels/gpu_kernel_body.h). Only kernels include this header.
+/* The types and operators of the reduction kernels, for the processor (kernel_body.h) and for GPUs
+ * (device/cuda/kernels/gpu_kernel_body.h). Only kernels include this header.
  *
  * A new type is a row of TYPES (and one of lanes.h if its lanes are new). A new operator is a case of combine in lanes.h and a
  * row of FLOAT_OPS or INTEGER_OPS. Afterwards run dev/ptx.py, which writes the GPU kernels again. */
-#ifndef SHOAL_DEVICE_CPU_KERNEL_LISTS_H
-#define SHOAL_DEVICE_CPU_KERNEL_LISTS_H
+#ifndef SHOAL_KERNELS_KERNEL_LISTS_H
+#define SHOAL_KERNELS_KERNEL_LISTS_H
 
 /* type, element in memory, lane it is computed in, format between the two, operators, and the type whose loops serve the
  * operators that do not depend on a sign */

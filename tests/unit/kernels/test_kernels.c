@@ -12,8 +12,8 @@
 
 #include "../../tools/elements.h"
 #include "base/isa.h"
-#include "device/kernels.h"
 #include "float_states.h"
+#include "kernels/kernels.h"
 
 #define COUNT_MAX ((size_t)4097)
 #define ARRAYS_MAX 64

@@ -1,10 +1,10 @@
 /* Reduction kernels: they combine k source arrays into m destination arrays, element by element, in one pass with one rounding.
  *
- * Each operator is written once, in portable C over vectors (cpu/kernel_body.h), and compiled once per instruction set. A new
+ * Each operator is written once, in portable C over vectors (kernel_body.h), and compiled once per instruction set. A new
  * context chooses the best set that the processor has. No result depends on that choice, or on the caller's floating-point
  * state. Reentrant. Allocates nothing. */
-#ifndef SHOAL_DEVICE_KERNELS_H
-#define SHOAL_DEVICE_KERNELS_H
+#ifndef SHOAL_KERNELS_KERNELS_H
+#define SHOAL_KERNELS_KERNELS_H
 
 #include "base/setting.h"
 

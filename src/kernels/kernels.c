@@ -1,4 +1,4 @@
-#include "device/kernels.h"
+#include "kernels/kernels.h"
 
 #include <string.h>
 
@@ -45,7 +45,7 @@ struct shoal_reduction shoal_kernels_pass(enum shoal_type type, struct shoal_red
 
 /* ---- Instruction sets ---------------------------------------------------------------------------------------------------- */
 
-/* One for each file cpu/kernels_<set>.c. */
+/* One for each file kernels_<set>.c. */
 extern const struct shoal_kernels shoal_kernels_avx512;
 extern const struct shoal_kernels shoal_kernels_avx2;
 extern const struct shoal_kernels shoal_kernels_baseline;

@@ -1,4 +1,4 @@
-/* The reduction kernels, written once for all instruction sets. Each cpu/kernels_<set>.c names its set and includes this file;
+/* The reduction kernels, written once for all instruction sets. Each kernels_<set>.c names its set and includes this file;
  * the build compiles it with that set's flags, and vectors have the set's register width. No other file includes it.
  *
  * Results have the same bits on every processor. Sources are combined in their order, lane by lane, never across lanes and
@@ -9,9 +9,9 @@
  * Types and operators are listed in kernel_lists.h. Every function below receives type and op as constants, so the compiler
  * removes the branches on them. Reentrant. */
 #include "base/floats.h"
-#include "device/cpu/formats.h"
-#include "device/cpu/kernel_lists.h"
-#include "device/kernels.h"
+#include "kernels/formats.h"
+#include "kernels/kernel_lists.h"
+#include "kernels/kernels.h"
 
 /* Vectors that are computed at once: enough to hide the latency of an addition, few enough for 16 registers. */
 #define GROUP 4

@@ -1,8 +1,8 @@
 /* Formats: how elements in memory become lanes, and lanes elements. A format has widen and round for one element, and load and
  * pack for a vector of memory. NaN is the one quiet NaN by the time it is rounded or packed. Only kernels include this header.
  * Reentrant. */
-#ifndef SHOAL_DEVICE_CPU_FORMATS_H
-#define SHOAL_DEVICE_CPU_FORMATS_H
+#ifndef SHOAL_KERNELS_FORMATS_H
+#define SHOAL_KERNELS_FORMATS_H
 
 #if defined(__CUDA__) /* a GPU has none of this processor's instructions */
 #elif defined(__x86_64__)
@@ -11,7 +11,7 @@
 #include <arm_neon.h>
 #endif
 
-#include "device/cpu/lanes.h"
+#include "kernels/lanes.h"
 
 /* ---- Plain: the element is the lane ----------------------------------------------------------------------------------- */
 
