@@ -9,7 +9,7 @@ from smdistributed.modelparallel.torch._norms import OwnNorms
 class _Optimizer(torch.optim.Optimizer):
     """What the optimizers share. A step calls _begin_step() once, _step_parameter() for each parameter that has a gradient, and
     _end_step(). norms: how norms are computed; smp.DistributedOptimizer sets those of the job. made_of: for each group the model's
-    parameters, in the order of group["params"], where a wrapper for 16 bits may put master copies."""
+    parameters, in the order of group["params"], into which a wrapper for 16 bits may put master copies."""
     norms = OwnNorms()
     made_of = ()
 
