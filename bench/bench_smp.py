@@ -16,7 +16,8 @@ rounds.
 and connections take is there, and is not counted: MiB "before". Then it trains on, while its memory is sampled (Pss: pages that both
 ranks map count half); the largest sample, less that before the model was made. malloc returns what is freed, because it maps each
 larger block, and Shoal's buffer cache (SHOAL_MEMORY_KEPT) is off. Predicted: what the partitioner counts for a rank, the parameters,
-gradients, states, activations and buffers; for shards what `shoal advise` counts.
+gradients, states, activations and buffers; for shards what `shoal advise` counts; for tensor parallelism what
+shoal.torch.tensor.memory_of counts, and for activations the formulas of docs/advice.md.
 
 Examples:
   bench/bench_smp.py --rounds 5 --json smp.json
@@ -214,6 +215,11 @@ def fsdp(options, backend):
     return step
 
 
+def divides_heads(options):
+    """Returns true if ranks of tensor parallelism can have equal numbers of heads; else each of them computes all heads."""
+    return options.width // HEAD % TENSOR == 0
+
+
 def parallelized(options, backend):
     """By the plan that smp finds for the model."""
     import torch.distributed as dist
@@ -221,13 +227,17 @@ def parallelized(options, backend):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    import shoal.torch.tensor
     begin(backend)
-    layers = layers_of(options, is_by_head=True)
-    plan = {"0.words": RowwiseParallel(input_layouts=Replicate()), f"{len(layers) - 1}": ColwiseParallel(output_layouts=Replicate())}
-    for number in range(1, 1 + options.layers):
-        plan.update({f"{number}.all": ColwiseParallel(), f"{number}.out": RowwiseParallel(), f"{number}.up": ColwiseParallel(),
-                     f"{number}.down": RowwiseParallel()})
-    model = parallelize_module(nn.Sequential(*layers), DeviceMesh.from_group(dist.group.WORLD, "cpu"), plan)
+    model = nn.Sequential(*layers_of(options, divides_heads(options)))
+    styles = {"qkv": ColwiseParallel(), "colwise": ColwiseParallel(), "rowwise": RowwiseParallel(),
+              "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+              "embedding_rowwise": RowwiseParallel(input_layouts=Replicate())}
+    plan = {name: styles[style] for name, style in shoal.torch.tensor.plan_of(model, TENSOR).items()}
+    if not divides_heads(options):
+        for number in range(1, 1 + options.layers):
+            plan.update({f"{number}.all": ColwiseParallel(output_layouts=Replicate()), f"{number}.out": RowwiseParallel(input_layouts=Replicate())})
+    model = parallelize_module(model, DeviceMesh.from_group(dist.group.WORLD, "cpu"), plan)
     optimizer = adam(model.parameters())
 
     def step(inputs, targets):
@@ -373,7 +383,7 @@ def table(kind, rounds):
         far = max(abs(a - b) / abs(b) for each, wanted in zip(rounds, reference) for a, b in zip(each[mode]["losses"], wanted))
         print(f"| {mode} | {statistics.median(each[mode]['ms'] for each in rounds):.0f} | {statistics.median(ratios):.2f} "
               f"({min(ratios):.2f} to {max(ratios):.2f}) | {far:.0e} |")
-        if far > NEAR:
+        if not far <= NEAR:  # also if it is not a number
             sys.exit(f"bench_smp.py: the losses of {mode} differ from one process's by {far:.1e}")
 
 
@@ -426,13 +436,35 @@ def predicted_of_shards(options):
     return rungs["sharded parameters"]["total_bytes"] - rungs["sharded parameters"]["constant_bytes"]
 
 
+def of_tensor(options):
+    """Prints the bytes that a rank has of a divided model's parameters, gradients and states, and activations: those of docs/advice.md for
+    values of 4 bytes without dropout, with fused attention."""
+    from torch import nn
+    import shoal.torch.tensor
+    parameters = shoal.torch.tensor.memory_of(nn.Sequential(*layers_of(options)), TENSOR)["bytes"]
+    positions = options.batch * options.context
+    attention, feed = 4 / (TENSOR if divides_heads(options) else 1), 8 / TENSOR
+    layers = options.layers * 4 * positions * options.width * (4 + attention + feed)
+    logits = 4 * positions * options.words
+    head = 2 * 4 * positions * options.width + logits
+    buffers = max(0, 2 * logits - parameters)  # the backward pass of the loss, before gradients are there
+    print(4 * parameters + layers + head + 8 * positions + buffers)
+
+
+def predicted_of_tensor(options):
+    words, environment, _ = command_of("tensor's prediction", options)
+    done = subprocess.run(words[words.index(str(PYTHON)):], check=True, env=environment, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
 def memory_table(modes, options):
     """Prints a row for each rank."""
-    of_shards = predicted_of_shards(options) if OURS["shards"] in modes else None
+    of_all = {OURS[kind]: predict(options) for kind, predict in (("shards", predicted_of_shards), ("tensor", predicted_of_tensor))
+              if OURS[kind] in modes}
     print("| | rank | before, MiB | training, MiB | predicted, MiB | predicted / measured |\n|---|---:|---:|---:|---:|---:|")
     for mode in modes:
         for rank, (before, added, predicted) in enumerate(memory(mode, options)):
-            predicted = of_shards if mode == OURS["shards"] else predicted
+            predicted = of_all.get(mode, predicted)
             wanted = ["", ""] if predicted is None else [f"{predicted / 2**20:.1f}", f"{predicted / added:.2f}"]
             print(f"| {mode} | {rank} | {before / 2**20:.0f} | {added / 2**20:.1f} | {' | '.join(wanted)} |", flush=True)
 
@@ -449,6 +481,8 @@ def main():
     options = parser.parse_args()
     if options.rank_of == "profile":
         return profile(options)
+    if options.rank_of == "tensor's prediction":
+        return of_tensor(options)
     if options.rank_of:
         return rank_for_memory(options) if options.memory_of else rank(options)
     kinds = [options.only] if options.only else list(OURS)
