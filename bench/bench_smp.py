@@ -68,10 +68,10 @@ def layers_of(options, is_by_head=False):
     class Words(nn.Module):
         def __init__(self):
             super().__init__()
-            self.words, self.places = nn.Embedding(options.words, options.width), nn.Embedding(options.context, options.width)
+            self.words, self.places = nn.Embedding(options.words, options.width), nn.Parameter(torch.randn(options.context, options.width))
 
         def forward(self, x):
-            return self.words(x) + self.places.weight
+            return self.words(x) + self.places
 
     class Block(nn.Module):
         def __init__(self):

@@ -20,7 +20,8 @@ static bool is_by_smp(const struct advise_question *question, const struct advis
     return divides_model(rung) && !question->shape.accelerator;
 }
 
-/* Returns the fewest microbatches, from those of the way on, that divide the samples of a replica: smp.step refuses others. */
+/* Returns the fewest microbatches that divide the samples of a replica, and are not fewer than those of the way.
+ * smp.step refuses others. */
 static double microbatches_of_smp(const struct advise_rung *rung)
 {
     const size_t samples = (size_t)rung->per_replica, least = (size_t)rung->microbatches;
@@ -48,7 +49,8 @@ static void switch_print(const char *name, FILE *out)
     fprintf(out, "distribution.smdistributed.modelparallel.parameters.%s = true\n", name);
 }
 
-/* The memory of the first stage is that of as many active microbatches as there are stages; the package's default is two more. */
+/* The memory of the first stage is that of as many active microbatches as there are stages; the package's default is two
+ * more. */
 static void smp_print(const struct advise_rung *rung, FILE *out)
 {
     const struct advise_setup *setup = &rung->setup;
@@ -85,8 +87,8 @@ static void document_print(const struct advise_question *question, const struct 
 
 static void microbatches_print(double samples, double count, FILE *out)
 {
-    fprintf(out, "\n# train.py: %.0f sample%s in each of %.0f microbatch%s of a step", samples, samples == 1 ? "" : "s", count,
-            count == 1 ? "" : "es");
+    fprintf(out, "\n# train.py: %.0f sample%s in each of %.0f microbatch%s of a step", samples,
+            samples == 1 ? "" : "s", count, count == 1 ? "" : "es");
 }
 
 static void forms_print(const struct advise_rung *rung, FILE *out)
@@ -122,7 +124,9 @@ static void wrapper_print(const struct advise_question *question, const struct a
 static void cuts_print(const struct advise_rung *rung, FILE *out)
 {
     const struct advise_setup *setup = &rung->setup;
-    fprintf(out, "# degrees: tensor %.0f, pipeline %.0f; microbatches: %.0f. With several replicas pass the process groups\n",
+    fprintf(out,
+            "# degrees: tensor %.0f, pipeline %.0f; microbatches: %.0f. "
+            "With several replicas pass the process groups\n",
             setup->tensor, setup->stages, rung->microbatches);
     if (setup->tensor > 1)
         fprintf(out, "model = shoal.torch.tensor_parallel(model, %.0f)\n", setup->tensor);
@@ -141,12 +145,15 @@ static void smp_script_print(const struct advise_rung *rung, FILE *out)
     const double microbatches = microbatches_of_smp(rung);
     microbatches_print(rung->per_replica / microbatches, microbatches, out);
     fprintf(out,
-            "\n# batches of %.0f, from a sampler with num_replicas=smp.rdp_size(), rank=smp.rdp_rank(), drop_last=True\n"
+            "\n# batches of %.0f, from a sampler with num_replicas=smp.rdp_size(), rank=smp.rdp_rank(), "
+            "drop_last=True\n"
             "import smdistributed.modelparallel.torch as smp\n"
             "smp.init()\n",
             rung->per_replica);
     if (rung->setup.is_16)
-        fputs("# bf16 is autocast: float32 parameters and gradients need no masters, and are as many bytes in total\n", out);
+        fputs("# bf16 is autocast: float32 parameters and gradients need no masters, "
+              "and are as many bytes in total\n",
+              out);
     if (rung->setup.tensor > 1)
         fputs("with smp.tensor_parallelism():\n"
               "    model = Model()\n",
