@@ -102,15 +102,19 @@ def unpack(wheel, folder):
 
 
 def read_torch(site):
-    """Returns the torch of a folder of packages, or None."""
+    """Returns the torch of a folder of packages, or None. One without licences is not used, because a wheel must carry those of the
+    headers that its shims were compiled with; a line says so."""
     try:
         text = (site / "torch/version.py").read_text()
     except FileNotFoundError:
         return None
     facts = dict(re.findall(r"^(\w+)(?:: [^=]*)? = '(.*)'$", text, re.M))
-    licences = next(site.glob("torch-*.dist-info/licenses"))
-    return Torch(facts["__version__"].partition("+")[0], facts["git_version"], site / "torch",
-                 (licences / "LICENSE", *sorted(licences.glob("third_party/pybind11/LICENSE*"))))
+    version = facts["__version__"].partition("+")[0]
+    licence = next(site.glob("torch-*.dist-info/licenses/LICENSE"), None)
+    if not licence:
+        print(f"torch {version} in {site} is not used: it has no torch-*.dist-info/licenses/LICENSE, which a wheel with its shim must carry")
+        return None
+    return Torch(version, facts["git_version"], site / "torch", (licence, *sorted(licence.parent.glob("third_party/pybind11/LICENSE*"))))
 
 
 def find_pythons():

@@ -2,7 +2,9 @@
 """What a release is made of: the version; the checks of a wheel (dev/wheel_check.py), with wheels that are wrong in one way
 each; and the wheels of `make wheels` if they are there, which are checked and tried in chroots of Debian 11."""
 import base64
+import contextlib
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -222,6 +224,7 @@ def torch_in(folder, version, exported):
     text = f"__version__ = '{version}'\ncuda: Optional[str] = None\ngit_version = 'abc'\n"
     (folder / "torch/version.py").write_text(text)
     (folder / f"torch-{version}.dist-info/licenses").mkdir(parents=True)
+    (folder / f"torch-{version}.dist-info/licenses/LICENSE").write_text("as you like")
     (folder / "torch/lib/libtorch_cpu.so").write_bytes(library(f"void {exported}(void) {{}}", "-nostdlib"))
     return wheel_shims.read_torch(folder)
 
@@ -231,6 +234,19 @@ def torch_is_its_release_and_commit():
         torch = torch_in(pathlib.Path(folder), "9.8.7+cu130", "known")
         expect((torch.version, torch.git_version) == ("9.8.7", "abc"), torch)
         expect(wheel_shims.read_torch(pathlib.Path(folder, "elsewhere")) is None)
+
+
+def torch_without_licences_is_named_and_not_used():
+    with tempfile.TemporaryDirectory() as name:
+        folder, said = pathlib.Path(name), io.StringIO()
+        torch_in(folder, "9.8.7", "known")
+        for missing in ("licenses/LICENSE", "licenses", "."):
+            path = folder / "torch-9.8.7.dist-info" / missing
+            path.unlink() if path.is_file() else path.rmdir()
+            with contextlib.redirect_stdout(said):
+                expect(wheel_shims.read_torch(folder) is None, missing)
+            expect(said.getvalue().startswith(f"torch 9.8.7 in {folder} is not used: ") and said.getvalue().count("\n") == 1, said.getvalue())
+            said.truncate(said.seek(0))
 
 
 def release_that_is_not_at_hand_is_left_out():
@@ -336,6 +352,6 @@ run_cases([versions_agree, one_command_writes_another_version, bundle_is_what_py
            names_and_tags_are_checked, missing_file_is_named, record_is_compared_with_the_files, newer_glibc_is_named,
            libraries_of_the_machine_are_named,
            libraries_of_torch_serve_its_shims_only, newer_libraries_of_cxx_are_named, build_without_pmix_is_named, search_paths_are_relative, processor_is_checked,
-           bill_of_materials_is_checked, torch_is_its_release_and_commit, release_that_is_not_at_hand_is_left_out,
+           bill_of_materials_is_checked, torch_is_its_release_and_commit, torch_without_licences_is_named_and_not_used, release_that_is_not_at_hand_is_left_out,
            symbols_that_torch_lacks_are_named, image_comes_from_debian_alone, what_is_missing_for_a_try_is_named, wheels_pass_the_checks,
            wheel_serves_the_first_group_without_a_compiler, wheels_work_on_an_older_debian])

@@ -248,6 +248,75 @@ def norms_are_those_of_whole_parameters(world):
                 same(value, one.state_dict()[name], f"{partitions} partitions, divided {is_divided}, {type(inner).__name__}: {name}", 1e-4)
 
 
+class Masters:
+    """A wrapper as scripts for 16 bits have: the optimizer steps copies of the parameters, in another type. outer: the one whose
+    step() is called, and which has the groups."""
+
+    def __init__(self, optimizer, outer=None):
+        self.optimizer, self._outer, self._pairs = optimizer, outer or optimizer, []
+        self.param_groups = self._outer.param_groups
+
+    def init_master_params(self):
+        for group in self.param_groups:
+            copies = [each.detach().double().requires_grad_() for each in group["params"]]
+            self._pairs += zip(group["params"], copies)
+            group["params"] = copies
+
+    def step(self):
+        for parameter, copy_of_it in self._pairs:
+            copy_of_it.grad = None if parameter.grad is None else parameter.grad.double()
+        self._outer.step()
+        with torch.no_grad():
+            for parameter, copy_of_it in self._pairs:
+                parameter.copy_(copy_of_it)
+
+
+def norms_of_master_copies_are_those_of_their_parameters(world):
+    """A wrapper for 16 bits is around smp's optimizer, or inside of it: an optimizer that steps copies knows parts and ties."""
+    from smdistributed.modelparallel.torch.optimizers import FusedLAMB, FusedNovoGrad
+    kinds = [lambda each: FusedLAMB(each, lr=0.02, weight_decay=0.1, max_grad_norm=0.3), lambda each: FusedNovoGrad(each, lr=0.01)]
+    ways = {(1, False, True), (1, False, False), (max(1, world.size // 4), world.size > 2, False)}
+    for partitions, is_divided, is_inside in sorted(ways):
+        for kind in kinds:
+            smp = started(world, partitions=partitions, shard_optimizer_state=is_divided)
+            with smp.tensor_parallelism():
+                plain = seeded(Gpt)
+            model, one = smp.DistributedModel(plain), seeded(Gpt)
+            inner, wanted, train_step = kind(model.parameters()), kind(one.parameters()), step_of(smp)
+            if is_inside:
+                wrapper = Masters(inner)
+                wrapper.init_master_params()
+                stepped = optimizer = smp.DistributedOptimizer(wrapper)
+            else:
+                optimizer = smp.DistributedOptimizer(inner)
+                stepped = Masters(inner, optimizer)
+            for number in range(3):
+                batches = [batch_of(number, replica) for replica in range(smp.dp_size())]
+                wanted.zero_grad()
+                (sum(loss_of(one(inputs), targets) for inputs, targets in batches) / len(batches)).backward()
+                wanted.step()
+                model.zero_grad()
+                train_step(model, *batches[smp.dp_rank()])
+                if not number and not is_inside:
+                    stepped.init_master_params()  # the first step has divided the model
+                stepped.step()
+            for name, value in model.state_dict().items():
+                same(value, one.state_dict()[name], f"{partitions} partitions, divided {is_divided}, {type(inner).__name__}: {name}", 1e-4)
+
+
+def copies_of_no_parameter_are_refused(world):
+    from smdistributed.modelparallel.torch.optimizers import FusedLAMB
+    smp = started(world)
+    with smp.tensor_parallelism():
+        plain = seeded(Gpt)
+    model = smp.DistributedModel(plain)
+    optimizer = smp.DistributedOptimizer(FusedLAMB(model.parameters()))
+    step_of(smp)(model, *batch_of(0, smp.dp_rank()))
+    optimizer.param_groups[0]["params"] = [torch.cat([each.detach().flatten() for each in model.parameters()]).requires_grad_()]
+    optimizer.param_groups[0]["params"][0].grad = torch.ones_like(optimizer.param_groups[0]["params"][0])
+    fails(optimizer.step, RuntimeError, "that is not the model's", "put each master copy in the place of its parameter")
+
+
 def modules_that_are_named_are_divided(world):
     from smdistributed.modelparallel.torch.utils import get_distribution_axis
     smp = started(world)
@@ -363,6 +432,8 @@ CASES = [
     Case("with pipelines", with_pipelines, (4, 8)),
     Case("states of optimizers are divided", states_of_optimizers_are_divided, (4,)),
     Case("norms are those of whole parameters", norms_are_those_of_whole_parameters, (2, 4, 8)),
+    Case("norms of master copies are those of their parameters", norms_of_master_copies_are_those_of_their_parameters, (2, 4, 8)),
+    Case("copies of no parameter are refused", copies_of_no_parameter_are_refused, (2,)),
     Case("losses are scaled", losses_are_scaled, (2,)),
     Case("modules that are named are divided", modules_that_are_named_are_divided, (2,)),
     Case("models are made without memory", models_are_made_without_memory, (2,)),

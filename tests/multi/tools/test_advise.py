@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`shoal advise` as a user sees it: whole pages, the JSON object, the HTML page, bad input. (test_advise.c tests the arithmetic.)
 
-The pages of seven questions are in advice_pages/. To write them anew:
+The pages of eight questions are in advice_pages/. To write them anew:
 PYTHONPATH=tests/multi SHOAL_COMMAND=build/shoal python3 tests/multi/tools/test_advise.py --write"""
 import atexit
 import html
@@ -23,6 +23,7 @@ ROOT = pathlib.Path(tempfile.mkdtemp(prefix="shoal-advise-"))
 atexit.register(shutil.rmtree, ROOT, ignore_errors=True)
 SVG = "{http://www.w3.org/2000/svg}"
 GIB = 1 << 30
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3] / "python"))
 
 RESNET = ("--profile", "resnet50", "--samples", "1281167", "--batch", "256", "--machine", "p3.2xlarge")
 GPT = ("--profile", "gpt2", "--samples", "9000000", "--batch", "512")
@@ -37,6 +38,8 @@ QUESTIONS = {
     "a_batch_of_64_times": (("--profile", "bert-large", "--samples", "8000000", "--batch", "512", "--machine", "dgx-a100",
                              "--count", "1,64", "--keep", "worker", "--optimizer", "lamb", "--learning-rate", "6.25e-4",
                              "--type", "bfloat16", "--critical-batch", "8000"), 0),
+    "a_model_that_is_divided": (("--profile", "bert-large", "--samples", "100000", "--batch", "12", "--machine", "this", "--per-machine", "2",
+                                 "--count", "2", "--worker-memory", "2200M", "--backward", "900", "--measured-batch", "1"), 0),
     "nothing_fits": (("--profile", "bert-large", "--samples", "1000", "--batch", "2", "--machine", "p3.2xlarge", "--count", "2",
                       "--worker-memory", "2G"), 3),
     "workers_that_do_not_divide": (("--profile", "gpt2", "--samples", "5000", "--batch", "512", "--machine", "this",
@@ -253,19 +256,63 @@ def the_job_is_a_document():
         expect(code == 0 and "no mistakes" in out and "on 4 hosts" in out, job, out, err)
 
 
-def the_calls_that_divide_a_model_are_in_the_job():
-    """Memory for the first way that divides the model, which is too small for the ways before it."""
-    words = ("--profile", "bert-large", "--samples", "1000", "--batch", "2", "--machine", "this", "--per-machine", "2", "--backward", "900",
-             "--measured-batch", "1")
-    ladder = asked(*words, "--worker-memory", "1M", code=3)["points"][0]["ladder"]
+def divided(way, *words, profile="bert-large", spare=1.0):
+    """Returns the answer with the memory that `way`, which divides the model, needs at least: too little for the ways before it. And the
+    rung. spare: more memory than that, as a factor."""
+    words = ("--profile", profile, "--samples", "1000", "--backward", "900", "--measured-batch", "1", *words)
+    (ladder,) = [point["ladder"] for point in asked(*words, "--worker-memory", "1M", code=3)["points"] if point["machine"] in words]
+    at = [each["way"] for each in ladder].index(way)
     sizes = [each.get("total_bytes", float("inf")) for each in ladder]
-    at = next(i for i, each in enumerate(ladder) if each.get("tensor", 1) * each.get("stages", 1) > 1 and sizes[i] < min(sizes[:i]))
-    answer = asked(*words, "--worker-memory", int(sizes[at] / 0.92) + 2)
-    expect(answer["points"][0]["way"] == ladder[at]["way"], ladder, answer)
-    found = rung(answer["points"][0], ladder[at]["way"])
-    wanted = [f"model = shoal.torch.tensor_parallel(model, {found['tensor']:.0f})"] if found["tensor"] > 1 else []
-    wanted += [f"pipeline = shoal.torch.Pipeline(model, example, microbatches={found['microbatches']:.0f})"] if found["stages"] > 1 else []
-    expect([line for line in answer["job"].splitlines() if " = shoal.torch." in line] == wanted != [], wanted, answer["job"])
+    expect(sizes[at] * spare < min(sizes[:at]), way, words, sizes)
+    answer = asked(*words, "--worker-memory", int(sizes[at] * spare / 0.92) + 2)
+    (point,) = [point for point in answer["points"] if point["machine"] in words]
+    expect(point["way"] == way and answer["shown"] == point["machines"], answer)
+    return answer, rung(point, way)
+
+
+# way: workers of a machine, machines, batch, tensor degree, stages, microbatches
+DIVIDED = {"tensor parallel": (4, 1, 12, 4, 1, 12), "pipeline": (2, 2, 12, 1, 4, 12), "tensor and pipeline": (4, 2, 26, 4, 2, 26)}
+
+
+def documents_of_divided_models_are_read():
+    """By shoal.job, and then by smdistributed.modelparallel, which refuses what contradicts."""
+    if sys.version_info < (3, 11):
+        raise Skip("shoal job needs tomli to read TOML before Python 3.11")
+    from shoal.job.document.distribution import launch_of
+    from shoal.job.document.reading import job_read
+    from smdistributed.modelparallel import _parameters
+    (ROOT / "train.py").write_text("")
+    for way, (per_machine, count, batch, tensor, stages, microbatches) in DIVIDED.items():
+        answer, found = divided(way, "--machine", "this", "--per-machine", per_machine, "--count", count, "--batch", batch)
+        (ROOT / "job.toml").write_text('entry_point = "train.py"\n' + answer["job"].partition("\n# train.py")[0])
+        job = job_read(ROOT / "job.toml")
+        expect((job.instance_count, launch_of(job, 0).workers_per_host) == (count, per_machine), answer["job"])
+        given = job.distribution["smdistributed"]["modelparallel"]["parameters"]
+        parameters, notes = _parameters.read(given)
+        expect(not notes and parameters.ddp and (parameters.tensor_parallel_degree, parameters.pipeline_parallel_degree,
+                                                 parameters.microbatches) == (tensor, stages, microbatches), notes, given)
+        expect(parameters.active_microbatches == (stages if stages > 1 else None) and parameters.prescaled_batch == (tensor > 1), given)
+        expect(parameters.bf16 == found["is_16_bit"] and ("set_activation_checkpointing" in answer["job"]) == found["recomputes"], found, given)
+        expect(("smp.tensor_parallelism()" in answer["job"]) == (tensor > 1) and "shoal.torch." not in answer["job"], answer["job"])
+        code, out, err = call(SHOAL, "job", "check", ROOT / "job.toml")
+        expect(code == 0 and "no mistakes" in out, out, err)
+
+
+def microbatches_divide_the_samples_of_a_replica():
+    """smp.step refuses others: 50 samples in microbatches of 6 are 9 for the way, and 10 for smp."""
+    file = ROOT / "even.json"
+    file.write_text(json.dumps([{"name": f"layer.{i}", "elements": 1_000_000, "ready": (i + 1) / 40} for i in range(40)]))
+    for batch, of_way, wanted in ((32, 8, 8), (50, 9, 10), (38, 10, 19), (37, 10, 37), (2, 2, 2)):
+        answer, found = divided("pipeline", "--machine", "this", "--per-machine", "2", "--batch", batch, "--activations", "1K", profile=file, spare=1.005)
+        expect(found["microbatches"] == of_way and f"parameters.microbatches = {wanted}\n" in answer["job"], batch, found, answer["job"])
+        expect(f"# batches of {batch}, " in answer["job"] and f"--stages 2 --microbatches {wanted}" in answer["job"], batch, answer["job"])
+
+
+def models_on_gpus_are_divided_by_other_calls():
+    answer, found = divided("tensor and pipeline", "--machine", "p3.8xlarge", "--per-machine", "4", "--count", "2", "--batch", "26")
+    lines = answer["job"].splitlines()
+    expect("distribution.smdistributed.dataparallel.enabled = true" in lines and "modelparallel" not in answer["job"], lines)
+    expect("model = shoal.torch.tensor_parallel(model, 4)" in lines and any("torch.distributed.pipelining" in line for line in lines), lines)
 
 
 def gpus_of_this_machine_are_its_workers():
@@ -396,7 +443,7 @@ elif __name__ == "__main__":
                counts_are_those_of_the_arithmetic, steps_are_those_of_the_simulator, microbatches_add_up,
                memory_follows_type_and_optimizer, units_of_a_file_are_found_by_their_names, fused_attention_keeps_no_scores, a_bigger_machine_is_compared, a_size_with_a_price_is_compared, the_fewest_machines_meet_a_time_limit,
                a_batch_that_grows_has_rates, the_fastest_number_is_described, every_number_says_how_sure_it_is, large_models_are_cut, the_job_is_a_document,
-               the_calls_that_divide_a_model_are_in_the_job,
+               documents_of_divided_models_are_read, microbatches_divide_the_samples_of_a_replica, models_on_gpus_are_divided_by_other_calls,
                gpus_of_this_machine_are_its_workers, hosts_of_a_file_are_like_this_machine,
                wrong_questions_are_refused, wrong_prices_and_limits_are_refused, wrong_profiles_are_refused,
                a_batch_below_the_workers_is_an_answer, what_is_not_known_is_said, help_has_all_options_and_shapes])

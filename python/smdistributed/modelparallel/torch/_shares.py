@@ -30,6 +30,11 @@ class Shares:
             self.parameters[rank].append(parameter)
             sizes[rank] += size_of(parameter)
         self._own = {id(each) for each in self.parameters[group.rank()]}
+        self._every = {id(each) for each in parameters}
+
+    def are_complete(self):
+        """Returns true if each parameter of the optimizer is in a share. A wrapper for 16 bits may have replaced them."""
+        return all(id(each) in self._every for entry in self._optimizer.param_groups for each in entry["params"])
 
     @contextlib.contextmanager
     def _own_only(self):

@@ -85,14 +85,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def step(self, *args, **kwargs):
         shares = self._divide()
-        if isinstance(self.inner, _Optimizer) and "norms" not in vars(self.inner) and self._is_complete():
-            self.inner.norms = _norms.JobNorms(state.model(), shares is not None)
+        self._set_norms(shares is not None)
         return shares.step(self.inner.step, *args, **kwargs) if shares else self.inner.step(*args, **kwargs)
+
+    def _set_norms(self, has_shares):
+        """Lets an optimizer of smp.optimizers use the norms of the job."""
+        optimizer = self._of_norms()
+        if optimizer is None or not self._is_complete():
+            return
+        if "norms" not in vars(optimizer):
+            optimizer.norms = _norms.JobNorms(state.model(), has_shares)
+        optimizer.norms.follow(optimizer.param_groups, optimizer.made_of)
+
+    def _of_norms(self):
+        """Returns the optimizer of smp.optimizers that is wrapped here, also one that a wrapper for 16 bits has as its `optimizer`, or
+        None."""
+        found = self.inner
+        while found is not None and not isinstance(found, _Optimizer):
+            found = getattr(found, "optimizer", None)
+        return found
 
     def _divide(self):
         """Returns the shares of the replicas, or None if each of them steps all parameters. They are made when the model has
         been partitioned."""
-        if self._shares is None and state.divides_step() and self._is_complete():
+        if (self._shares is None or not self._shares.are_complete()) and state.divides_step() and self._is_complete():
             if not hasattr(self.inner, "param_groups"):
                 raise SMPError(f"smp.DistributedOptimizer: {type(self.inner).__name__} has no param_groups, which shard_optimizer_state "
                                "divides: leave shard_optimizer_state out")
@@ -122,7 +138,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._order is not None or not hasattr(self.inner, "param_groups"):
             return
         names = state.model().names_by_id
-        self._order, moved = [], {}
+        self._order, moved, optimizer = [], {}, self._of_norms()
+        if optimizer is not None:
+            optimizer.made_of = [self._kept(group["params"], originals, own, names)
+                                 for group, originals in zip(optimizer.param_groups, optimizer.made_of)]
         for group in self.inner.param_groups:
             known = [names[id(each)] for each in group["params"] if id(each) in names]
             if len(known) < len(group["params"]):
@@ -137,6 +156,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.inner.state.clear()
         self.inner.state.update(kept)
         self._divide()
+
+    @staticmethod
+    def _kept(parameters, originals, own, names):
+        """Returns `originals` in the order in which keep() leaves `parameters`: those of the model, then others. None: another
+        rank's."""
+        known = [own[names[id(each)]] for each in parameters if names.get(id(each)) in own]
+        others = [original for each, original in zip(parameters, originals) if id(each) not in names]
+        return known + [own.get(names[id(each)]) if id(each) in names else each for each in others]
 
     def _numbers_of_whole(self):
         """Returns for each group the numbers of its parameters in the whole model's optimizer."""

@@ -8,8 +8,10 @@ from smdistributed.modelparallel.torch._norms import OwnNorms
 
 class _Optimizer(torch.optim.Optimizer):
     """What the optimizers share. A step calls _begin_step() once, _step_parameter() for each parameter that has a gradient, and
-    _end_step(). norms: how norms are computed; smp.DistributedOptimizer sets those of the job."""
+    _end_step(). norms: how norms are computed; smp.DistributedOptimizer sets those of the job. made_of: for each group the model's
+    parameters, in the order of group["params"], into which a wrapper for 16 bits may put master copies."""
     norms = OwnNorms()
+    made_of = ()
 
     def __init__(self, params, **defaults):
         beta1, beta2 = defaults["betas"]
@@ -19,6 +21,10 @@ class _Optimizer(torch.optim.Optimizer):
             raise ValueError(f"smp: lr, eps and weight_decay must be from 0 on, not {defaults['lr']}, {defaults['eps']} and "
                              f"{defaults['weight_decay']}")
         super().__init__(params, defaults)
+
+    def add_param_group(self, param_group):
+        super().add_param_group(param_group)
+        self.made_of = [*self.made_of, list(self.param_groups[-1]["params"])]
 
     @torch.no_grad()
     def step(self, closure=None):
