@@ -550,7 +550,8 @@ static void fork_while_helpers_work(void **state)
 #if defined(__SANITIZE_THREAD__)
     free(counted);
     shoal_helpers_destroy(helpers);
-    skip(); /* the sanitizer allows no threads in a child of a process with threads */
+    puts("skipped: the sanitizer allows no threads in a child of a process with threads");
+    skip();
 #endif
     atomic_store(&counted->must_wait, true);
     const int ticket = shoal_helpers_post(helpers, count_part, counted, 100);
@@ -605,6 +606,7 @@ static void a_slice_that_shrinks(void **state)
     if (width == 1) {
         shoal_helpers_destroy(helpers);
         free(counted);
+        puts("skipped: this process may use one core only");
         skip();
     }
     shoal_helpers_run(helpers, count_part, counted, 100);
