@@ -644,11 +644,11 @@ static void enter_quota(struct cpu_quota *quota, long hundredths)
     cpu_set_t mask;
     assert_int_equal(sched_getaffinity(0, sizeof mask, &mask), 0);
     if (CPU_COUNT(&mask) < 2 || shoal_topology_quota_cores(2) < 2) {
-        print_message("# one core is too few to lose some\n");
+        print_message("skipped: one core is too few to lose some\n");
         skip();
     }
     if (!cpu_quota_enter(quota, hundredths)) {
-        print_message("# %s\n", quota->reason);
+        print_message("skipped: %s\n", quota->reason);
         skip();
     }
 }
