@@ -1,6 +1,7 @@
 /* Ranks that are threads of one process, with helpers and with operands on the stand-in for CUDA, so that the thread sanitizer
  * sees helpers read and write the rings that ranks lend each other. The linker replaces shoal_lent_address(), which every
- * thread calls that borrows. So tests know that helpers did, and can hold one there. */
+ * thread calls that borrows, so tests know that helpers did, and can hold one there. It also replaces shoal_extent_reduce(),
+ * around it, which names the rank. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -14,6 +15,8 @@
 #include <unistd.h>
 
 #include "comm/context.h"
+#include "engine/engine_state.h"
+#include "engine/reduce_step.h"
 #include "memory_store.h"
 #include "mock/cuda/mock_client.h"
 #include "operand/lent.h"
@@ -47,7 +50,9 @@ static shoal_cu_context device_context;
 static atomic_uint helped;             /* runs that helpers have borrowed */
 static atomic_bool must_helpers_come;  /* other threads wait until a helper has borrowed */
 static atomic_bool must_hold_a_helper; /* the next one stays inside until an abort begins */
-static atomic_bool is_held, has_abort_begun;
+static atomic_bool is_held, has_abort_begun, has_left;
+static atomic_int held_rank;           /* whose helper is held */
+static _Thread_local int rank_at_work; /* for which this thread reduces */
 
 static void await(atomic_bool *flag)
 {
@@ -65,9 +70,25 @@ static bool am_i_helper(void)
 /* Long enough for the abort to find the helper at work. */
 static void stay_until_abort(void)
 {
+    atomic_store(&held_rank, rank_at_work);
     atomic_store(&is_held, true);
     await(&has_abort_begun);
-    usleep(20000);
+    usleep(50000);
+    atomic_store(&has_left, true);
+}
+
+void __real_shoal_extent_reduce(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
+                                const struct shoal_step *step, size_t begin, size_t end,
+                                const struct shoal_extent_scratch *scratch);
+void __wrap_shoal_extent_reduce(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
+                                const struct shoal_step *step, size_t begin, size_t end,
+                                const struct shoal_extent_scratch *scratch);
+void __wrap_shoal_extent_reduce(struct shoal_engine *engine, const struct shoal_chunk *chunk, unsigned slot,
+                                const struct shoal_step *step, size_t begin, size_t end,
+                                const struct shoal_extent_scratch *scratch)
+{
+    rank_at_work = engine->rank;
+    __real_shoal_extent_reduce(engine, chunk, slot, step, begin, end, scratch);
 }
 
 char *__real_shoal_lent_address(const struct shoal_lent *lent, int part, size_t at, size_t *run);
@@ -256,6 +277,8 @@ static void abort_body(struct rank *rank)
         post_sum(rank, &second);
     const enum shoal_status status = shoal_request_wait(first, SHOAL_FOREVER);
     CHECK(rank, status == SHOAL_ERR_ABORTED || status == SHOAL_OK, "%s", shoal_status_name(status));
+    if (rank->rank == atomic_load(&held_rank))
+        CHECK(rank, atomic_load(&has_left), "the sum has ended while a helper is in its operands");
     if (comes_twice)
         EXPECT(rank, SHOAL_ERR_ABORTED, shoal_request_wait(second, SHOAL_FOREVER));
     if (rank->rank == 0)
@@ -276,6 +299,7 @@ static void an_abort_finds_helpers_at_work(void **state)
     for (int turn = 0; turn < 6; turn++) {
         atomic_store(&is_held, false);
         atomic_store(&has_abort_begun, false);
+        atomic_store(&has_left, false);
         atomic_store(&must_hold_a_helper, true);
         atomic_store(&must_helpers_come, true);
         run_world(2 + turn % 2, 1, 2 + turn / 2 % 2, abort_body);

@@ -138,8 +138,9 @@ static int list_helpers(struct look looks[SHOAL_HELPERS_MAX])
         char name[32];
         int id;
         snprintf(name, sizeof name, "shoal-help-%d\n", number);
-        if (count_named(name, &id) == 1)
-            looks[count++] = look_at(id);
+        if (count_named(name, &id) != 1)
+            break;
+        looks[count++] = look_at(id);
     }
     return count;
 }
@@ -163,7 +164,7 @@ static int count_asleep(void)
 static void expect_asleep(int wanted)
 {
     int asleep = -1;
-    for (int turn = 0; turn < 600 && asleep != wanted; turn++)
+    for (int turn = 0; turn < 200 && asleep != wanted; turn++)
         asleep = count_asleep();
     assert_int_equal(asleep, wanted);
 }
