@@ -1,5 +1,5 @@
-/* See sim_pipeline_hosts.h. Within a host a message takes a copy into the pipeline's memory and a signal, after which its receiver
- * reads it there. Between hosts it takes what the model of src/predict charges for a message to another host. */
+/* See sim_pipeline_hosts.h. Within a host a message takes a copy into the pipeline's memory and a signal, after which its
+ * receiver reads it there. Between hosts it takes what the model of src/predict charges for a message to another host. */
 #include "sim_pipeline_hosts.h"
 
 #include <stdio.h>

@@ -32,12 +32,12 @@ bool sim_pipeline_hosts_apply(int id, const struct tool_args *args, struct sim_p
 double sim_pipeline_within_us(const struct sim_pipeline_hosts *hosts, double bytes);
 double sim_pipeline_between_us(const struct sim_pipeline_hosts *hosts, double bytes);
 
-/* Sets the numbers that are not given, for `ranks` ranks, replicas included. Returns false with a reason in text if these do not
- * fit. */
+/* Sets the numbers that are not given, for `ranks` ranks, replicas included. Returns false with a reason in text if these do
+ * not fit. */
 bool sim_pipeline_hosts_place(struct sim_pipeline_hosts *hosts, size_t ranks, char *text, size_t text_bytes);
 
-/* Divides a rank's costs among its stages and replicas, and sets the transfer of each stage by the hosts of both its ends. each_out
- * has room for each stage. */
+/* Divides a rank's costs among its stages and replicas, and sets the transfer of each stage by the hosts of both its ends.
+ * each_out has room for each stage. */
 enum shoal_status sim_pipeline_stage_costs(const struct sim_pipeline_hosts *hosts, const struct shoal_schedule *schedule,
                                            const struct shoal_stage_costs *costs, struct shoal_stage_costs *each_out);
 

@@ -406,7 +406,8 @@ def rows_of_versions_ran_with_the_sources_of_today():
 def code_for_gpus_of_another_source_is_found():
     with tempfile.TemporaryDirectory() as folder:
         top = pathlib.Path(folder)
-        for name in ("dev/ptx.py", *(path.relative_to(TOP) for path in TOP.glob("src/device/c*/**/*") if path.suffix in (".h", ".xz"))):
+        sources = (*TOP.glob("src/device/cuda/**/*"), *TOP.glob("src/kernels/*"))
+        for name in ("dev/ptx.py", *(path.relative_to(TOP) for path in sources if path.suffix in (".h", ".xz"))):
             (top / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(TOP / name, top / name)
         source, code, check = (top / "src/device/cuda/kernels" / name for name in ("gpu_kernel_body.h", "kernels.ptx.xz", "../../../../dev/ptx.py"))
