@@ -2,7 +2,7 @@
 """Builds Shoal in several ways and runs every test. The last line reads "N passed, N failed, N skipped".
 
   dev/test.py                    everything
-  dev/test.py --part main        the plain build, and the main tests of the Python front-ends: at most ten minutes on two cores
+  dev/test.py --part main        the plain build without the site, and the main tests of the Python front-ends: ten minutes on two cores
   dev/test.py --part rest        everything else
   dev/test.py plain asan         only these builds (plain, python, asan, aarch64, tsan)
   dev/test.py -k engine          only tests whose name contains "engine"
@@ -50,7 +50,7 @@ BUILDS = {
 NEEDED = {"cmocka": "libcmocka-dev", "openblas": "libopenblas-dev", "zlib": "zlib1g-dev"}
 NOT_NEEDED = {"aarch64": {"openblas", "zlib"}}  # the tests of the example do not run there
 SYSROOTS = {"aarch64": "build-aarch64/sysroot"}  # builds for another processor: the folder that runs their programs under qemu
-MAIN_BUILDS = ("plain", "python")  # of the part "main": all tests of the first, and the suite "main" of the second
+MAIN_BUILDS = ("plain", "python")  # of the part "main": the first without the suite "docs", and the suite "main" of the second
 ALL = {"plain"}  # compiled completely; of the other builds only the targets that their tests need (`depends`)
 # Tests that are not `is_parallel` run one at a time. LANES_BESIDE of those that are run alongside, and LANES_WAITING more
 # of the suite "waits", which hardly use a processor, as --profile shows.
@@ -209,7 +209,8 @@ def tests_of(name, pattern):
 
 def is_in_part(name, test, part):
     """Returns true if the test is in the part: "main", "rest", or None for all."""
-    is_main = name == "plain" or name == "python" and "main" in suites_of(test)
+    suites = suites_of(test)
+    is_main = name == "plain" and "docs" not in suites or name == "python" and "main" in suites
     return part is None or is_main == (part == "main")
 
 
