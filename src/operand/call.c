@@ -58,7 +58,7 @@ static struct shoal_layout *make_of_tensors(const struct shoal_call *call)
     return NULL;
 }
 
-/* Copies the counts, and computes where the parts begin. Returns false if out of memory. */
+/* Copies the counts, and computes the offsets of the parts. Returns false if out of memory. */
 static bool copy_parts(int size, const size_t *counts, const size_t *at, size_t **counts_out, size_t **at_out, size_t **row_out)
 {
     const size_t bytes = (size_t)size * sizeof(size_t);

@@ -27,9 +27,9 @@ struct shoal_layout {
      * payload. */
     char *scratch[2];
     /* Parts of different lengths, [size] each; NULL if equal or if the operand is not partitioned. */
-    size_t *sent; /* input: elements for each rank, and where they begin */
+    size_t *sent; /* input: elements for each rank, and their offsets */
     size_t *sent_at;
-    size_t *received; /* output: elements from each rank, and where they begin */
+    size_t *received; /* output: elements from each rank, and their offsets */
     size_t *received_at;
     size_t *received_row;                /* like received_at, but as if the parts were contiguous */
     size_t *peer_at;                     /* after all announcements: offset of each peer's part for this rank in its input */

@@ -11,12 +11,12 @@
 #include "memory/location.h"
 #include "plan/collective_type.h"
 
-/* Where a peer's card is. */
+/* The location of a peer's card. */
 struct shoal_lent_card {
     shoal_location at;
     size_t bytes;
 };
-/* Returns where the card of an operand is that begins at `first`. */
+/* Returns the location of the card of the operand that begins at `first`. */
 struct shoal_lent_card shoal_lent_card_of(shoal_location first);
 
 /* A peer's operand. */

@@ -17,7 +17,7 @@ struct tensors {
     struct span spans[];
 };
 
-/* Returns the last span that begins at or before the element. Empty spans begin where the next one does. */
+/* Returns the last span that begins at or before the element. An empty span has the start of the next one. */
 static const struct span *find_span(const struct tensors *tensors, size_t at)
 {
     size_t low = 0, high = tensors->count;

@@ -37,7 +37,7 @@ struct advise_question {
     double from_batch;                 /* for which learning rate and epochs are known */
     double rate;                       /* the learning rate there; 0: not given */
     double critical;                   /* critical batch; 0: not given */
-    double price, larger_price;        /* of a machine for an hour; below 0: not given */
+    double price, larger_price;        /* an hour of one machine; below 0: not given */
     const struct advise_shape *larger; /* to compare with; NULL: the next larger shape of the family */
     char currency[ADVISE_CURRENCY_BYTES];
     double finish_s;                 /* 0: no limit */
@@ -67,7 +67,7 @@ enum { ADVISE_POINTS_MAX = SIM_VALUES_MAX };
 struct advise_answer {
     struct advise_point points[ADVISE_POINTS_MAX];
     int count;
-    struct advise_point larger[ADVISE_POINTS_MAX]; /* of as many workers in a larger shape of the family */
+    struct advise_point larger[ADVISE_POINTS_MAX]; /* as many workers in a larger shape of the family */
     bool has_larger[ADVISE_POINTS_MAX];
     struct advise_point finish; /* of fewest machines that meet the limit; or the fastest that was found */
     bool has_finish, finishes;

@@ -29,7 +29,7 @@ struct step_facts {
     size_t batch; /* samples of the passes that were measured */
     double forward_ms, backward_ms;
     double activation_bytes;    /* that the forward pass keeps of one sample, in float32 */
-    double activation_16_bytes; /* like activation_bytes, but of a model with 16 bits; 0: not measured */
+    double activation_16_bytes; /* activation_bytes of a model with 16 bits; 0: not measured */
     double recomputed_bytes;    /* activation_bytes if each repeated layer is recomputed; 0: not known */
     size_t batch_norms;         /* layers of batch normalization */
 };
