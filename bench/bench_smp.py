@@ -116,9 +116,8 @@ def adam(parameters):
     return torch.optim.AdamW(parameters, lr=1e-3)
 
 
-def one_process(options):
-    from torch import nn
-    model = nn.Sequential(*layers_of(options))
+def step_of(model):
+    """Returns a function that trains a step of a model as one process does."""
     optimizer = adam(model.parameters())
 
     def step(inputs, targets):
@@ -128,6 +127,12 @@ def one_process(options):
         optimizer.step()
         return loss.item()
     return step
+
+
+def one_process(options):
+    from torch import nn
+    model = nn.Sequential(*layers_of(options))
+    return step_of(model)
 
 
 def smp_of(options, parameters, share):
@@ -238,15 +243,7 @@ def parallelized(options, backend):
         for number in range(1, 1 + options.layers):
             plan.update({f"{number}.all": ColwiseParallel(output_layouts=Replicate()), f"{number}.out": RowwiseParallel(input_layouts=Replicate())})
     model = parallelize_module(model, DeviceMesh.from_group(dist.group.WORLD, "cpu"), plan)
-    optimizer = adam(model.parameters())
-
-    def step(inputs, targets):
-        optimizer.zero_grad()
-        loss = loss_of(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-    return step
+    return step_of(model)
 
 
 def deepspeeds(options):
