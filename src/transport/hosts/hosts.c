@@ -902,15 +902,17 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
  * are lost within this time, the first is named. */
 #define CASCADE_NS (3 * SHOAL_NS_PER_S)
 
+/* Returns the rank to name when `rank` is lost. One that freed the communicator may have done so because another was lost. */
 static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
 {
     const uint64_t lost_ns = shoal_membership_lost_ns(hosts->membership, remote_of(hosts, rank)->peer->world_rank);
-    uint64_t first_ns = lost_ns;
+    const bool has_freed = atomic_load_explicit(&remote_of(hosts, rank)->has_freed, memory_order_acquire);
+    uint64_t first_ns = lost_ns ? lost_ns : UINT64_MAX;
     int first = rank;
-    for (int r = 0; lost_ns && r < hosts->transport.size; r++) {
+    for (int r = 0; (lost_ns || has_freed) && r < hosts->transport.size; r++) {
         const uint64_t ns =
             is_local(hosts, r) ? 0 : shoal_membership_lost_ns(hosts->membership, remote_of(hosts, r)->peer->world_rank);
-        if (!ns || ns >= first_ns || lost_ns - ns > CASCADE_NS || has_completed(remote_of(hosts, r), sequence))
+        if (!ns || ns >= first_ns || (lost_ns && lost_ns - ns > CASCADE_NS) || has_completed(remote_of(hosts, r), sequence))
             continue;
         first = r;
         first_ns = ns;

@@ -441,19 +441,39 @@ static const char *shm_how_left(struct shm *shm, int peer)
     }
 }
 
+static bool shm_has_died(struct shm *shm, int peer, uint64_t sequence)
+{
+    struct shoal_shm_peer *other = shm->peers[peer];
+    return other && atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire) == SHOAL_SHM_PRESENT &&
+           shoal_membership_process_has_ended(&other->process) && shm_completed(&shm->transport, peer) < sequence;
+}
+
+/* Returns the peer to name when `peer` is lost. A rank that learns of a death frees its communicators, perhaps before this rank
+ * learns of either. So a peer that died is named rather than one that left. */
+static int shm_first_lost(struct shm *shm, int peer, uint64_t sequence)
+{
+    if (shm_has_died(shm, peer, sequence))
+        return peer;
+    for (int r = 0; r < shm->transport.size; r++) {
+        if (shm_has_died(shm, r, sequence))
+            return r;
+    }
+    return peer;
+}
+
 static int shm_lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     struct shm *shm = shm_of(transport);
     for (int r = first; r < transport->size; r++) {
-        const char *how = shm->peers[r] ? shm_how_left(shm, r) : NULL;
-        if (!how || shm_completed(transport, r) >= sequence)
+        if (!shm->peers[r] || !shm_how_left(shm, r) || shm_completed(transport, r) >= sequence)
             continue;
+        const int named = shm_first_lost(shm, r, sequence);
         failure->status = SHOAL_ERR_PEER_LOST;
-        failure->rank = shm->numbers[r];
-        failure->pid = shm->peers[r]->name.pid;
-        snprintf(failure->host, sizeof failure->host, "%s", shm->peers[r]->name.host);
+        failure->rank = shm->numbers[named];
+        failure->pid = shm->peers[named]->name.pid;
+        snprintf(failure->host, sizeof failure->host, "%s", shm->peers[named]->name.host);
         snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %s", failure->rank, failure->pid,
-                 failure->host, how);
+                 failure->host, shm_how_left(shm, named));
         return r;
     }
     return -1;
