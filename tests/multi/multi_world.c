@@ -1,15 +1,16 @@
 #include "multi_world.h"
 
-#include <arpa/inet.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "../free_port.h"
 
 #define RANK_SECONDS_MAX 240 /* a rank that runs longer counts as hung */
 #define SETTINGS_MAX 16
@@ -17,28 +18,13 @@
 
 static int count, failed, ranks_per_host;
 static int killed_rank; /* 0: none */
-static uint64_t *board;
+static uint64_t *board; /* WORLD_BOARD numbers, and one for world_meet() */
 static char **words; /* parts of the names of worlds to run, NULL at the end; NULL: run all */
-
-/* Returns a port that is free now. Nobody else is likely to take it before rank 0 listens. */
-static int find_free_port(void)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
-        getsockname(fd, (struct sockaddr *)&address, &bytes) != 0) {
-        perror("no free port");
-        exit(1);
-    }
-    close(fd);
-    return ntohs(address.sin_port);
-}
 
 uint64_t *world_board(void)
 {
     if (!board)
-        board = mmap(NULL, WORLD_BOARD * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        board = mmap(NULL, (WORLD_BOARD + 1) * sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (board == MAP_FAILED) {
         perror("mmap");
         exit(1);
@@ -57,6 +43,14 @@ void world_fail(const struct world *world, const char *file, int line, const cha
         snprintf(seed, sizeof seed, "seed %llu, ", (unsigned long long)world->seed);
     fprintf(stderr, "# %srank %d of %d, %s:%d: %s\n", seed, world->rank, world->size, file, line, text);
     _exit(1);
+}
+
+void world_meet(struct world *world)
+{
+    _Atomic uint64_t *const come = (_Atomic uint64_t *)&world->board[WORLD_BOARD]; /* calls of all ranks */
+    const uint64_t size = (uint64_t)world->size, turn = atomic_fetch_add(come, 1) / size;
+    while (atomic_load(come) < (turn + 1) * size)
+        usleep(100);
 }
 
 void world_agree(struct world *world, enum shoal_status status)
@@ -264,8 +258,13 @@ bool world_run(const struct world_options *options)
     pid_t ranks[WORLD_RANKS_MAX];
     if (!is_chosen(options->name))
         return true;
-    world_board();
-    snprintf(address, sizeof address, "127.0.0.1:%d", find_free_port());
+    const int port = free_port();
+    if (port < 0) {
+        perror("no free port");
+        exit(1);
+    }
+    world_board()[WORLD_BOARD] = 0;
+    snprintf(address, sizeof address, "127.0.0.1:%d", port);
     for (int r = 0; r < options->size; r++) {
         ranks[r] = fork();
         if (ranks[r] == 0)

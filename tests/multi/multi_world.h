@@ -74,6 +74,10 @@ struct team world_team(const struct world_group *group);
 struct areas world_open_areas(struct world *world, size_t bytes);
 void world_close_areas(struct world *world, struct areas *areas);
 
+/* Returns when all ranks have called it. They meet on the board, not in a collective: one rank may leave a collective, and then
+ * end or break the communicator, while another is still inside. All ranks call it before one of them does that. */
+void world_meet(struct world *world);
+
 /* All ranks call this; a rank whose status differs from another's fails. */
 void world_agree(struct world *world, enum shoal_status status);
 

@@ -1,5 +1,8 @@
 """Cases of a test program in Python: each prints one TAP line."""
+import collections
 import os
+import secrets
+import socket
 import subprocess
 import sys
 import traceback
@@ -41,6 +44,31 @@ def call(*command, timeout=60, env=None, cwd=None):
     result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout, env=env, cwd=cwd,
                             stdin=subprocess.DEVNULL)
     return result.returncode, result.stdout, result.stderr
+
+
+# The ports among which `shoal run` also chooses (tools/run/run_spawn.c): below those that the kernel assigns to connections.
+PORT_FIRST, PORT_STEP, PORT_SLOTS = 20000, 17, 750
+PORTS_HELD = 8
+_slots = collections.deque(maxlen=PORTS_HELD)  # locks of the newest; the oldest is dropped, and so released
+
+
+def free_port():
+    """Returns a free port with 16 free ports after it. No other test, and no `shoal run`, gets it until this process and its
+    children have ended or it has taken PORTS_HELD others: all of them lock a slot by the same name."""
+    for _ in range(10 * PORT_SLOTS):
+        port = PORT_FIRST + PORT_STEP * secrets.randbelow(PORT_SLOTS)
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            lock.bind(f"\0shoal-run-port-{port}")
+            for each in range(port, port + PORT_STEP):
+                with socket.socket() as probe:
+                    probe.bind(("", each))
+        except OSError:
+            lock.close()
+            continue
+        _slots.append(lock)
+        return port
+    raise AssertionError(f"no {PORT_STEP} free ports in a row from {PORT_FIRST} on")
 
 
 # Replaces the cgroups that the process sees by an empty tree of both versions, then runs the arguments.

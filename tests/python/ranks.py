@@ -21,11 +21,9 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
-import random
 import re
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -39,6 +37,7 @@ import warm  # noqa: E402
 
 Skip = tap.Skip
 expect = tap.expect
+free_port = tap.free_port
 
 BACKEND = os.environ.get("SHOAL_TEST_BACKEND", "shoal")
 SHIMS = os.environ.get("SHOAL_TEST_SHIMS", "c++ python").split() if BACKEND == "shoal" else [BACKEND]
@@ -95,21 +94,6 @@ def prepare_environment():
             sys.path.insert(1, folder)
 
 
-def free_port():
-    """Returns a free port below those that the kernel assigns to connections, so that no connection of another test takes
-    it between two uses."""
-    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(1000):
-        port = random.randrange(lowest // 2, lowest)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-    raise AssertionError(f"no port from {lowest // 2} to {lowest} is free")
-
-
 def load_backend():
     """Registers the back-end under test."""
     if BACKEND == "shoal":
@@ -119,8 +103,25 @@ def load_backend():
 # ---- A rank ----
 
 
-def enter_world(world, port, case):
+_meetings = 0  # of all ranks of the world, so far
+
+
+def meet(world):
+    """Returns when all ranks have called it. They meet in the store, not in a collective: one rank may leave a collective, and
+    then end or break the communicator, while another is still inside. All ranks must call it before one of them does that."""
+    global _meetings
     import torch.distributed as dist
+    _meetings += 1
+    store = dist.distributed_c10d._get_default_store()
+    if store.add(f"meeting {_meetings}", 1) == world.size:
+        store.set(f"met {_meetings}", "")
+    store.wait([f"met {_meetings}"], datetime.timedelta(seconds=TIMEOUT_S))
+
+
+def enter_world(world, port, case):
+    global _meetings
+    import torch.distributed as dist
+    _meetings = 0  # a rank that was not in the last world has counted fewer
     if dist.is_initialized():
         dist.destroy_process_group()
     os.environ.update(RANK=str(world.rank), WORLD_SIZE=str(world.size), LOCAL_RANK=str(world.rank),

@@ -13,7 +13,7 @@ import time
 
 from torch.distributed import TCPStore
 
-from tap import expect, run_cases
+from tap import expect, free_port, run_cases
 
 PROBE = os.environ["SHOAL_PROBE"]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "MASTER_", "PMI", "SHOAL_SECRET", "SHOAL_JOB", "LOCAL_", "SLURM_", "OMPI_", "TORCHELASTIC_")
@@ -47,7 +47,7 @@ def a_secret_comes_from_the_store():
 
 def a_rank_that_took_another_secret_is_refused():
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    codes, text = join(store.port, ("SHOAL_SECRET", "another"), ("SHOAL_BOOTSTRAP_TIMEOUT_MS", "2000"))
+    codes, text = join(store.port, ("SHOAL_SECRET", "another"), ("SHOAL_BOOTSTRAP_TIMEOUT_MS", "5000"))
     expect(codes[1] == 1 and "secret is not rank 0's" in text, codes, text)
 
 
@@ -99,10 +99,7 @@ def ranks_that_are_stopped_while_the_store_is_silent_get_its_answer():
 
 
 def without_a_store_ranks_join_without_a_secret():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    codes, text = join(min(port, 65000))
+    codes, text = join(free_port())
     expect(codes == [0, 0] and "with a secret" not in text, codes, text)
 
 

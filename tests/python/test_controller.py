@@ -274,8 +274,8 @@ def what_ranks_do_not_have_in_common_ends_in_time():
 def a_rank_that_joined_waits_while_others_work():
     job = Job(2)
     joins = [job.ranks[1].post(Request(JOIN, JOIN))]
-    job.ranks[1]._executor.timeout_s = 0.3
-    until = time.monotonic() + 1
+    job.ranks[1]._executor.timeout_s = 1
+    until = time.monotonic() + 3
     while time.monotonic() < until:
         expect(job.post(0, "a").wait() == "a")
     joins.append(job.ranks[0].post(Request(JOIN, JOIN)))
@@ -295,20 +295,23 @@ def a_round_ends_with_the_program():
 
 
 PROGRAM = """
+import threading
 import time
 from shoal.horovod._common.controller import Controller, Request
 class Executor:
     timeout_s = 60
     def gather(self, block):
         print("begun", flush=True)
+        begun.set()
         time.sleep(0.3)
         print("ended", flush=True)
         return [block]
     def execute(self, batch):
         pass
+begun = threading.Event()
 controller = Controller(0, 1, Executor())
 controller.post(Request("barrier", "barrier"))
-time.sleep(0.1)
+begun.wait(60)
 """
 
 

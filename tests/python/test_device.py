@@ -483,6 +483,7 @@ def a_barrier_of_the_device(world):
 def a_rank_that_dies(world):
     """Streams continue. A wait raises the failure, as does the next call."""
     check_sum(world)
+    ranks.meet(world)
     if world.rank == 1:
         os._exit(3)
     time.sleep(0.2)
@@ -503,6 +504,7 @@ def a_driver_that_refuses(world):
     """A copy of one rank is refused while the others depend on it. All get the driver's error, streams continue, and a new
     group works."""
     check_sum(world)
+    ranks.meet(world)
     if world.rank == 0:
         stand_in.driver.fail("cuStreamBatchMemOp", 2, 304)
     try:
@@ -523,8 +525,8 @@ def dropped_after_a_failure(world):
     with Held():
         works = [dist.all_reduce(another(value), async_op=True) for _ in range(2)]
         result = works[0].get_future_result()
+        ranks.meet(world)  # all have posted
         if world.rank == 1:
-            time.sleep(0.2)
             os._exit(3)
         expect(result.wait() == 2, result.value())
         time.sleep(0.2)
@@ -797,6 +799,7 @@ def own_class_after_a_death(world):
     model.zero_grad()
     stand_in.api().synchronize()
     dist.barrier()
+    ranks.meet(world)
     if world.rank == 1:
         os._exit(3)
     def step_until_told():

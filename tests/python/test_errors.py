@@ -22,6 +22,7 @@ WITHIN_S = 20  # after a fault, on a loaded machine; less than GROUP_TIMEOUT, ev
 INTERRUPTED_WITHIN_S = 0.1  # the best of INTERRUPTIONS rounds; on a busy machine of more
 INTERRUPTIONS, INTERRUPTIONS_MAX = 3, 20
 SHORT = datetime.timedelta(seconds=2)
+JOINED = datetime.timedelta(seconds=6)  # the timeout of a group that all ranks have to join in time
 
 
 def only_shoal():
@@ -224,8 +225,9 @@ def killed_case(name, wait):
         pair = dist.new_group([0, 2])
         for _ in range(5):
             still_works(world)
+        ranks.meet(world)
         if world.rank == 1:
-            time.sleep(0.2)
+            time.sleep(0.2)  # by then the others usually wait
             os.kill(os.getpid(), signal.SIGKILL)
         only_shoal()
         fails(lambda: wait(world), "rank 1")
@@ -290,6 +292,7 @@ def killed_in_training_case(kind):
 
 def exited(world):
     """A rank's program ends in the middle."""
+    ranks.meet(world)  # they are all in the group
     if world.rank == 1:
         os._exit(3)
     only_shoal()
@@ -310,22 +313,32 @@ def say_told():
     distributed_c10d._get_default_store().set("told", "yes")
 
 
+def begin(world, timeout):
+    """Makes the default group with this timeout. The ranks meet before, with more time: some may still import the back-end."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world.size, world.rank == 0, ranks.GROUP_TIMEOUT)
+    dist.init_process_group(ranks.BACKEND, store=store, rank=world.rank, world_size=world.size, timeout=timeout)
+    ranks.meet(world)
+
+
 def stopped(world):
-    dist.init_process_group(ranks.BACKEND, timeout=SHORT)
+    begin(world, JOINED)
     still_works(world)
+    ranks.meet(world)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     only_shoal()
-    fails(lambda: dist.all_reduce(torch.ones(10)), "rank 1", within_s=SHORT.total_seconds() + WITHIN_S)
+    fails(lambda: dist.all_reduce(torch.ones(10)), "rank 1", within_s=JOINED.total_seconds() + WITHIN_S)
 
 
 def stopped_with_its_own_group(world):
-    group = dist.new_group(timeout=SHORT)
+    ranks.meet(world)
+    group = dist.new_group(timeout=JOINED)
     still_works(world, group)
+    ranks.meet(world)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     only_shoal()
-    fails(lambda: dist.all_reduce(torch.ones(10), group=group), "rank 1", within_s=SHORT.total_seconds() + WITHIN_S)
+    fails(lambda: dist.all_reduce(torch.ones(10), group=group), "rank 1", within_s=JOINED.total_seconds() + WITHIN_S)
 
 
 def timeouts_of_one_call_and_of_a_group(world):
@@ -387,8 +400,8 @@ def monitored_barrier_names_who_is_missing(world):
 
 def group_without_all(world):
     """If a rank makes a group and another does not, its error names the missing one."""
-    os.environ["SHOAL_BOOTSTRAP_TIMEOUT_MS"] = "2000"
-    dist.init_process_group(ranks.BACKEND, timeout=datetime.timedelta(seconds=3))
+    os.environ["SHOAL_BOOTSTRAP_TIMEOUT_MS"] = "6000"
+    begin(world, JOINED)
     if is_away(world, 1):
         return
     only_shoal()
@@ -519,6 +532,7 @@ def abort_by_torch(world):
         raise Skip("this torch has no such call")
     store = distributed_c10d._get_default_store()
     group = dist.new_group()
+    ranks.meet(world)  # they are all in the group
     aborted(world, lambda: [dist.all_reduce(torch.ones(10), group=one, async_op=True) for one in (None, group)],
             distributed_c10d._abort_process_group, "[Aa]bort|rank 0")
     if world.rank != 0:
@@ -552,12 +566,12 @@ def failed_work_tells(world):
     """The other ways in which a work reports its failure."""
     store = distributed_c10d._get_default_store()
     if world.rank == 1:
-        store.wait(["posted"])
+        store.wait(["posted 0", "posted 2"])
         os.kill(os.getpid(), signal.SIGKILL)
     only_shoal()
     work = dist.all_reduce(torch.ones(10), async_op=True)
     future = work.get_future()
-    store.set("posted", "yes")
+    store.set(f"posted {world.rank}", "yes")
     fails(work.wait, "rank 1")
     expect(work.is_completed() and not work.is_success(), "a failed work is no success")
     refused_by_future = []

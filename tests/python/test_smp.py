@@ -40,6 +40,13 @@ def fails(function, kind, *words):
     expect(False, "no error with", words)
 
 
+def fails_in_step(world, function, kind, *words):
+    """Like fails(), for a step after a good one. A step that fails ends the pipeline's communicator at once: no rank may still be in
+    the good step."""
+    ranks.meet(world)
+    return fails(function, kind, *words)
+
+
 # ---- Models and batches ----------------------------------------------------------------------------------------------------
 
 
@@ -1351,8 +1358,8 @@ def models_are_called_with_objects(world):
     from shoal.torch import _parcels
     fails(lambda: _parcels.Message([lambda: 1], takes_objects=True), TypeError, "type function", "cannot be pickled", "cut at another unit")
     if world.size > 1:
-        smp.barrier()  # the failing step breaks the communicator, and a slower rank may still be in the last good one
-        fails(lambda: train_step(model, detections(0)[0], BoxesOfImages(detections(0, rows=4)[1])), RuntimeError, "for other arguments")
+        fails_in_step(world, lambda: train_step(model, detections(0)[0], BoxesOfImages(detections(0, rows=4)[1])), RuntimeError,
+                      "for other arguments")
 
 
 def steps_that_misuse_the_model_are_refused(world):
@@ -1365,7 +1372,7 @@ def steps_that_misuse_the_model_are_refused(world):
     train_step = plain_step(smp, words_loss)
     train_step(model, inputs, targets)
     with torch.no_grad():
-        fails(lambda: train_step(model, inputs, targets), RuntimeError, "backward() in an evaluation")
+        fails_in_step(world, lambda: train_step(model, inputs, targets), RuntimeError, "backward() in an evaluation")
     fails(lambda: model.no_sync(), NotImplementedError, "backward_passes_per_step")
     fails(lambda: model.join(), NotImplementedError, "one partition")
     fails(lambda: smp.DistributedModel(model), RuntimeError, "not wrapped yet")
@@ -1393,13 +1400,13 @@ def values_that_are_no_tensors_are_refused(world):
         def train_step(model, inputs, targets, loss=loss):
             model(inputs)
             model.backward(loss)
-        fails(lambda: train_step(model, inputs, targets), RuntimeError, "pass a loss that is a tensor, or a list of tensors", word)
+        fails_in_step(world, lambda: train_step(model, inputs, targets), RuntimeError, "pass a loss that is a tensor, or a list of tensors", word)
         model = smp.DistributedModel(seeded(Words))  # the pipeline has ended
         plain_step(smp, words_loss)(model, inputs, targets)
     if world.size > 1:
         with torch.no_grad():
             step = smp.step(lambda model, inputs: (model(inputs).sum(), (each for each in "ab")))
-            fails(lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "generator")
+            fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "generator")
     fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")
 
 
@@ -1442,7 +1449,7 @@ def a_rank_that_dies_is_named(world):
     train_step = plain_step(smp, words_loss)
     train_step(model, *sentences(0))
     plain.layers[3][1].calls = 0  # on the last stage
-    fails(lambda: train_step(model, *sentences(1)), Exception, "rank 1", "exited with code 7")
+    fails_in_step(world, lambda: train_step(model, *sentences(1)), Exception, "rank 1", "exited with code 7")
 
 
 def replicas_may_have_uneven_batches(world):
@@ -1473,7 +1480,7 @@ def only_forward_passes(world):
     one, model = seeded(Words), smp.DistributedModel(seeded(Words))
     inputs, targets = sentences(0)
     same(smp.step(lambda inputs: model(inputs))(inputs).concat(), one(inputs).detach())
-    fails(lambda: plain_step(smp, words_loss)(model, inputs, targets), Exception, "_only_forward, which has no backward passes")
+    fails_in_step(world, lambda: plain_step(smp, words_loss)(model, inputs, targets), Exception, "_only_forward, which has no backward passes")
 
 
 def calls_before_init_are_refused(world):

@@ -57,11 +57,12 @@ def reconfigure(port, rank):
 
 def aborted(port, rank):
     """An abort ends a collective that the other rank never joins. A new group then works."""
-    group = process_group()
+    group, told = process_group(), dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     group.configure(f"127.0.0.1:{port}/first", f"replica {rank}", rank, 2, quorum_id=0)
     began_s = time.monotonic()
     if rank == 0:
         work = group.allreduce([torch.ones(10)], dist.AllreduceOptions())
+        told.wait(["rank 1 is in the first group"], LIMIT)
         time.sleep(0.5)
         group.abort()
         try:
@@ -70,8 +71,10 @@ def aborted(port, rank):
             expect("abort" in str(error), error)
         else:
             expect(False, "an aborted collective succeeded")
+        told.set("rank 0 has aborted", "")
     else:
-        time.sleep(1)
+        told.set("rank 1 is in the first group", "")
+        told.wait(["rank 0 has aborted"], LIMIT)
     group.configure(f"127.0.0.1:{port}/second", f"replica {rank}", rank, 2, quorum_id=1)
     value = torch.ones(10)
     group.allreduce([value], dist.AllreduceOptions()).wait()

@@ -2,32 +2,17 @@
 takes seconds. Neither TensorFlow nor Shoal may have run before the fork."""
 import os
 import pathlib
-import random
 import secrets
 import signal
-import socket
 import sys
 import tempfile
 import time
 import traceback
 
+from tap import free_port
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 TIMEOUT_S = 330  # of a job; long, because other work shares the machine
-
-
-def free_port():
-    """Returns a free port below those that the kernel assigns to connections. If another job takes it meanwhile,
-    SHOAL_JOB_ID keeps the jobs apart."""
-    lowest = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(1000):
-        port = random.randrange(lowest // 2, lowest)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-    raise AssertionError(f"no port from {lowest // 2} to {lowest} is free")
 
 
 def become(rank, size, port, job, body, log):

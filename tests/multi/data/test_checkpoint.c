@@ -472,6 +472,7 @@ static void crashes_body(struct world *world)
     OK(world, save_step(&trainer, 1, 1));
     trainer_step(&trainer);
     OK(world, shoal_barrier(world->comm, NULL));
+    world_meet(world);
     file_calls = 0;
     ends_at = world->rank == plan->ends_on ? plan->ends_at : 0;
     const enum shoal_status status = save_step(&trainer, 2, 1);

@@ -3,10 +3,9 @@
 Prints TAP. SHOAL_COMMAND names the command, SHOAL_ENDING_PROBE the program. Exit code 0: none failed, 1: some did."""
 import os
 import signal
-import socket
 import subprocess
 
-from tap import COUNT_A_KILL, Skip, call, call_counted, expect, run_cases
+from tap import COUNT_A_KILL, Skip, call, call_counted, expect, free_port, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 PROBE = os.environ["SHOAL_ENDING_PROBE"]
@@ -16,13 +15,6 @@ USER, GROUP, OTHER_GROUP = "65534", "65534", "65533"
 def environment(**more):
     launchers = ("RANK", "WORLD_SIZE", "MASTER_", "PMI", "SHOAL_", "LOCAL_")
     return {**{name: value for name, value in os.environ.items() if not name.startswith(launchers)}, **more}
-
-
-def free_port():
-    """Returns a free port. It may be taken soon, but rank 0 also tries the 16 ports after it."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return min(listener.getsockname()[1], 65000)
 
 
 def told(how, *identity):

@@ -207,6 +207,7 @@ static void abort_from_rank_1(struct world *world)
 {
     float x = 1;
     OK(world, shoal_allreduce(world->comm, &x, &x, 1, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    world_meet(world);
     if (world->rank == 1)
         shoal_comm_abort(world->comm);
     CHECK(world, shoal_barrier(world->comm, NULL) == SHOAL_ERR_ABORTED, "no abort");

@@ -656,6 +656,7 @@ static void killed_body(struct world *world)
         OK(world, shoal_outer_step(job.outer, job.memory, NULL));
     }
     OK(world, shoal_barrier(world->comm, NULL));
+    world_meet(world);
     if (world->rank == 2)
         _exit(0); /* before step 6, in which fragment 0 begins */
     train(&job);

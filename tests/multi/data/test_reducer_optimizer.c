@@ -1168,6 +1168,7 @@ static void killed_body(struct world *world)
         plain_steps(&job, ALL, 1);
     }
     OK(world, shoal_barrier(world->comm, NULL)); /* nobody is still in the step before */
+    world_meet(world);
     enum shoal_status status = shoal_reducer_begin(job.reducer, SHOAL_STEP_REDUCE);
     for (size_t i = PARAMETERS; i-- > 0 && status == SHOAL_OK;) {
         compute(&job, i);

@@ -191,6 +191,7 @@ static void fault_body(struct world *world)
     OK(world, step(trainer));
     expect_all_weights(trainer);
     OK(world, shoal_barrier(world->comm, NULL)); /* else a rank may learn of the fault in the previous step */
+    world_meet(world);                           /* the fault may be the end of a rank */
     trainer->is_faulty = world->rank == AT_FAULT;
     enum shoal_status status = step(trainer);
     if (status == SHOAL_OK) /* this step ended before another rank's callback failed: the next one reports it */

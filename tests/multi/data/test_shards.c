@@ -705,6 +705,7 @@ static void killed_body(struct world *world)
     load(&job);
     run_step(&job);
     OK(world, shoal_barrier(world->comm, NULL));
+    world_meet(world);
     for (uint32_t u = UNITS; u-- > 0 && status == SHOAL_OK;) {
         if (u == 3 && world->rank == world->size - 1)
             kill(getpid(), SIGKILL);

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 
-from tap import Skip, expect, run_cases
+from tap import Skip, expect, free_port, run_cases
 
 PROBE = os.environ["SHOAL_PROBE"]
 COMMAND = os.environ["SHOAL_COMMAND"]
@@ -64,10 +64,7 @@ def agents_of_two_hosts(meeting_timeout, port=29500, names_ms=30_000):
 
 
 def agents_whose_name_server_is_slow_meet():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for agent in agents_of_two_hosts("60", port, 1_500):
+    for agent in agents_of_two_hosts("60", free_port(), 1_500):
         text, _ = agent.communicate(timeout=60)
         expect(agent.returncode == 0, agent.returncode, text)
 

@@ -2,13 +2,12 @@
  * communicator. Ranks are processes, on one host and on two. */
 #include <dirent.h>
 #include <malloc.h>
-#include <netinet/in.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../../free_port.h"
 #include "multi_world.h"
 
 #define TURNS 16
@@ -39,27 +38,17 @@ static struct size measure(void)
     return (struct size){count_entries("/proc/self/fd"), count_entries("/proc/self/task"), mallinfo2().uordblks};
 }
 
-static int find_port(const struct world *world)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t bytes = sizeof address;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    CHECK(world,
-          fd >= 0 && bind(fd, (struct sockaddr *)&address, bytes) == 0 &&
-              getsockname(fd, (struct sockaddr *)&address, &bytes) == 0,
-          "no port");
-    close(fd);
-    return ntohs(address.sin_port);
-}
-
 /* Rank 0 writes the port of the meeting to the board. */
 static struct shoal_comm *make_world(struct world *world, uint64_t turn)
 {
     _Atomic uint64_t *where = (_Atomic uint64_t *)world->board;
     char address[64];
     struct shoal_comm *comm;
-    if (world->rank == 0)
-        atomic_store(where, turn << 16 | (uint64_t)find_port(world));
+    if (world->rank == 0) {
+        const int port = free_port();
+        CHECK(world, port > 0, "no port");
+        atomic_store(where, turn << 16 | (uint64_t)port);
+    }
     while (atomic_load(where) >> 16 != turn)
         usleep(500);
     snprintf(address, sizeof address, "127.0.0.1:%u", (unsigned)(atomic_load(where) & 0xffff));

@@ -569,6 +569,7 @@ static struct stage open_after_a_sum(struct world *world)
 {
     struct stage stage = open_stage(world, "values=0,late=50,torn=2,seed=5", &usual);
     expect_sum(&stage);
+    world_meet(world);
     return stage;
 }
 

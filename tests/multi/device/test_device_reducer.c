@@ -956,6 +956,7 @@ static void killed_body(struct world *world)
     OK(world, shoal_reducer_wait(job.device, SHOAL_FOREVER));
     mock_device_synchronize(job.stream);
     OK(world, shoal_barrier(world->comm, NULL));
+    world_meet(world);
     if (world->rank == world->size - 1)
         raise(SIGKILL);
     try_step(&job);
@@ -982,6 +983,7 @@ static void killed_alone_body(struct world *world)
         job.parameters[i].type = SHOAL_FLOAT32;
     OK(world, create_on_device(&job));
     OK(world, shoal_barrier(world->comm, NULL));
+    world_meet(world);
     if (world->rank == world->size - 1)
         raise(SIGKILL);
     const uint64_t begin_ns = shoal_clock_ns();

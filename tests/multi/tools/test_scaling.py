@@ -6,12 +6,11 @@ import os
 import pathlib
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 import xml.etree.ElementTree
 
-from tap import Skip, call, expect, run_cases
+from tap import Skip, call, expect, free_port, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -90,9 +89,7 @@ def a_global_batch_is_divided():
 
 def ranks_on_hosts(layout, *words):
     """Runs ranks on this machine that claim to be on hosts: layout has the host of each rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [subprocess.Popen([SHOAL, "bench", "scaling", "--profile", MEASURED, *SHORT, *words],
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(len(layout)), "MASTER_ADDR": "127.0.0.1",

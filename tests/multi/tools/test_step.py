@@ -12,13 +12,12 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 import xml.etree.ElementTree
 
-from tap import Skip, call, expect, run_cases
+from tap import Skip, call, expect, free_port, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 IS_SANITIZED = os.environ.get("SHOAL_TEST_BUILD") == "asan"  # few hosts show it as much as hundreds
@@ -419,9 +418,7 @@ def launchers_start_the_ranks():
 
 def ranks_on_two_hosts(*words):
     """Runs four ranks on this machine that claim to be on two hosts. They reach the other host's ranks over the network."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [subprocess.Popen([SHOAL, "bench", "step", "--profile", SMALL, "--backward", "30", "--steps", "2", *BUFFERS, "--format",
                                "json", *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                               env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1",

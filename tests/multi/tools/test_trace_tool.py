@@ -3,12 +3,11 @@
 import json
 import os
 import random
-import socket
 import subprocess
 import tempfile
 import time
 
-from tap import call, expect, run_cases
+from tap import call, expect, free_port, run_cases
 
 SHOAL = os.environ["SHOAL_COMMAND"]
 RUNS_MAX = 10  # tries for a job during which the machine must not stall
@@ -675,9 +674,7 @@ def the_end_of_a_killed_job_is_traced():
     """Rank 1 is killed in the middle, so only rank 0's lines exist. They are written twice: at the failure and at the free."""
     folder = Folder()
     flight, log = (os.path.join(folder.path, name) for name in ("flight.%r", "log.%r"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     env = {**os.environ, "SHOAL_TRACE_FILE": flight, "SHOAL_LOG": "info", "SHOAL_LOG_FILE": log, "SHOAL_JOB_ID": "traced",
            "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [subprocess.Popen([SHOAL, "bench", "allreduce", "--min", "8", "--max", "8", "--iterations", "2000", "--late", "20"],

@@ -6,16 +6,16 @@
  *   fork      like late, and each rank has a child that has its descriptors
  *   groups    like late, and each rank has met the other one of its half in a group of its own, and has been alone in one
  *   training  like late, and the program publishes its batch and noise scale; what is impossible it may not publish */
-#include <netinet/in.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <shoal/shoal.h>
+
+#include "../../free_port.h"
 
 static float *data;
 
@@ -88,13 +88,10 @@ static bool make_groups(struct shoal_context *context, struct shoal_comm *comm)
     const int rank = shoal_comm_rank(comm), size = shoal_comm_size(comm);
     char ports[2][16] = {"", ""}, address[64];
     if (rank < 2) {
-        struct sockaddr_in free_one = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-        socklen_t bytes = sizeof free_one;
-        const int fd = socket(AF_INET, SOCK_STREAM, 0);
-        if (bind(fd, (struct sockaddr *)&free_one, bytes) || getsockname(fd, (struct sockaddr *)&free_one, &bytes))
+        const int port = free_port();
+        if (port < 0)
             return false;
-        close(fd);
-        snprintf(ports[rank], sizeof ports[rank], "%u", (unsigned)ntohs(free_one.sin_port));
+        snprintf(ports[rank], sizeof ports[rank], "%d", port);
     }
     for (int root = 0; root < 2; root++) {
         if (shoal_broadcast(comm, ports[root], ports[root], sizeof ports[root], SHOAL_UINT8, root, NULL))

@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "../../free_port.h"
 #include "base/clock.h"
 #include "bootstrap/bootstrap.h"
 #include "comm/settings.h"
@@ -53,21 +54,12 @@ static int open_port(uint16_t port, int backlog, uint16_t *port_out)
     return fd;
 }
 
-/* Returns the first of 18 ports that are free now. */
+/* Returns a port that is free, as are the 16 ports after it. */
 static uint16_t find_ports(void)
 {
-    for (unsigned port = 20000 + (unsigned)getpid() % 10000;; port += 20) {
-        int free_count = 0;
-        for (unsigned i = 0; i < 18; i++) {
-            uint16_t unused;
-            const int fd = open_port((uint16_t)(port + i), 1, &unused);
-            free_count += fd >= 0;
-            if (fd >= 0)
-                close(fd);
-        }
-        if (free_count == 18)
-            return (uint16_t)port;
-    }
+    const int port = free_port();
+    assert_true(port > 0);
+    return (uint16_t)port;
 }
 
 /* ---- ranks as threads ---- */
@@ -253,13 +245,13 @@ static void bootstrap_names_the_ranks_that_did_not_come(void **state)
     (void)state;
     static struct rank ranks[RANKS_MAX];
     char address[64];
-    struct rank first = {.size = 4, .address = address_of("127.0.0.1", address), .timeout_ms = 1000, .rounds = 1, .bytes = 8};
+    struct rank first = {.size = 4, .address = address_of("127.0.0.1", address), .timeout_ms = 2000, .rounds = 1, .bytes = 8};
     const uint64_t before_ns = shoal_clock_ns();
     run_ranks(ranks, 2, &first);
-    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 990, LATE_MS);
+    assert_in_range((shoal_clock_ns() - before_ns) / SHOAL_NS_PER_MS, 1990, LATE_MS);
     expect_all(ranks, 2, SHOAL_ERR_TIMEOUT);
     for (int r = 0; r < 2; r++)
-        expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 1000 ms (SHOAL_BOOTSTRAP_TIMEOUT_MS");
+        expect_line(ranks[r].lines, "ranks 2 to 3 of 4 did not come within 2000 ms (SHOAL_BOOTSTRAP_TIMEOUT_MS");
     assert_null(strstr(ranks[0].lines, "loopback")); /* it is meant for one host */
     /* Another spelling of 127.0.0.1 stands for a host's own name that /etc/hosts maps to it. */
     first.address = address_of("2130706433", address);
@@ -381,9 +373,9 @@ static void bootstrap_names_a_missing_rank_that_others_are_below(void **state)
     (void)state;
     static struct rank ranks[MANY_RANKS];
     char address[64];
-    const char *const said = "rank 64 of 70 did not come within 1500 ms";
+    const char *const said = "rank 64 of 70 did not come within 4000 ms";
     const struct rank first = {
-        .size = MANY_RANKS, .address = address_of("127.0.0.1", address), .timeout_ms = 1500, .rounds = 1, .bytes = 8};
+        .size = MANY_RANKS, .address = address_of("127.0.0.1", address), .timeout_ms = 4000, .rounds = 1, .bytes = 8};
     pthread_t threads[MANY_RANKS];
     for (int r = 0; r < MANY_RANKS; r++) {
         ranks[r] = first;
@@ -512,7 +504,7 @@ static void expect_refusal(const char *of_rank_0, const char *of_rank_1, const c
     static struct rank ranks[RANKS_MAX];
     char address[64];
     for (int r = 0; r < 2; r++)
-        ranks[r] = (struct rank){.rank = r, .size = 2, .timeout_ms = 500, .rounds = 1, .bytes = 8};
+        ranks[r] = (struct rank){.rank = r, .size = 2, .timeout_ms = 3000, .rounds = 1, .bytes = 8};
     ranks[0].address = ranks[1].address = address_of("127.0.0.1", address);
     ranks[0].overrides[0] = of_rank_0;
     ranks[1].overrides[0] = of_rank_1;
@@ -787,13 +779,16 @@ static void put_variables(const char *text)
         putenv(at);
 }
 
+static uint32_t child_timeout_ms = 20000;
+
 /* Only the given variables are set. with_few_files: libraries can no longer be loaded. */
 static void be_child(const char *const *variables, bool with_few_files, int lines_fd)
 {
     static struct shoal_settings settings;
-    static struct rank rank = {.bytes = 8, .timeout_ms = 1500};
+    static struct rank rank = {.bytes = 8};
     struct shoal_log log;
     char error[256];
+    rank.timeout_ms = child_timeout_ms;
     clearenv();
     for (int i = 0; variables[i]; i++)
         put_variables(variables[i]);
@@ -913,7 +908,7 @@ static void bootstrap_environment_joins_processes(void **state)
     run_job(port, 3, NULL);
     if (shoal_auth_is_available())
         run_job(port, 2, "SHOAL_SECRET=x");
-    snprintf(setting, sizeof setting, "SHOAL_STORE_PORT=%d", port + 17);
+    snprintf(setting, sizeof setting, "SHOAL_STORE_PORT=%d", port); /* not tried unless it is set */
     run_job(port, 2, setting);
 }
 
@@ -1086,11 +1081,13 @@ static void bootstrap_two_jobs_that_nothing_tells_apart_do_not_mix(void **state)
     const uint16_t port = find_ports();
     /* The second time, inside one task of a step with as many tasks. */
     static const char *const inside = "SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1";
+    child_timeout_ms = 4000; /* in most rounds a rank waits in vain */
     for (int round = 0; round < 24; round++) {
         const char *const none[JOBS] = {round < 12 ? NULL : inside, round < 12 ? NULL : inside};
         if (run_two_jobs(port, none, lines) < 4)
             assert_true(has_any(lines, "give each job its own MASTER_PORT, or its own SHOAL_JOB_ID or SHOAL_SECRET"));
     }
+    child_timeout_ms = 20000;
     if (!shoal_auth_is_available())
         return;
     for (int round = 0; round < 6; round++) {
