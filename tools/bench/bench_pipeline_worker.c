@@ -48,25 +48,6 @@ static double cpu_now_s(void)
 
 /* ---- Actions ------------------------------------------------------------------------------------------------------------- */
 
-/* Sums and updates take no time here. */
-static double cost_us(const struct stager *stager, const struct shoal_action *action)
-{
-    const struct shoal_stage_costs *costs = &stager->costs[action->stage];
-    switch (action->kind) {
-    case SHOAL_FORWARD:
-    case SHOAL_RECOMPUTE:
-        return costs->forward;
-    case SHOAL_BACKWARD:
-        return costs->input_gradient + costs->weight_gradient;
-    case SHOAL_INPUT_GRADIENT:
-        return costs->input_gradient;
-    case SHOAL_WEIGHT_GRADIENT:
-        return costs->weight_gradient;
-    default:
-        return 0;
-    }
-}
-
 /* Returns the bytes of a message: what this replica and another one share of all. */
 static size_t bytes_shared(const struct stager *stager, const struct shoal_work *work, const struct shoal_parcel *parcel)
 {
@@ -127,7 +108,9 @@ static enum shoal_status make_output(struct stager *stager, const struct shoal_w
 static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
 {
     struct stager *stager = user;
-    const double end_s = bench_now() + cost_us(stager, &work->action) * 1e-6;
+    const struct shoal_stage_costs *costs = &stager->costs[work->action.stage];
+    const double end_s =
+        bench_now() + shoal_schedule_action_cost(&work->action, costs) * 1e-6; /* no option sets those of sums */
     enum shoal_status status = SHOAL_OK;
     for (uint32_t i = 0; i < work->input_count; i++)
         check_input(stager, work, &work->inputs[i]);
