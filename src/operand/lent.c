@@ -1,5 +1,5 @@
 /* The only memory that ranks lend each other is a ring of a device, with its card at the beginning of the same segment
- * (comm/device_memory.c). */
+ * (operand/device_memory.c). */
 #include "operand/lent.h"
 
 #include "device/device_ring.h"
