@@ -248,12 +248,9 @@ size_t shoal_call_bytes(const struct shoal_call *call, enum shoal_block_operand 
                         size_t element_bytes, int owner)
 {
     const struct shoal_layout *layout = call->layout;
-    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
     const bool is_input = operand == SHOAL_INPUT;
-    if (!layout || shoal_layout_is_even(layout)) {
-        const bool is_partitioned = is_input ? shape->is_input_partitioned : shape->is_output_partitioned;
-        return call->count * (size_t)(is_partitioned ? size : 1) * element_bytes;
-    }
+    if (!layout || shoal_layout_is_even(layout))
+        return call->count * (size_t)(shoal_call_is_partitioned(call, operand) ? size : 1) * element_bytes;
     const size_t *parts = is_input ? layout->sent : layout->received;
     if (!parts)
         return (is_input ? layout->received : layout->sent)[owner] * element_bytes;

@@ -97,6 +97,19 @@ static inline bool shoal_call_has_peer(enum shoal_collective_type collective)
     return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
 }
 
+/* Returns true if the operand has a part for each rank. */
+static inline bool shoal_call_is_partitioned(const struct shoal_call *call, enum shoal_block_operand operand)
+{
+    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
+    return operand == SHOAL_INPUT ? shape->is_input_partitioned : shape->is_output_partitioned;
+}
+
+/* Returns true if several tensors are one vector. A single tensor is plain memory. */
+static inline bool shoal_call_has_tensors(const struct shoal_call *call)
+{
+    return call->arrays && call->arrays->has_tensors && call->arrays->tensor_count != 1;
+}
+
 /* Returns the object of an operand, or NULL if it is plain memory. */
 static inline struct shoal_operand *shoal_call_operand(const struct shoal_call *call, enum shoal_block_operand operand)
 {

@@ -16,6 +16,7 @@
 #include "operand/call.h"
 #include "operand/lent.h"
 #include "operand/makers.h"
+#include "operand/pieces.h"
 
 #define RANKS 3
 
@@ -165,6 +166,57 @@ static void no_tensor_is_an_empty_vector(void **state)
     shoal_call_pack(&call, 1, element, 0, 0, shoal_call_contiguous(&call, SHOAL_INPUT));
     shoal_call_unpack(&call, 1, element, 0, 0, shoal_call_contiguous(&call, SHOAL_OUTPUT));
     shoal_layout_free(call.layout);
+}
+
+static void expect_piece(const struct shoal_call *call, size_t index, const void *at, size_t bytes)
+{
+    const struct shoal_call_piece piece = shoal_call_piece(call, 1, RANKS, index);
+    assert_int_equal(piece.operand, index % 2 ? SHOAL_OUTPUT : SHOAL_INPUT);
+    assert_int_equal(piece.tensor, index / 2);
+    assert_ptr_equal(piece.at, at);
+    assert_int_equal(piece.bytes, bytes);
+}
+
+static void an_operand_is_one_piece_of_memory(void **state)
+{
+    (void)state;
+    uint32_t input[18], output[18];
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 6);
+    assert_int_equal(shoal_call_count_pieces(&call), 2);
+    expect_piece(&call, 0, input, 24);
+    expect_piece(&call, 1, output, 72);
+    call.collective = SHOAL_COLLECTIVE_BROADCAST; /* from rank 0 */
+    expect_piece(&call, 0, NULL, 0);
+    expect_piece(&call, 1, output, 24);
+    call.collective = SHOAL_COLLECTIVE_SEND;
+    expect_piece(&call, 0, input, 24);
+    expect_piece(&call, 1, NULL, 0);
+    call.collective = SHOAL_COLLECTIVE_RECV;
+    expect_piece(&call, 0, NULL, 0);
+    expect_piece(&call, 1, output, 24);
+    call.count = 0;
+    expect_piece(&call, 1, NULL, 0);
+}
+
+static void each_tensor_is_a_piece_of_memory(void **state)
+{
+    (void)state;
+    uint32_t input[24], output[8];
+    const struct shoal_tensor tensors[] = {{input, output, 2}, {NULL, NULL, 0}, {input + 9, output + 3, 5}};
+    struct shoal_call_arrays arrays = {.tensors = tensors, .tensor_count = 3, .has_tensors = true};
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_REDUCE_SCATTER, NULL, NULL, 7);
+    call.arrays = &arrays;
+    assert_int_equal(shoal_call_count_pieces(&call), 6);
+    expect_piece(&call, 0, input, 8 * RANKS);
+    expect_piece(&call, 1, output, 8);
+    expect_piece(&call, 2, NULL, 0);
+    expect_piece(&call, 3, NULL, 0);
+    expect_piece(&call, 4, input + 9, 20 * RANKS);
+    expect_piece(&call, 5, output + 3, 20);
+    arrays.tensor_count = 0;
+    assert_int_equal(shoal_call_count_pieces(&call), 0);
+    arrays.tensor_count = 1; /* plain memory, once the call is laid out */
+    assert_int_equal(shoal_call_count_pieces(&call), 2);
 }
 
 /* Small operands travel with announcements, in scratch memory. Larger ones have none. */
@@ -567,6 +619,8 @@ int main(void)
         cmocka_unit_test(tensors_count_as_one_vector),
         cmocka_unit_test(one_tensor_is_plain_memory),
         cmocka_unit_test(no_tensor_is_an_empty_vector),
+        cmocka_unit_test(an_operand_is_one_piece_of_memory),
+        cmocka_unit_test(each_tensor_is_a_piece_of_memory),
         cmocka_unit_test(small_tensors_are_packed),
         cmocka_unit_test(plain_memory_is_in_reach_of_peers),
         cmocka_unit_test(other_operands_are_out_of_reach),
