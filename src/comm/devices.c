@@ -198,8 +198,8 @@ static enum shoal_status copy_call(struct trip *trip, size_t i)
 /* Bytes of an operand that is a single piece. */
 static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
 {
-    const size_t element = shoal_type_bytes(call->type);
-    return shoal_call_bytes(call, operand, comm->rank, comm->size, element, comm->rank);
+    const size_t element_bytes = shoal_type_bytes(call->type);
+    return shoal_call_bytes(call, operand, comm->rank, comm->size, element_bytes, comm->rank);
 }
 
 /* Returns true if the plan of a call lets its input stay where it is. */

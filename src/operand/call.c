@@ -19,9 +19,9 @@ static uint32_t fold(uint64_t hash)
 static bool make_scratch(const struct shoal_call *call, int rank, int size)
 {
     struct shoal_layout *layout = call->layout;
-    const size_t element = shoal_type_bytes(call->type);
-    const size_t bytes[2] = {shoal_call_bytes(call, SHOAL_INPUT, rank, size, element, rank),
-                             shoal_call_bytes(call, SHOAL_OUTPUT, rank, size, element, rank)};
+    const size_t element_bytes = shoal_type_bytes(call->type);
+    const size_t bytes[2] = {shoal_call_bytes(call, SHOAL_INPUT, rank, size, element_bytes, rank),
+                             shoal_call_bytes(call, SHOAL_OUTPUT, rank, size, element_bytes, rank)};
     bool has_all = true;
     for (int i = 0; i < 2 && bytes[SHOAL_INPUT] <= SHOAL_PAYLOAD_MAX; i++) {
         if (layout->operands[i] && !layout->scratch[i])
