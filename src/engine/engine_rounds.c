@@ -69,7 +69,7 @@ static void sum_local(struct shoal_engine *engine, const struct shoal_request *r
 {
     const struct shoal_ranks *local = &request->peer_set->rounds.local;
     for (int i = 0; i < local->count; i++)
-        engine->sources[i] = shoal_engine_contribution_of(engine, request, local->at[i]);
+        engine->sources[i] = shoal_runner_contribution_of(engine, request, local->at[i]);
     rounds_reduce(engine, request, SHOAL_PASS_FIRST, local->count);
 }
 
@@ -100,7 +100,7 @@ static void gather_local(struct shoal_engine *engine, const struct shoal_request
 {
     const struct shoal_ranks *local = &request->peer_set->rounds.local;
     for (int i = 0; i < local->count; i++)
-        rounds_put_part(request, local->at[i], shoal_engine_contribution_of(engine, request, local->at[i]));
+        rounds_put_part(request, local->at[i], shoal_runner_contribution_of(engine, request, local->at[i]));
 }
 
 static const void *collect_parts(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_ranks parts)
