@@ -50,8 +50,8 @@ static void reduce_payloads(struct shoal_engine *engine, const struct shoal_requ
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
     void *const dest = shoal_call_contiguous(call, SHOAL_OUTPUT);
     for (int r = 0; r < engine->size; r++)
-        engine->sources[r] = shoal_runner_contribution_of(engine, request, r) + at;
-    engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
+        engine->scratch.sources[r] = shoal_runner_contribution_of(engine, request, r) + at;
+    engine->kernels->reduce[call->type][call->op](&dest, 1, engine->scratch.sources, engine->size, count,
                                                   shoal_engine_operation(engine, call).argument, SHOAL_STORES_CACHED);
     if (SHOAL_UNLIKELY(dest != call->output))
         shoal_call_unpack(call, engine->rank, request->element_bytes, 0, count, dest);
@@ -544,8 +544,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         return false;
     if (SHOAL_UNLIKELY(engine->helpers != NULL) && runner_post_work(engine, chunk, slot, step, run_part_of_step))
         return false;
-    const struct shoal_extent_scratch scratch = {engine->sources, engine->dests, engine->scaled};
-    shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &scratch);
+    shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &engine->scratch);
     return !is_lent || do_data_count(engine);
 }
 
