@@ -84,14 +84,8 @@ static void count_hosts(struct shoal_engine *engine)
     SHOAL_ASSERT(engine->local < engine->locals);
 }
 
-enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
+static void take_engine_options(struct shoal_engine *engine, const struct shoal_engine_options *options)
 {
-    const uint64_t start = options->settings->counter_start;
-    struct shoal_engine *engine = calloc(1, sizeof *engine);
-    if (!engine) {
-        options->transport->ops->destroy(options->transport, false);
-        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator");
-    }
     snprintf(engine->name, sizeof engine->name, "%s", options->name);
     engine->transport = options->transport;
     engine->ops = options->transport->ops;
@@ -107,16 +101,26 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->context_engines = options->progress ? shoal_progress_engines(options->progress) : NULL;
     engine->clock.now_ns = options->now_ns;
     engine->clock.now_arg = options->now_arg;
-    engine->on_break = shoal_engine_end_all;
     engine->timeout_ms = options->timeout_ms;
     engine->rank = options->transport->rank;
     engine->size = options->transport->size;
-    count_hosts(engine);
     engine->depth = (unsigned)options->settings->depth;
+}
+
+enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
+{
+    struct shoal_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) {
+        options->transport->ops->destroy(options->transport, false);
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator");
+    }
+    take_engine_options(engine, options);
+    count_hosts(engine);
+    engine->on_break = shoal_engine_end_all;
     engine->cache.kept_bytes = SHOAL_KEPT_BYTES;
     engine->part_bytes = shoal_select_part_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
     engine->slot_bytes = shoal_select_slot_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
-    shoal_intake_init(engine, start);
+    shoal_intake_init(engine, options->settings->counter_start);
     const enum shoal_status status = engine_allocate(engine, options->flights);
     if (status != SHOAL_OK) {
         shoal_engine_destroy(engine);
