@@ -23,8 +23,8 @@ struct side {
     const struct side *own; /* for an output: the input that stays on the device and that it is copied from; or NULL */
 };
 
-/* One call. The engine may free the call's layout while copies are still being posted, so a leg has its own layout
- * to look up addresses. */
+/* One call. The engine may free the call's layout while copies are still being posted, so a leg has the layout that the call
+ * had before: there are the addresses on the device. */
 struct leg {
     struct shoal_call call;
     struct side sides[2]; /* enum shoal_block_operand */
@@ -184,15 +184,14 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
 
 /* ---- Opening ------------------------------------------------------------------------------------------------------------- */
 
-/* Copies the call, with its own layout. */
-static enum shoal_status copy_call(struct trip *trip, size_t i)
+/* Replaces operands of a call. The leg has the call as it was: with the operands that are copied. */
+static bool put_operands(struct trip *trip, size_t i, struct shoal_operand *input, struct shoal_operand *output)
 {
-    const struct shoal_call *call = &trip->calls[i];
-    struct leg *leg = &trip->legs[i];
-    SHOAL_ASSERT(!leg->call.layout); /* copied once */
-    leg->call = *call;
-    leg->call.layout = NULL;
-    return call->layout ? shoal_arguments_lay_out(trip->comm, &leg->call) : SHOAL_OK;
+    struct shoal_call *const before = &trip->legs[i].call;
+    SHOAL_ASSERT(!before->layout);
+    *before = trip->calls[i];
+    before->layout = NULL;
+    return shoal_call_put_operands(&trip->calls[i], trip->comm->rank, trip->comm->size, input, output, &before->layout);
 }
 
 /* Bytes of an operand that is a single piece. */
@@ -264,14 +263,12 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
     struct shoal_comm *comm = trip->comm;
     struct side *sides = trip->legs[i].sides;
     struct shoal_operand *operands[2] = {NULL, NULL};
-    SHOAL_TRY(copy_call(trip, i));
     bool has_all = true;
     for (int operand = 0; operand < 2 && has_all; operand++) {
         operands[operand] = sides[operand].call ? open_side(trip, i, &sides[operand]) : NULL;
         has_all = !sides[operand].call || operands[operand];
     }
-    if (has_all &&
-        shoal_call_put_operands(&trip->calls[i], comm->rank, comm->size, operands[SHOAL_INPUT], operands[SHOAL_OUTPUT]))
+    if (has_all && put_operands(trip, i, operands[SHOAL_INPUT], operands[SHOAL_OUTPUT]))
         return SHOAL_OK;
     shoal_operand_drop(operands[SHOAL_INPUT]);
     shoal_operand_drop(operands[SHOAL_OUTPUT]);
@@ -298,10 +295,9 @@ static enum shoal_status prepare_sum(struct trip *trip)
     struct shoal_call *call = &trip->calls[0];
     SHOAL_ASSERT(trip->count == 1 && !trip->port && !trip->sum);
     SHOAL_TRY(shoal_gpu_peers_check(peers, trip->calls->stream));
-    SHOAL_TRY(copy_call(trip, 0));
     trip->sum = shoal_device_sum_open(shoal_gpu_peers_stage(peers), call->count, shoal_type_bytes(call->type));
     struct shoal_operand *both = trip->sum ? shoal_operand_of_device_sum(trip->sum) : NULL;
-    if (both && shoal_call_put_operands(call, comm->rank, comm->size, both, both))
+    if (both && put_operands(trip, 0, both, both))
         return SHOAL_OK;
     if (both)
         shoal_operand_drop(both);

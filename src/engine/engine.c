@@ -250,7 +250,7 @@ static void post_collective(struct shoal_engine *engine, struct shoal_request *r
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     request->is_direct = shoal_select_is_direct(&selection, &request->in_rounds);
     request->needed = find_needed(engine, request);
-    request->payload_bytes = shoal_call_has_peer_counts(call) ? (size_t)engine->locals * sizeof *call->layout->peer_counts
+    request->payload_bytes = shoal_call_has_peer_counts(call) ? (size_t)engine->locals * sizeof(struct shoal_call_part)
                              : request->is_direct             ? shoal_engine_payload_bytes(engine, request, engine->rank)
                                                               : 0;
     push_queue(engine, request);
@@ -376,14 +376,14 @@ static shoal_location locate_operand(struct shoal_engine *engine, struct shoal_r
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
-static const struct shoal_call_part *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
+static const struct shoal_call_part *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_call_parts *parts)
 {
-    struct shoal_call_part *picked = layout->peer_counts + layout->size;
+    struct shoal_call_part *picked = parts->peer_counts + parts->size;
     if (engine->hosts == 1)
-        return layout->peer_counts;
+        return parts->peer_counts;
     for (int r = 0, count = 0; r < engine->size; r++) {
         if (shoal_engine_is_local(engine, r))
-            picked[count++] = layout->peer_counts[r];
+            picked[count++] = parts->peer_counts[r];
     }
     return picked;
 }
@@ -396,7 +396,7 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
     if (!request->payload_bytes)
         return NULL;
     if (shoal_call_has_peer_counts(call))
-        return pick_local_peer_counts(engine, call->layout);
+        return pick_local_peer_counts(engine, call->layout->parts);
     return call->layout ? shoal_runner_pack(engine, request) : call->input;
 }
 
@@ -423,7 +423,7 @@ static const uint8_t *find_receivers(const struct shoal_request *request)
 /* Starts with the next rank, so that not all ranks send to the same rank first. */
 static void send_notices(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_call_part *peer_counts = request->call.layout->peer_counts;
+    const struct shoal_call_part *peer_counts = request->call.layout->parts->peer_counts;
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
         if (!shoal_engine_is_local(engine, peer) && shoal_peer_set_has(request->peer_set, peer))

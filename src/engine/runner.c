@@ -39,8 +39,8 @@ static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_
     const struct shoal_call *call = &request->call;
     if (!request->shape->is_input_partitioned)
         return 0;
-    const struct shoal_layout *layout = call->layout;
-    const size_t at = layout && layout->sent ? layout->sent_at[engine->rank] : (size_t)engine->rank * call->count;
+    const struct shoal_call_parts *parts = shoal_call_parts(call);
+    const size_t at = parts && parts->sent ? parts->sent_at[engine->rank] : (size_t)engine->rank * call->count;
     return at * request->element_bytes;
 }
 
@@ -266,7 +266,7 @@ enum shoal_status shoal_runner_prepare(struct shoal_engine *engine, struct shoal
     if (engine->rank != engine->leader) /* the leader's hint decides for the whole host */
         request->announcement.descriptor.hints =
             engine->ops->announcement(engine->transport, engine->leader, request->sequence)->descriptor.hints;
-    if (request->call.layout && request->call.layout->peer_counts)
+    if (shoal_call_has_peer_counts(&request->call))
         agree_on_count(engine, request);
     request->chunk_count = request->chunks_started = request->chunks_done = 0;
     if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
@@ -680,7 +680,7 @@ void shoal_runner_start_early(struct shoal_engine *engine, struct shoal_request 
 {
     struct shoal_chunk chunk = {.request = request, .unready = find_late(request)};
     const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
-    if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->peer_counts) ||
+    if (!is_alone || !request->call.count || shoal_call_has_peer_counts(&request->call) ||
         !shoal_engine_guess_plan(engine, request))
         return;
     shoal_engine_flush(engine); /* sleeping peers wake in the meantime */

@@ -1273,7 +1273,9 @@ static bool run_worked(int looks_before)
         struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .count = sum->count};
         struct shoal_operand *both = shoal_operand_of_device_sum(sum);
         assert_non_null(both);
-        assert_true(shoal_call_put_operands(&call, r, 2, both, both));
+        struct shoal_layout *former;
+        assert_true(shoal_call_put_operands(&call, r, 2, both, both, &former));
+        assert_null(former);
         post(world, r, 0, &call);
         shoal_device_sum_leave(sum);
     }
