@@ -180,7 +180,7 @@ static void expect_piece(const struct shoal_call *call, size_t index, const void
 static void an_operand_is_one_piece_of_memory(void **state)
 {
     (void)state;
-    uint32_t input[18], output[18];
+    uint32_t input[18] = {0}, output[18] = {0};
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 6);
     assert_int_equal(shoal_call_count_pieces(&call), 2);
     expect_piece(&call, 0, input, 24);
@@ -201,7 +201,7 @@ static void an_operand_is_one_piece_of_memory(void **state)
 static void each_tensor_is_a_piece_of_memory(void **state)
 {
     (void)state;
-    uint32_t input[24], output[8];
+    uint32_t input[24] = {0}, output[8] = {0};
     const struct shoal_tensor tensors[] = {{input, output, 2}, {NULL, NULL, 0}, {input + 9, output + 3, 5}};
     struct shoal_call_arrays arrays = {.tensors = tensors, .tensor_count = 3, .has_tensors = true};
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_REDUCE_SCATTER, NULL, NULL, 7);
@@ -258,7 +258,7 @@ static void small_tensors_are_packed(void **state)
 static void plain_memory_is_in_reach_of_peers(void **state)
 {
     (void)state;
-    uint32_t input[6], output[18];
+    uint32_t input[6] = {0}, output[18] = {0};
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 6);
     struct shoal_call_memory memory = shoal_call_locate(&call, SHOAL_OUTPUT, 1, RANKS, element);
     assert_ptr_equal(memory.at, output);
@@ -379,7 +379,7 @@ static void operands_replace_others(void **state)
 static void a_former_layout_has_the_same_parts(void **state)
 {
     (void)state;
-    uint32_t input[16], output[16];
+    uint32_t input[16] = {0}, output[16] = {0};
     const size_t sent[RANKS] = {3, 0, 5}, received[RANKS] = {2, 0, 4};
     const struct shoal_call_arrays arrays = {.sent = sent, .received = received};
     for (int is_call_first = 0; is_call_first < 2; is_call_first++) {
