@@ -252,6 +252,10 @@ SHOAL_CALL shoal_schedule_time_stages(const struct shoal_schedule *schedule, con
 SHOAL_CALL shoal_schedule_stage_costs(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
                                       struct shoal_stage_costs *each_out);
 
+/* Returns the time that an action takes, with the costs of its stage on one replica (shoal_schedule_stage_costs). RECOMPUTE
+ * takes as long as a forward pass. Sums also have a time here, although their rank computes meanwhile. */
+SHOAL_API double shoal_schedule_action_cost(const struct shoal_action *action, const struct shoal_stage_costs *costs);
+
 /* ---- 4. Profiles --------------------------------------------------------------------------------------------------------- */
 
 /* A profile describes a model as *units*, the smallest parts with which a stage can begin, in the order in which they run.

@@ -478,7 +478,7 @@ static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoa
 /* Returns the data of a small send. Data that are not in plain memory are first packed. */
 static const void *find_small(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    return message_operand(request) ? shoal_engine_pack(engine, request) : request->call.input;
+    return message_operand(request) ? shoal_runner_pack(engine, request) : request->call.input;
 }
 
 static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_request *request)

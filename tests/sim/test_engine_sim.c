@@ -1273,7 +1273,9 @@ static bool run_worked(int looks_before)
         struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .count = sum->count};
         struct shoal_operand *both = shoal_operand_of_device_sum(sum);
         assert_non_null(both);
-        assert_true(shoal_call_put_operands(&call, r, 2, both, both));
+        struct shoal_layout *former;
+        assert_true(shoal_call_put_operands(&call, r, 2, both, both, &former));
+        assert_null(former);
         post(world, r, 0, &call);
         shoal_device_sum_leave(sum);
     }
@@ -2131,7 +2133,7 @@ static uint64_t rotate_roots(struct world *world)
         assert_true(drive(world, calls, shoal_sim_now_ns(world->sim) + 100 * SHOAL_NS_PER_S));
     }
     for (int r = 0; r < world->size; r++)
-        built += world->ranks[r].engine->plans_built;
+        built += world->ranks[r].engine->cache.plans_built;
     return built;
 }
 
@@ -2160,14 +2162,15 @@ static void engine_bounds_what_it_keeps(void **state)
     const struct shoal_sim_options weather = {.seed = 9, .size = 40, .host = host};
     struct world *world = open_world(&weather, preset);
     for (int r = 0; r < world->size; r++)
-        world->ranks[r].engine->kept_bytes = 0;
+        world->ranks[r].engine->cache.kept_bytes = 0;
     const uint64_t built = rotate_roots(world);
     assert_true(rotate_roots(world) > built);
     for (int r = 0; r < world->size; r++) {
         int peer_sets = 0, plans = 0;
-        for (const struct shoal_peer_set *peer_set = world->ranks[r].engine->peer_sets; peer_set; peer_set = peer_set->next)
+        for (const struct shoal_peer_set *peer_set = world->ranks[r].engine->cache.peer_sets; peer_set;
+             peer_set = peer_set->next)
             peer_sets++;
-        for (const struct shoal_cached_plan *plan = world->ranks[r].engine->plans; plan; plan = plan->next)
+        for (const struct shoal_cached_plan *plan = world->ranks[r].engine->cache.plans; plan; plan = plan->next)
             plans++;
         assert_true(peer_sets <= SHOAL_ANNOUNCEMENTS + 2 && plans <= SHOAL_ACTIVE_MAX);
     }

@@ -864,6 +864,7 @@ FUNCTIONS = {
     "shoal_schedule_time_stages": (c_int, [c_void_p, POINTER(StageCosts), c_double, POINTER(ScheduleTimes),
                                            POINTER(POINTER(c_double))]),
     "shoal_schedule_stage_costs": (c_int, [c_void_p, POINTER(StageCosts), POINTER(StageCosts)]),
+    "shoal_schedule_action_cost": (c_double, [POINTER(Action), POINTER(StageCosts)]),
     "shoal_profile_create": (c_int, [c_char_p, POINTER(c_void_p)]),
     "shoal_profile_free": (None, [c_void_p]),
     "shoal_profile_add_unit": (c_int, [c_void_p, POINTER(Unit), c_char_p, c_size_t]),

@@ -473,7 +473,8 @@ static void waits_for_a_device_are_short(struct world *world)
         longest_nap_ns = 0;
         late_input[count - 1] = 3;
         progress->doorbell.ops = &noting;
-        CHECK(world, shoal_call_put_operands(&call, 0, world->size, &late, NULL), "no memory");
+        struct shoal_layout *former;
+        CHECK(world, shoal_call_put_operands(&call, 0, world->size, &late, NULL, &former) && !former, "no memory");
         OK(world, shoal_engine_run(world->comm->engine, &call, 1));
         progress->doorbell.ops = doorbell;
         CHECK(world, naps >= NAPS && longest_nap_ns <= 50000, "%u naps, the longest of %llu ns", naps,

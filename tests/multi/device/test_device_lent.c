@@ -1,6 +1,6 @@
 /* Rings that the ranks of a host lend each other, over the stand-in driver. Sums of operands on devices need no staging buffer.
  * Ranks may differ in their kinds of memory. A rank may fail while another one borrows from it. The linker replaces
- * shoal_device_lent_at(), which finds the place of each borrowed run, so that a test can count them and delay a rank there. */
+ * shoal_device_lent_address(), which finds the place of each borrowed run, so that a test can count them and delay a rank there. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -18,12 +18,12 @@
 static atomic_size_t borrowed[2]; /* elements of outputs, of inputs, that this rank has found in other ranks' rings */
 static void (*_Atomic on_borrow)(bool is_inward);
 
-char *__real_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
-char *__wrap_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
-char *__wrap_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
+char *__real_shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
+char *__wrap_shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
+char *__wrap_shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
 {
     void (*const act)(bool is_inward) = atomic_load(&on_borrow);
-    char *place = __real_shoal_device_lent_at(lent, part, at, run);
+    char *place = __real_shoal_device_lent_address(lent, part, at, run);
     atomic_fetch_add(&borrowed[lent->is_inward], *run);
     if (act)
         act(lent->is_inward);

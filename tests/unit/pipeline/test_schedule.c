@@ -119,6 +119,19 @@ static void simple_bubbles_are_known(void **state)
     }
 }
 
+static void actions_take_their_times(void **state)
+{
+    const struct shoal_stage_costs costs = {1, 2, 4, 8, 16, 32, 64};
+    static const double wanted[] = {[SHOAL_FORWARD] = 1,         [SHOAL_BACKWARD] = 6,  [SHOAL_INPUT_GRADIENT] = 2,
+                                    [SHOAL_WEIGHT_GRADIENT] = 4, [SHOAL_RECOMPUTE] = 1, [SHOAL_SUM_REPLICAS] = 16,
+                                    [SHOAL_SUM_TIED] = 32,       [SHOAL_UPDATE] = 64,   [SHOAL_UPDATE + 1] = 0};
+    (void)state;
+    for (size_t kind = 0; kind < COUNT_OF(wanted); kind++) {
+        const struct shoal_action action = {(enum shoal_action_kind)kind, 0, 0};
+        assert_true(shoal_schedule_action_cost(&action, &costs) == wanted[kind]);
+    }
+}
+
 /* A V puts the last stage on the first rank; others deal stages out in turns. */
 static void stages_are_on_their_ranks(void **state)
 {
@@ -655,6 +668,7 @@ int main(void)
         cmocka_unit_test(sums_take_their_time_beside_actions),
         cmocka_unit_test(costs_are_divided_among_replicas),
         cmocka_unit_test(members_and_shares_are_found),
+        cmocka_unit_test(actions_take_their_times),
         cmocka_unit_test(stages_are_on_their_ranks),
         cmocka_unit_test(recomputed_stages_repeat_their_forward_passes),
         cmocka_unit_test(every_kind_can_be_recomputed),
