@@ -1400,6 +1400,10 @@ def values_that_are_no_tensors_are_refused(world):
         with torch.no_grad():
             step = smp.step(lambda model, inputs: (model(inputs).sum(), (each for each in "ab")))
             fails(lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "generator")
+            step = smp.step(lambda model, inputs: model(inputs).sum().reshape(1).to_sparse())
+            fails(lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "sparse")
+            step = smp.step(lambda model, inputs: torch.complex(model(inputs).sum(), torch.ones(())).conj())
+            expect(step(model, inputs).outputs[0].imag.item() == -1.0)
     fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")
 
 
