@@ -726,6 +726,15 @@ bool shoal_p2p_is_helped(const struct shoal_request *request)
     return shoal_request_is_message(request) && request->message.copy.posted;
 }
 
+struct shoal_request *shoal_p2p_other_side(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const uint64_t id = shoal_request_is_message(request) && peer_of(request) == engine->rank ? request->message.id : 0;
+    struct shoal_request *other = id ? engine->p2p->head : NULL; /* a receive has no number before it meets its send */
+    while (other && (other == request || peer_of(other) != engine->rank || other->message.id != id))
+        other = other->next;
+    return other;
+}
+
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine)
 {
     uint64_t mark = engine->message_count;

@@ -1173,6 +1173,36 @@ static void engine_names_a_device_that_a_message_waits_for(void **state)
     }
 }
 
+/* Both sides of a message to itself are called, and one of them waits for its device. The other one is the first to be late. */
+static void engine_names_a_device_that_a_message_to_itself_waits_for(void **state)
+{
+    (void)state;
+    for (int is_output = 0; is_output < 2; is_output++) {
+        const struct shoal_sim_options weather = {.seed = 4, .size = 1};
+        struct world *world = open_world(&weather, preset);
+        open_devices(world, 9);
+        sim_device_stop(world->ranks[0].device, is_output ? 2 : 1);
+        for (int is_receive = 0; is_receive < 2; is_receive++) {
+            struct shoal_call call = {.collective = is_receive ? SHOAL_COLLECTIVE_RECV : SHOAL_COLLECTIVE_SEND,
+                                      .type = SHOAL_FLOAT32,
+                                      .count = 11000,
+                                      .timeout_ms = is_receive == is_output ? 20000 : 15000};
+            *(is_receive ? &call.output : (void **)(uintptr_t)&call.input) = world->ranks[0].areas.plain[is_receive];
+            if (is_receive == is_output)
+                sim_device_take(world->ranks[0].device, &call, 0, 1, is_output ? 2 : 1);
+            post(world, 0, is_receive, &call);
+        }
+        drive(world, 2, 21 * SHOAL_NS_PER_S);
+        const struct shoal_failure *failure = shoal_engine_failure(world->ranks[0].engine);
+        assert_non_null(failure);
+        assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
+        assert_int_equal(failure->rank, 0);
+        if (!strstr(failure->text, "its own operand is not ready on its device") || strstr(failure->text, "has not called"))
+            fail_msg("output %d: \"%s\"", is_output, failure->text);
+        close_world(world);
+    }
+}
+
 static bool has_failed_elsewhere; /* as shared memory reports it before this rank has looked */
 static int entered, left;
 
@@ -2223,6 +2253,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_delivers_messages_of_devices_exactly),
     cmocka_unit_test(engine_passes_a_message_that_waits_for_a_device),
     cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
+    cmocka_unit_test(engine_names_a_device_that_a_message_to_itself_waits_for),
     cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
     cmocka_unit_test(engine_only_looks_after_a_device_has_worked),
     cmocka_unit_test(engine_packs_a_put_once),
