@@ -1248,6 +1248,81 @@ static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
     }
 }
 
+static shoal_reduce_fn sum_for_real;
+static shoal_copy_fn copy_for_real;
+static char *of_failed; /* memory of rank 0, whose program writes there once its call has failed */
+
+/* Rank 0 fails while rank 1 reads its operand. */
+static void fail_here(void)
+{
+    has_failed_elsewhere = true;
+    memset(of_failed, 0x55, MEMORY_BYTES);
+}
+
+static void sum_too_late(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t count,
+                         double argument, enum shoal_stores stores)
+{
+    fail_here();
+    sum_for_real(dests, dest_count, sources, source_count, count, argument, stores);
+}
+
+static void copy_too_late(void *const *dests, int dest_count, const void *source, size_t bytes, enum shoal_stores stores)
+{
+    fail_here();
+    copy_for_real(dests, dest_count, source, bytes, stores);
+}
+
+static bool has_failed_meanwhile(struct shoal_transport *transport)
+{
+    (void)transport;
+    return has_failed_elsewhere;
+}
+
+/* A call does not succeed with what a program has written to an operand of a call that failed. */
+static void engine_counts_no_data_that_were_read_too_late(void **state)
+{
+    (void)state;
+    for (int is_message = 0; is_message < 2; is_message++) {
+        const struct shoal_sim_options weather = {.seed = 2, .size = 2};
+        struct world *world = open_world(&weather, preset);
+        struct shoal_engine *engine = world->ranks[1].engine;
+        struct shoal_transport_ops ops = *engine->ops;
+        struct shoal_kernels kernels = *engine->kernels;
+        sum_for_real = kernels.reduce[SHOAL_FLOAT32][SHOAL_SUM];
+        copy_for_real = kernels.copy;
+        kernels.reduce[SHOAL_FLOAT32][SHOAL_SUM] = sum_too_late;
+        kernels.copy = copy_too_late;
+        engine->kernels = &kernels;
+        ops.enter = enter_unless_failed;
+        ops.leave = leave_it;
+        ops.is_failing = has_failed_meanwhile;
+        engine->ops = &ops;
+        has_failed_elsewhere = false;
+        entered = left = 0;
+        of_failed = world->ranks[0].areas.shared[0];
+        for (int r = 0; r < 2; r++) {
+            const struct areas *areas = &world->ranks[r].areas;
+            const struct shoal_call sum = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
+                                           .type = SHOAL_FLOAT32,
+                                           .count = EARLY_COUNT,
+                                           .input = areas->shared[0],
+                                           .output = areas->shared[1]};
+            const struct shoal_call message = {.collective = r ? SHOAL_COLLECTIVE_RECV : SHOAL_COLLECTIVE_SEND,
+                                               .type = SHOAL_UINT8,
+                                               .root = !r,
+                                               .count = 100003,
+                                               .input = areas->shared[0],
+                                               .output = areas->shared[1]};
+            memset(areas->shared[0], 0, MEMORY_BYTES);
+            post(world, r, 0, is_message ? &message : &sum);
+        }
+        drive(world, 1, 100 * TICK_NS);
+        assert_true(has_failed_elsewhere && entered == left);
+        assert_int_not_equal(status_of(world, 1, 0), SHOAL_OK);
+        close_world(world);
+    }
+}
+
 #define UNITS 3
 
 /* Opens a stage of two ranks on one host whose device work has ended before it begins. */
@@ -2255,6 +2330,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
     cmocka_unit_test(engine_names_a_device_that_a_message_to_itself_waits_for),
     cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
+    cmocka_unit_test(engine_counts_no_data_that_were_read_too_late),
     cmocka_unit_test(engine_only_looks_after_a_device_has_worked),
     cmocka_unit_test(engine_packs_a_put_once),
     cmocka_unit_test(engine_fails_by_a_step_that_fails),
