@@ -35,9 +35,9 @@ struct shoal_cached_plan {
     const struct shoal_algorithm *entry;
     enum shoal_collective_type collective;
     int root;
-    uint8_t *shared; /* [2 * size]: enum shoal_sharing of each rank's input, of each rank's output */
+    uint8_t *shared;       /* [2 * size]: enum shoal_sharing of each rank's input, of each rank's output */
     bool reaches_operands; /* some rank shares or lends an operand */
-    uint8_t *named;  /* [2 * size]: ranks whose input, whose output this rank's plan names */
+    uint8_t *named;        /* [2 * size]: ranks whose input, whose output this rank's plan names */
     enum shoal_reach reach;
     uint32_t early_steps; /* shoal_plan_count_early */
     uint8_t hints;        /* the leader's hints when it was last used */

@@ -1203,6 +1203,54 @@ static void engine_names_a_device_that_a_message_to_itself_waits_for(void **stat
     }
 }
 
+/* Kinds of packets, as p2p.c numbers them. */
+enum { PACKET_ASK = 2, PACKET_GO, PACKET_DATA, PACKET_TAKEN };
+
+/* Rank 1 sends a packet by itself, and rank 0 accepts it. */
+static void push_packet(struct world *world, const struct shoal_packet *packet)
+{
+    struct shoal_transport *from = world->ranks[1].engine->transport;
+    assert_int_equal(from->ops->push(from, 0, packet, NULL), SHOAL_OK);
+    while (shoal_sim_advance(world->sim))
+        continue;
+    (void)shoal_p2p_drain(world->ranks[0].engine);
+    (void)shoal_engine_progress(world->ranks[0].engine);
+}
+
+/* Packets that no peer sends do no harm: an answer to nothing, a grant of a part of an element, an offer of a small message. */
+static void engine_does_not_trust_packets(void **state)
+{
+    const struct shoal_sim_options weather = {.seed = 1, .size = 2};
+    struct world *world = open_world(&weather, preset);
+    struct shoal_transport *to = world->ranks[1].engine->transport;
+    const struct shoal_call send = {.collective = SHOAL_COLLECTIVE_SEND,
+                                    .type = SHOAL_FLOAT32,
+                                    .root = 1,
+                                    .count = 11000,
+                                    .input = world->ranks[0].areas.plain[0]};
+    const struct shoal_call receive = {.collective = SHOAL_COLLECTIVE_RECV,
+                                       .type = SHOAL_FLOAT32,
+                                       .root = 1,
+                                       .count = 1,
+                                       .output = world->ranks[0].areas.plain[1]};
+    (void)state;
+    for (uint32_t kind = PACKET_GO; kind <= PACKET_TAKEN + 1; kind++)
+        push_packet(world, &(struct shoal_packet){.kind = kind, .id = 1});
+    post(world, 0, 0, &send);
+    (void)shoal_engine_progress(world->ranks[0].engine);
+    push_packet(world, &(struct shoal_packet){.kind = PACKET_GO, .id = 1, .offset = 3});
+    while (shoal_sim_advance(world->sim))
+        continue;
+    const struct shoal_packet *packet = to->ops->peek(to, 0);
+    assert_true(packet && packet->kind == PACKET_ASK);
+    to->ops->pop(to, 0);
+    assert_null(to->ops->peek(to, 0));
+    post(world, 0, 1, &receive);
+    push_packet(world, &(struct shoal_packet){.kind = PACKET_ASK, .id = 1, .count = 1, .type = SHOAL_FLOAT32});
+    assert_int_equal(status_of(world, 0, 1), SHOAL_ERR_MISMATCH);
+    close_world(world);
+}
+
 static bool has_failed_elsewhere; /* as shared memory reports it before this rank has looked */
 static int entered, left;
 
@@ -2329,6 +2377,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_passes_a_message_that_waits_for_a_device),
     cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
     cmocka_unit_test(engine_names_a_device_that_a_message_to_itself_waits_for),
+    cmocka_unit_test(engine_does_not_trust_packets),
     cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
     cmocka_unit_test(engine_counts_no_data_that_were_read_too_late),
     cmocka_unit_test(engine_only_looks_after_a_device_has_worked),
