@@ -731,6 +731,26 @@ def a_pipeline_frees_what_it_has(world):
     expect(all(each() is None for each in gone), [type(each()) for each in gone])
 
 
+def a_pipeline_is_freed_at_once(world):
+    """Also after a step that fails, as soon as the program has left the exception: a collection of cycles may come much later."""
+    inputs, targets = plain_batch(0)
+    for columns in (12, 5):
+        pipeline = pipelined(world, seeded(plain), plain_batch, squares)
+        gone = [weakref.ref(each) for each in (pipeline, pipeline._executor, *pipeline.parameters())]
+        gc.collect()
+        gc.disable()
+        try:
+            if columns == 12:
+                pipeline.step(inputs, targets)
+            else:
+                fails(lambda: pipeline.step(inputs[:, :5], targets), RuntimeError, "stage 0 failed")
+            dist.barrier()
+            del pipeline
+            expect(all(each() is None for each in gone), columns, [type(each()) for each in gone])
+        finally:
+            gc.enable()
+
+
 # ---- Replicas --------------------------------------------------------------------------------------------------------------
 
 
@@ -1915,6 +1935,7 @@ CASES = [
     Case("averages are not in messages", averages_are_not_in_messages, (4,)),
     Case("times name the actions", times_name_the_actions, (1, 2)),
     Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
+    Case("a pipeline is freed at once", a_pipeline_is_freed_at_once, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
     Case("grad scalers skip together", grad_scalers_skip_together, (1, 2, 3)),
     Case("grad scalers of replicas skip together", grad_scalers_of_replicas_skip_together, (4,)),
