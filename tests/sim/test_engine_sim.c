@@ -1326,7 +1326,7 @@ static bool has_failed_meanwhile(struct shoal_transport *transport)
     return has_failed_elsewhere;
 }
 
-/* A call does not succeed with what a program has written to an operand of a call that failed. */
+/* A program may overwrite the operands of a call that has failed. Another rank's call does not succeed with these bytes. */
 static void engine_counts_no_data_that_were_read_too_late(void **state)
 {
     (void)state;

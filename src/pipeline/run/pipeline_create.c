@@ -124,8 +124,8 @@ static enum shoal_status list_edges(struct shoal_pipeline *pipeline, const struc
     return SHOAL_OK;
 }
 
-/* Returns how many messages of this rank its peers give credit for with each action that they receive ahead: on each rank of the
- * schedule, for the stage that gets the most. A stage gets activations, counts[0], or gradients, counts[1]. */
+/* Returns for how many messages of this rank its peers send credit with each action that they receive ahead. Of the stages of a
+ * peer, the one with the most messages counts. A stage receives activations, counts[0], or gradients, counts[1]. */
 static uint64_t sum_credits(const struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule, uint32_t (*counts)[2],
                             uint32_t *most)
 {
