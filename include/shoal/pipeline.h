@@ -575,9 +575,9 @@ struct shoal_pipeline_options {
     const char *name;               /* in messages; NULL: "pipeline". At most 23 bytes are kept */
     const struct shoal_edge *edges; /* each at most once; NULL: from each stage to the next one */
     size_t edge_count;
-    uint32_t
-        ahead; /* a rank receives for this many of its next actions before their turn, at most 256; 0: 4. Their messages are in
-                               memory while an earlier action is computed */
+    uint32_t ahead; /* a rank receives for this many of its next actions before their turn, at most 256; 0: 4. Their messages
+                               are in memory while an earlier action is computed. Times the replicas to which a rank sends, it
+                               must be at most 4096 */
     uint32_t timeout_ms; /* deadline of each message, from the time at which this rank is ready to send or receive it. It must
                                be longer than a step; 0: SHOAL_TIMEOUT_MS */
 };

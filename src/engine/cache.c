@@ -97,7 +97,8 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
     }
     memcpy(cached->shared, view->shared_input, flags);
-    cached->is_lent = memchr(cached->shared, SHOAL_SHARING_LENT, flags) != NULL;
+    cached->reaches_operands =
+        memchr(cached->shared, SHOAL_SHARING_SHARED, flags) || memchr(cached->shared, SHOAL_SHARING_LENT, flags);
     cache_find_named(&cached->plan, cached->named);
     cached->entry = entry;
     cached->root = request->call.root;

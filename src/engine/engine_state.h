@@ -36,9 +36,9 @@ struct shoal_cached_plan {
     const struct shoal_algorithm *entry;
     enum shoal_collective_type collective;
     int root;
-    uint8_t *shared; /* [2 * size]: enum shoal_sharing of each rank's input, of each rank's output */
-    bool is_lent;    /* some rank lends an operand */
-    uint8_t *named;  /* [2 * size]: ranks whose input, whose output this rank's plan names */
+    uint8_t *shared;       /* [2 * size]: enum shoal_sharing of each rank's input, of each rank's output */
+    bool reaches_operands; /* some rank shares or lends an operand */
+    uint8_t *named;        /* [2 * size]: ranks whose input, whose output this rank's plan names */
     enum shoal_reach reach;
     uint32_t early_steps; /* shoal_plan_count_early */
     uint8_t hints;        /* the leader's hints when it was last used */
@@ -311,6 +311,16 @@ static inline void shoal_engine_leave(struct shoal_engine *engine)
 {
     if (SHOAL_LIKELY(!engine->helped) && engine->ops->leave)
         engine->ops->leave(engine->transport);
+}
+
+/* A rank that fails publishes its failure. Then owners of operands continue, and so does its program: they may write to memory
+ * that this rank, or its owner, is reading. So the data count only if no rank has failed by the time they were read. A failure
+ * that is being published counts as well, because a rank that finds another one publishing waits only a moment. */
+static inline bool shoal_engine_do_data_count(const struct shoal_engine *engine)
+{
+    struct shoal_failure failure;
+    return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
+           !engine->ops->failed(engine->transport, &failure);
 }
 
 /* The phase of a collective, for the code that reports what it waits for. */

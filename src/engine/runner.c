@@ -498,16 +498,6 @@ static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal
            source->operand == SHOAL_INPUT;
 }
 
-/* A rank that fails publishes its failure. Then owners continue, and may write to memory that this rank, or its owner, is
- * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
- * well, because a rank that finds another one publishing waits only a moment. */
-static bool do_data_count(struct shoal_engine *engine)
-{
-    struct shoal_failure failure;
-    return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
-           !engine->ops->failed(engine->transport, &failure);
-}
-
 /* Lets the owner of the input do the step. */
 static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const struct shoal_chunk *chunk,
                                             const struct shoal_step *step)
@@ -523,16 +513,16 @@ static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const s
         return does;
     if (request->unready.begin == chunk->first)
         request->unready.operand = 0;
-    return do_data_count(engine) ? does : SHOAL_OPERAND_IS_AT_WORK;
+    return shoal_engine_do_data_count(engine) ? does : SHOAL_OPERAND_IS_AT_WORK;
 }
 
 /* Returns true if the step is done, false if it has to wait. */
 static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
                             const struct shoal_step *step)
 {
-    const bool is_lent = SHOAL_UNLIKELY(chunk->request->cached->is_lent);
+    const bool is_checked = chunk->request->cached->reaches_operands;
     if (SHOAL_UNLIKELY(chunk->posted))
-        return has_work_ended(engine, chunk) && (!is_lent || do_data_count(engine));
+        return has_work_ended(engine, chunk) && (!is_checked || shoal_engine_do_data_count(engine));
     if (shoal_operand_runs(shoal_call_operand(&chunk->request->call, SHOAL_INPUT))) {
         const enum shoal_operand_does does = run_by_owner(engine, chunk, step);
         if (does != SHOAL_OPERAND_DOES_NOTHING)
@@ -545,7 +535,7 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
     if (SHOAL_UNLIKELY(engine->helpers != NULL) && runner_post_work(engine, chunk, slot, step, run_part_of_step))
         return false;
     shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &engine->scratch);
-    return !is_lent || do_data_count(engine);
+    return !is_checked || shoal_engine_do_data_count(engine);
 }
 
 /* Returns true if the step is done, false if it has to wait or has failed. */

@@ -472,6 +472,22 @@ static struct shoal_schedule *read(const char *text)
     return schedule;
 }
 
+/* 256 ranks may have 65,536 replicas each, and 257 may not. */
+static void too_many_replicas_are_refused(void **state)
+{
+    char text[257 * 24], why[TEXT] = "";
+    size_t used = 0;
+    (void)state;
+    for (int stage = 0; stage < 256; stage++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "x65536,%dF0,%dB0\n", stage, stage);
+    struct shoal_schedule *most = read(text);
+    assert_int_equal(shoal_schedule_size(most), 1u << 24);
+    shoal_schedule_free(most);
+    snprintf(text + used, sizeof text - used, "256F0,256B0\n");
+    assert_int_equal(read_text(text, why), SHOAL_ERR_ARGUMENT);
+    assert_string_equal(why, "the ranks have more than 16777216 replicas in all");
+}
+
 /* Stages 0 and 3 are on rank 0, 1 and 2 on rank 1. Rank 1 has the gradients of tie 1 first, and yet begins with tie 0. */
 static void sums_are_added(void **state)
 {
@@ -666,6 +682,7 @@ int main(void)
         cmocka_unit_test(a_rank_sums_a_tie_once),
         cmocka_unit_test(bad_sums_are_refused),
         cmocka_unit_test(sums_take_their_time_beside_actions),
+        cmocka_unit_test(too_many_replicas_are_refused),
         cmocka_unit_test(costs_are_divided_among_replicas),
         cmocka_unit_test(members_and_shares_are_found),
         cmocka_unit_test(actions_take_their_times),
