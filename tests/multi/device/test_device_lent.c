@@ -46,8 +46,8 @@ static void expect_staging(struct bench *bench, bool is_wanted)
     CHECK(bench->world, is_wanted == (usage.staging_bytes > 0), "%zu bytes of staging buffers", usage.staging_bytes);
 }
 
-/* Every rank has found the other ranks' part of what it reduces in their rings, and as much room for results. A block ends at
- * the border of a cache line. */
+/* Every rank has read its block of the other ranks' inputs in their rings, and written as much there. A block ends at the border
+ * of a cache line. */
 static void expect_borrowed(const struct bench *bench)
 {
     const size_t others = (size_t)bench->world->size - 1, own = bench->count / (size_t)bench->world->size;
