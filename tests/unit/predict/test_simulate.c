@@ -622,6 +622,23 @@ static void simulate_slices_and_their_adapters_share_switches(void **state)
     assert_int_equal(answer.bytes, question.bytes);
 }
 
+/* Slices leave in messages of at least 32 KiB up to 128 hosts: the units are longer. If messages are what limits, twice as many
+ * hosts then take as long, except that ranks meet more of them. */
+static void simulate_slices_of_many_hosts_are_longer(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 32, 8, 64 * MIB), 1e4);
+    (void)state;
+    question.rate_gbit_s = 1e4;
+    question.nvlink_gb_s = 1e4;
+    question.message_us = 20;
+    const struct shoal_simulated few = ask(&question);
+    assert_int_equal(few.chunks, 8);
+    question.hosts = 64;
+    const struct shoal_simulated many = ask(&question);
+    assert_int_equal(many.chunks, 4);
+    assert_near(many.time_us, few.time_us, 0.2);
+}
+
 /* Each GPU reads 7/8 of the operands twice, with no other limit. On one host nothing leaves the GPUs. */
 static void simulate_nvlink_alone_needs_no_host(void **state)
 {
@@ -1117,6 +1134,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(simulate_one_gpu_copies_in_and_out),
     cmocka_unit_test(simulate_large_operands_tend_to_pcie),
     cmocka_unit_test(simulate_slices_and_their_adapters_share_switches),
+    cmocka_unit_test(simulate_slices_of_many_hosts_are_longer),
     cmocka_unit_test(simulate_nvlink_alone_needs_no_host),
     cmocka_unit_test(simulate_ranks_share_memory),
     cmocka_unit_test(simulate_sums_pass_no_staging_buffer),
