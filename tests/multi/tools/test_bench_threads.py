@@ -24,7 +24,7 @@ STAND_IN = BUILD / "tests/unit/libcuda.so.1"
 
 
 def run(*words, folder, code=0, env=None):
-    """Returns the table, the object of what was asked, and the rows of all measurements."""
+    """Returns the tables, the object of the goals, and the rows of all measurements."""
     told, out, err = call(PROGRAM, *words, "--out", folder, timeout=280, env={**os.environ, **(env or {})})
     expect(told == code, told, out, err)
     start = pathlib.Path(folder) / "threads-2"
@@ -133,7 +133,7 @@ def a_column_may_lack_a_figure():
 # ---- Time ------------------------------------------------------------------------------------------------------------------
 
 class Played:
-    """A session whose measurements take as long as they are told."""
+    """A session whose measurements take the given times."""
 
     def __init__(self, limit_s, *each_s, rounds=3, fails=()):
         self.seconds, self.asked = 0.0, []
