@@ -160,11 +160,14 @@ def counts(devices):
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------------
 
+def can_run(python, text):
+    return subprocess.run([python, "-c", text], stderr=subprocess.DEVNULL).returncode == 0
+
+
 def python_with_cuda():
     """Returns a Python whose torch was built for CUDA, or None."""
     python = shutil.which(os.environ.get("SHOAL_TEST_PYTHON") or "python3")
-    asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return python if python and subprocess.run([python, "-c", asks], stderr=subprocess.DEVNULL).returncode == 0 else None
+    return python if python and can_run(python, "import sys, torch; sys.exit(not torch.cuda.is_available())") else None
 
 
 def of_torch(ranks, python, *words, checkout=TOP, build=BUILD, limit_s=None, **settings):

@@ -11,7 +11,7 @@ The measurements are those of bench/bench_gpu.py and bench/bench.py. In the orde
 
   all-reduces of 16 and 256 MiB whose operands are on the GPU;
   training steps of GPT-2 and ResNet-50 and the same steps alone (bench/torch_gpu.py), if SHOAL_TEST_PYTHON, or python3, has a
-    torch that was built for CUDA; otherwise `shoal bench step` replays them;
+    torch that was built for CUDA, and torchvision; otherwise `shoal bench step` replays them;
   all-reduces in ordinary memory, 64 MiB first; small ones, because threads must not slow them down; and in shared memory;
   copies of the GPU.
 
@@ -159,14 +159,12 @@ def on_gpu(options):
     return Measurement(("all-reduce, gpu",), run, 8)
 
 
-def trained_steps(options, python):
-    names = tuple(step_name(model, way) for model in TITLES for way in (OURS, ALONE))
-
+def trained_steps(options, python, model):
     def run(way, limit_s):
-        rows = bench_gpu.of_torch(options.ranks, python, "--rounds", 3, "--ways", f"{ALONE},{OURS}", checkout=way.checkout,
+        rows = bench_gpu.of_torch(options.ranks, python, "--rounds", 3, "--way", ALONE, "--way", OURS, model, checkout=way.checkout,
                                   build=way.build, limit_s=limit_s, **way.settings())
-        return [{"what": step_name(row["model"], row["way"]), **row} for row in rows]
-    return Measurement(names, run, 60)
+        return [{"what": step_name(model, row["way"]), **row} for row in rows]
+    return Measurement((step_name(model, OURS), step_name(model, ALONE)), run, 40)
 
 
 def profile_text(model, shrink):
@@ -216,12 +214,18 @@ def why_no_gpu(options):
     return None if os.path.exists("/dev/nvidiactl") else "there is no GPU (/dev/nvidiactl)"
 
 
+def steps_of(options, model, python):
+    """Steps through PyTorch if it has the model and can use the GPU."""
+    if python and (model != "resnet50" or bench_gpu.can_run(python, "import torchvision")):
+        return trained_steps(options, python, model)
+    return replayed_steps(options, model)
+
+
 def measurements(options, reasons):
     """Returns what can be measured, the most important first. Adds to the reasons why other things cannot."""
     why = why_no_gpu(options)
     python = None if why or options.stand_in else bench_gpu.python_with_cuda()
-    steps = [trained_steps(options, python)] if python else [replayed_steps(options, model) for model in TITLES]
-    gpu = [on_gpu(options), *steps, copies(options)]
+    gpu = [on_gpu(options), *(steps_of(options, model, python) for model in TITLES), copies(options)]
     for measurement in gpu if why else []:
         reasons.update(dict.fromkeys(measurement.names, why))
     host = [in_host_memory(options, memory, size // options.shrink) for memory in ("plain", "shared") for size in options.sizes]

@@ -4,7 +4,7 @@ bench/bench_gpu.py runs it, with a python whose torch was built for CUDA. Each o
 Without torchvision there is no ResNet-50:
 
   build/shoal run -n 2 python3 bench/torch_gpu.py [resnet50] [gpt2]
-  build/shoal run -n 2 python3 bench/torch_gpu.py --rounds 2 --ways "alone,Shoal's class" gpt2
+  build/shoal run -n 2 python3 bench/torch_gpu.py --rounds 2 --way alone --way "Shoal's class" gpt2
 
 Ways: each rank by itself; torch's class over Shoal, without and with gradient_as_bucket_view; Shoal's class; torch's class
 over Gloo, and over NCCL if each rank has its own GPU."""
@@ -25,6 +25,7 @@ except ImportError:
     torchvision = None
 
 WARMUPS, STEPS = 4, 5
+WAYS = ("alone", "Shoal", "Shoal, views", "Shoal's class", "Gloo", "NCCL")
 
 
 class Gpt2(nn.Module):
@@ -101,7 +102,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"all of {', '.join(MODELS)}")
     parser.add_argument("--rounds", type=int, default=5, help="of each way (5)")
-    parser.add_argument("--ways", type=lambda text: text.split(","), metavar="LIST", help="names of ways (all)")
+    parser.add_argument("--way", action="append", choices=WAYS, metavar="NAME", help=f"only these: {', '.join(WAYS)}")
     options = parser.parse_args()
     for model in options.models:
         if model not in MODELS:
@@ -114,7 +115,7 @@ def main(options):
     dist.init_process_group("cpu:gloo,cuda:shoal", timeout=datetime.timedelta(seconds=60))
     beside = dist.new_group(backend="gloo")
     for model in options.models or MODELS:
-        trainings = {way: Training(model, wrap) for way, wrap in ways(beside).items() if way in (options.ways or [way])}
+        trainings = {way: Training(model, wrap) for way, wrap in ways(beside).items() if way in (options.way or WAYS)}
         for training in trainings.values():
             time_ms(training, beside, WARMUPS)
         for turn in range(options.rounds):

@@ -130,6 +130,38 @@ def a_column_may_lack_a_figure():
            bench_threads.lines_of(rows, ways))
 
 
+# ---- Steps -----------------------------------------------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def replaced(**functions):
+    """Replaces functions of bench_gpu."""
+    before = {name: getattr(bench_threads.bench_gpu, name) for name in functions}
+    try:
+        for name, function in functions.items():
+            setattr(bench_threads.bench_gpu, name, function)
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(bench_threads.bench_gpu, name, function)
+
+
+def steps_go_through_pytorch_if_it_has_the_model():
+    asked, options = [], options_of()
+
+    def of_torch(ranks, python, *words, checkout, build, limit_s, **settings):
+        asked.append((ranks, python, words[-1], build, limit_s, settings))
+        return [{"model": words[-1], "way": way, "round": number, "step_ms": 50 + number} for number in range(3) for way in words[3:-1:2]]
+
+    with replaced(of_torch=of_torch, can_run=lambda python, text: python == "new" and "torchvision" in text):
+        rows = bench_threads.steps_of(options, "resnet50", "new").run(options.ways[-1], 99)
+        expect(asked == [(2, "new", "resnet50", BUILD, 99, {"SHOAL_THREADS": "7"})], asked)
+        expect({row["what"] for row in rows} == {"ResNet-50, Shoal's class", "ResNet-50, alone"}, rows)
+        rows = [{"column": "7 threads", **row, "round": 0} for row in rows]
+        expect(judged(rows, 3)["value"] == 1 and not judged(rows, 3)["is_replayed"], judged(rows, 3))
+        names = [bench_threads.steps_of(options, *words).run.__qualname__ for words in (("gpt2", "old"), ("resnet50", "old"), ("gpt2", None))]
+    expect([name.split(".")[0] for name in names] == ["trained_steps", "replayed_steps", "replayed_steps"], names)
+
+
 # ---- Time ------------------------------------------------------------------------------------------------------------------
 
 class Played:
@@ -218,5 +250,6 @@ def a_device_that_is_missing_fails_its_lines_only():
 if __name__ == "__main__":
     run_cases([arguments_become_columns, wrong_arguments_are_refused, help_has_examples_and_exit_codes, a_time_is_judged_by_its_median,
                a_step_is_compared_with_the_step_alone_of_its_round, a_gain_needs_an_older_build, a_reason_is_in_the_table, a_column_may_lack_a_figure,
+               steps_go_through_pytorch_if_it_has_the_model,
                rounds_end_within_the_limit, columns_take_turns_at_being_first, a_failure_ends_nothing_else, threads_are_compared_in_turns,
                all_is_measured_over_the_stand_in, a_device_that_is_missing_fails_its_lines_only])
