@@ -12,7 +12,8 @@ The measurements are those of bench/bench_gpu.py and bench/bench.py. In the orde
   all-reduces of 16 and 256 MiB whose operands are on the GPU;
   training steps of GPT-2 and ResNet-50 and the same steps alone (bench/torch_gpu.py), if SHOAL_TEST_PYTHON, or python3, has a
     torch that was built for CUDA, and torchvision; otherwise `shoal bench step` replays them;
-  all-reduces in ordinary memory, 64 MiB first; small ones, because threads must not slow them down; and in shared memory;
+  all-reduces in ordinary memory, 64 MiB first; with a rank on each of several emulated hosts, over TCP; small ones, because
+    threads must not slow them down; and in shared memory;
   copies of the GPU.
 
 A round takes every build and number of threads in turn, so a machine that is slow for a while slows all of them. A measurement
@@ -48,7 +49,7 @@ from bench_report import size_text  # noqa: E402
 
 M = 1 << 20
 SMALL = (8, 4096)
-OURS, ALONE = "Shoal's class", "alone"
+OURS, ALONE, BETWEEN = "Shoal's class", "alone", "all-reduce, a host for each rank"
 # A step alone on an H100, in milliseconds (docs/figures/one-gpu.md), which is replayed if torch cannot use the GPU.
 ALONE_MS = {"gpt2": 50.9, "resnet50": 41.3}
 TITLES = {"gpt2": "GPT-2", "resnet50": "ResNet-50"}
@@ -202,6 +203,18 @@ def in_host_memory(options, memory, size):
     return Measurement((f"all-reduce, {memory}",), run, suite.seconds + 2)
 
 
+def between_hosts(options, size):
+    """Each rank is alone on an emulated host of this machine."""
+    script = 'export SHOAL_HOST_ID=host-$RANK; exec "$@"'
+
+    def run(way, limit_s):
+        words = ["bench", "allreduce", "--min", size, "--max", size, "--inputs", "warm", "--seconds", 2, "--format", "json"]
+        rows = bench_gpu.rows_of(way.build / "shoal", "run", "--no-prefix", "-n", options.ranks, "sh", "-c", script, "sh", way.build / "shoal",
+                                 *words, limit_s=limit_s, **way.settings())
+        return [{"what": BETWEEN, **row} for row in rows]
+    return Measurement((BETWEEN,), run, 6)
+
+
 def copies(options):
     def run(way, limit_s):
         return [{"what": "copies of the GPU", **row} for row in bench_gpu.rows_of(way.build / "bench/gpu_copies", limit_s=limit_s)]
@@ -231,7 +244,7 @@ def measurements(options, reasons):
     host = [in_host_memory(options, memory, size // options.shrink) for memory in ("plain", "shared") for size in options.sizes]
     small = [in_host_memory(options, "plain", size) for size in SMALL]
     largest, *others = host
-    return [*([] if why else gpu[:-1]), largest, *small, *others, *([] if why else gpu[-1:])]
+    return [*([] if why else gpu[:-1]), largest, between_hosts(options, options.sizes[0] // options.shrink), *small, *others, *([] if why else gpu[-1:])]
 
 
 # ---- Rounds ----------------------------------------------------------------------------------------------------------------

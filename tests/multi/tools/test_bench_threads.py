@@ -221,6 +221,8 @@ def threads_are_compared_in_turns():
     cell = r"[\d.e-]+ \([\d.e-]+ .. [\d.e-]+\)"
     expect(len(re.findall(rf"^\| all-reduce, (?:plain|shared) \| [\d ]+ (?:B|KiB|MiB) \|(?: {cell} \|){{2}} [\d.]+ \|$", table, re.M)) == 6 and
            "| before, ms | 3 threads, ms | gain |" in table, table)
+    expect(len(re.findall(rf"^\| all-reduce, a host for each rank \| 64 KiB \|(?: {cell} \|){{2}} [\d.]+ \|$", table, re.M)) == 1, table)
+    expect({row["hosts"] for row in rows if row["what"] == bench_threads.BETWEEN} == {2}, rows)
     expect({row["threads"] for row in rows} == {None, 3} and {row["round"] for row in rows} == {0, 1} and
            all(row.get("errors", 0) == 0 for row in rows), rows)
     expect(whole["rounds"] == 2 and len(whole["asked"]) == len(bench_threads.ASKED), whole)
@@ -243,7 +245,7 @@ def a_device_that_is_missing_fails_its_lines_only():
         raise Skip("the stand-in for CUDA's driver was not built")
     with tempfile.TemporaryDirectory() as folder:
         table, whole, rows = run("--stand-in", "--shrink", "4096", "--rounds", "1", "--threads", "1", folder=folder, code=1, env={"MOCK_CUDA": "devices=0"})
-    expect("1 thread: bench_gpu: exit code 1 of " in table and {row["what"] for row in rows} == {"all-reduce, plain", "all-reduce, shared"}, table)
+    expect("1 thread: bench_gpu: exit code 1 of " in table and {row["what"] for row in rows} == {"all-reduce, plain", "all-reduce, shared", bench_threads.BETWEEN}, table)
     expect("no older build: --before names its checkout" in table, table)
 
 
