@@ -795,7 +795,7 @@ struct shoal_simulation {
     double nvlink_gb_s;          /* rate of each GPU to the others of its host, each way: all-reduces are then reduced and
                                     gathered among them (2 to 8), and only slices leave a host. 0: no NVLink */
     size_t unit_bytes;           /* size of a copy between GPU and host memory */
-    size_t ring_bytes;           /* host memory, each way, that holds such units; 0: room for a chunk and three units */
+    size_t ring_bytes;           /* host memory, each way, that holds such units; 0: as much as communicators have */
     double copy_us;              /* delay before a copy's first byte */
     double host_memory_gb_s;     /* bytes that all ranks of a host read and write, with their copies; 0: memory_gb_s alone
                                     limits */

@@ -52,6 +52,7 @@ static struct shoal_layout *make_of_tensors(const struct shoal_call *call)
     }
     if (has_all) {
         layout->detail = hash_tensors(arrays->tensors, arrays->tensor_count);
+        layout->is_received_in_row = true; /* parts of the vector that the tensors make */
         return layout;
     }
     shoal_layout_free(layout);

@@ -58,7 +58,7 @@ static const char help_text[] =
     "    --nvlink LINK            the GPUs of a host sum all-reduces among themselves, over links of this rate each way:\n"
     "                             gen2, gen3, gen4, or a rate. Only slices then leave a host, through --pcie\n"
     "    --unit SIZE              size of a copy between GPU and host memory (1M)\n"
-    "    --ring SIZE              host memory that holds such units, each way (room for a chunk and three units)\n"
+    "    --ring SIZE              host memory that holds such units, each way (as much as communicators have)\n"
     "    --copy-us US             delay before the first byte of a copy (7)\n"
     "    --host-memory RATE       bytes that all ranks of a host and their copies read and write (only --memory is a limit)\n"
     "    --explain-model          print what the model assumes for a message, a stream and a copy, with the given options\n"

@@ -34,7 +34,7 @@ static void gpus_print(const struct shoal_simulation *model)
     if (model->pcie_gb_s > 0)
         printf("#   GPUs: PCIe %g GB/s each way, %s,\n#   units of %s, ring of %s, %g us before a copy", model->pcie_gb_s,
                below, sim_size_print((double)model->unit_bytes, unit),
-               model->ring_bytes ? sim_size_print((double)model->ring_bytes, ring) : "a chunk and three units", model->copy_us);
+               model->ring_bytes ? sim_size_print((double)model->ring_bytes, ring) : "the usual size", model->copy_us);
     if (model->nvlink_gb_s > 0)
         printf("; NVLink %g GB/s each way", model->nvlink_gb_s);
     if (model->pcie_gb_s > 0 || *memory)

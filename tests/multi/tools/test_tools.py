@@ -113,25 +113,6 @@ def beside_nccl_a_table_is_made():
     expect(len(re.findall(r"^\| \d+ KiB \|(?: [\d.]+ \|){5}(?:  \|){3}$", three, re.M)) == 2, three)
 
 
-def threads_are_compared_in_turns():
-    with tempfile.TemporaryDirectory() as folder:
-        old = pathlib.Path(folder) / "old"  # an older checkout, whose build is this one
-        old.mkdir()
-        (old / "build").symlink_to(pathlib.Path(SHOAL).resolve().parent)
-        words = "--sizes", "64K,1M", "--rounds", "2", "--threads", "3", "--out", folder, "--before", old
-        env = {**os.environ, "SHOAL_BUILD": str(pathlib.Path(SHOAL).parent)}
-        code, out, err = call(TOP / "bench/bench_threads.py", *words, env=env)
-        table = (pathlib.Path(folder) / "threads-2.md").read_text()
-        rows = [json.loads(line) for line in (pathlib.Path(folder) / "threads-2.jsonl").read_text().splitlines()]
-        expect(code == 0 and table in out + "\n", code, out, err)
-    expect(len(re.findall(r"^\| all-reduce, (?:plain|shared) \| [\d ]+ (?:B|KiB|MiB) \|(?: [\d.e-]+ \([\d.e-]+ .. [\d.e-]+\) \|){2} [\d.]+ \|$",
-                          table, re.M)) == 6 and "| before, ms | 3 threads, ms | gain |" in table, table)
-    expect({row["threads"] for row in rows} == {None, 3} and {row["round"] for row in rows} == {0, 1} and
-           all(row["errors"] == 0 for row in rows), rows)
-    for wrong in ("0", "1,65", "x", ""):
-        expect(call(TOP / "bench/bench_threads.py", "--threads", wrong)[0] == 2, wrong)
-
-
 def make_test_gpu_runs_where_there_is_a_driver():
     """The commands of `make test-gpu` in this build, with the stand-in as driver: a few cases and small sizes."""
     folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"
@@ -704,7 +685,7 @@ def make_build_says_what_it_built():
         expect(code != 0 and "built" not in out, code, out, err)
 
 
-run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, threads_are_compared_in_turns, bench_tables_fit_a_hundred_columns,
+run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_tables_fit_a_hundred_columns,
            bench_checks_results_of_every_kind,
            bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device,
            beside_nccl_a_table_is_made, make_test_gpu_runs_where_there_is_a_driver, bench_counts_the_bytes_of_the_larger_operand,

@@ -350,6 +350,44 @@ static void an_owner_need_not_have_all_functions(void **state)
     assert_int_equal(owned.drops, 1);
 }
 
+static const char *owned_lent_at(const struct shoal_operand *operand)
+{
+    return (const char *)operand;
+}
+
+/* Peers borrow the operands of a reduction, also of several tensors, which count as one vector. Nobody else writes the output of
+ * a reduce-scatter, and an all-gather only moves data. */
+static void operands_of_tensors_are_lent(void **state)
+{
+    (void)state;
+    static const struct shoal_operand_ops lending_ops = {.lent_at = owned_lent_at, .drop = owned_drop};
+    uint32_t memory[8] = {0};
+    const struct shoal_tensor tensors[] = {{memory, memory, 1}, {memory + 4, memory + 4, 3}};
+    const struct shoal_call_arrays arrays = {.tensors = tensors, .tensor_count = 2, .has_tensors = true};
+    static const enum shoal_collective_type types[] = {SHOAL_COLLECTIVE_ALLREDUCE, SHOAL_COLLECTIVE_REDUCE_SCATTER,
+                                                       SHOAL_COLLECTIVE_ALLGATHER};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(types); i++) {
+        struct owned lenders[2] = {{.base = {.ops = &lending_ops}}, {.base = {.ops = &lending_ops}}};
+        struct shoal_call call = call_of(types[i], NULL, NULL, 4);
+        call.arrays = &arrays;
+        assert_true(shoal_call_lay_out(&call, 1, RANKS));
+        struct shoal_layout *former;
+        assert_true(
+            shoal_call_put_operands(&call, 1, RANKS, &lenders[SHOAL_INPUT].base, &lenders[SHOAL_OUTPUT].base, &former));
+        for (int which = 0; which < 2; which++) {
+            const struct shoal_call_memory found =
+                shoal_call_locate(&call, (enum shoal_block_operand)which, 1, RANKS, element);
+            const bool is_lent = types[i] == SHOAL_COLLECTIVE_ALLREDUCE ||
+                                 (types[i] == SHOAL_COLLECTIVE_REDUCE_SCATTER && which == SHOAL_INPUT);
+            assert_ptr_equal(found.at, is_lent ? &lenders[which].base : NULL);
+            assert_true(found.is_lent == is_lent);
+        }
+        shoal_layout_free(former);
+        shoal_layout_free(call.layout);
+        assert_true(lenders[SHOAL_INPUT].drops == 1 && lenders[SHOAL_OUTPUT].drops == 1);
+    }
+}
+
 /* Operands that are put in place of others are dropped with the call's layout, and the others with its former one. */
 static void operands_replace_others(void **state)
 {
@@ -674,6 +712,7 @@ int main(void)
         cmocka_unit_test(plain_memory_is_in_reach_of_peers),
         cmocka_unit_test(other_operands_are_out_of_reach),
         cmocka_unit_test(an_owner_need_not_have_all_functions),
+        cmocka_unit_test(operands_of_tensors_are_lent),
         cmocka_unit_test(operands_replace_others),
         cmocka_unit_test(a_former_layout_has_the_same_parts),
         cmocka_unit_test(without_memory_nothing_changes),

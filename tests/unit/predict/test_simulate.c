@@ -622,6 +622,23 @@ static void simulate_slices_and_their_adapters_share_switches(void **state)
     assert_int_equal(answer.bytes, question.bytes);
 }
 
+/* Slices leave in messages of at least 32 KiB up to 128 hosts: the units are longer. If messages are what limits, twice as many
+ * hosts then take as long, except that ranks meet more of them. */
+static void simulate_slices_of_many_hosts_are_longer(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 32, 8, 64 * MIB), 1e4);
+    (void)state;
+    question.rate_gbit_s = 1e4;
+    question.nvlink_gb_s = 1e4;
+    question.message_us = 20;
+    const struct shoal_simulated few = ask(&question);
+    assert_int_equal(few.chunks, 8);
+    question.hosts = 64;
+    const struct shoal_simulated many = ask(&question);
+    assert_int_equal(many.chunks, 4);
+    assert_near(many.time_us, few.time_us, 0.2);
+}
+
 /* Each GPU reads 7/8 of the operands twice, with no other limit. On one host nothing leaves the GPUs. */
 static void simulate_nvlink_alone_needs_no_host(void **state)
 {
@@ -663,6 +680,25 @@ static void simulate_sums_pass_no_staging_buffer(void **state)
     answer = ask(&question);
     assert_string_equal(answer.algorithm, "copies-staged");
     assert_near(answer.time_us, 8 * (2 + 2.0 / 8 + 1 + 1.0 / 8) * 256.0 * MIB * GB / 100, 0.03);
+}
+
+/* Rings are those of communicators, which have room for a chunk of an all-gather: each of 128 ranks then has a part of 256 KiB,
+ * in rows of 8 KiB of a unit, so a ring has 33 units and two more. A chunk of an all-reduce needs 3 of them. */
+static void simulate_rings_have_room_for_any_chunk(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 16, 8, 64 * MIB), 24);
+    (void)state;
+    question.latency_us = 30;
+    const double us = time_us(&question);
+    question.ring_bytes = 35 * MIB;
+    assert_near(time_us(&question), us, 1e-9);
+    question.ring_bytes = 64 * MIB;
+    assert_true(time_us(&question) <= us);
+    question.ring_bytes = 0;
+    question.settings = (const char *const[]){"SHOAL_CHUNK_BYTES=64K", NULL}; /* 8 + 3 units, for chunks of a quarter */
+    const double short_us = time_us(&question);
+    question.ring_bytes = 11 * MIB;
+    assert_near(time_us(&question), short_us, 1e-9);
 }
 
 /* Small operands travel with the announcements, which wait for them. */
@@ -1117,9 +1153,11 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(simulate_one_gpu_copies_in_and_out),
     cmocka_unit_test(simulate_large_operands_tend_to_pcie),
     cmocka_unit_test(simulate_slices_and_their_adapters_share_switches),
+    cmocka_unit_test(simulate_slices_of_many_hosts_are_longer),
     cmocka_unit_test(simulate_nvlink_alone_needs_no_host),
     cmocka_unit_test(simulate_ranks_share_memory),
     cmocka_unit_test(simulate_sums_pass_no_staging_buffer),
+    cmocka_unit_test(simulate_rings_have_room_for_any_chunk),
     cmocka_unit_test(simulate_small_operands_pass_pcie_twice),
     cmocka_unit_test(simulate_ends_with_gpus),
     cmocka_unit_test(simulate_gpus_count_in_their_direction),
