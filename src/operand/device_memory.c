@@ -65,7 +65,7 @@ void shoal_operand_memory_unmap(struct shoal_operand_memory *memory)
 {
     SHOAL_ASSERT(memory->at);
     if (memory->shared_by)
-        shoal_memory_free_of_device(memory->shared_by, memory->at);
+        shoal_memory_free_for_device(memory->shared_by, memory->at);
     else
         munmap(memory->at, memory->bytes);
     memory->at = NULL;

@@ -21,7 +21,7 @@ static enum shoal_status work(struct shoal_comm *comm, const char *how, int odd)
     if (is_odd && !strcmp(how, "abort"))
         shoal_comm_abort(comm);
     if (is_odd && !strcmp(how, "absent"))
-        sleep(2);
+        sleep(4);
     return shoal_allreduce(comm, x, x, is_odd && !strcmp(how, "mismatch") ? 999 : 1000, SHOAL_FLOAT32, SHOAL_SUM, NULL);
 }
 

@@ -482,7 +482,7 @@ def cause_is_shown_once():
 def absent_rank_is_named():
     """The others give up and exit. The absent rank comes too late and is the last to end."""
     probe = os.path.join(os.environ["SHOAL_TESTS"], "blame_probe")
-    done = run("-n", "3", probe, "absent", "1", env=environment(SHOAL_TIMEOUT_MS="500"))
+    done = run("-n", "3", probe, "absent", "1", env=environment(SHOAL_TIMEOUT_MS="2500"))
     equal(done.code, 1)
     assert re.search(r"^shoal run: rank 1 \(pid \d+\) failed first: exited with code 1$", done.err, re.M), done.err
 
@@ -635,7 +635,8 @@ def grace_passes_once():
 
 SAVES = ('import os, signal, sys, time\n'
          'def save(*_):\n    time.sleep(%s)\n    print("saved", flush=True)\n    os._exit(0)\n'
-         'signal.signal(signal.SIGTERM, save)\nprint("training", flush=True)\ntime.sleep(60)\n')
+         'signal.signal(signal.SIGTERM, save)\nprint("training", flush=True)\n'
+         'if len(sys.argv) > 1:\n    open(sys.argv[1], "w").close()\ntime.sleep(60)\n')
 
 
 def behind_a_shell(seconds, *options):
@@ -672,9 +673,10 @@ def second_interrupt_kills_behind_a_shell():
 
 def given_grace_counts_after_a_failure():
     """Without --grace it is 1.5 s."""
-    script = 'if [ $RANK = 1 ]; then sleep 0.5; exit 5; fi; exec "$0" -c "$1"'
+    script = 'if [ $RANK = 1 ]; then until [ -e "$2" ]; do sleep 0.02; done; exit 5; fi; exec "$0" -c "$1" "$2"'
     for options, is_saved in ((["--grace", "30"], True), ([], False)):
-        done = run("-n", "2", *options, "sh", "-c", script, sys.executable, SAVES % 3)
+        with tempfile.TemporaryDirectory() as folder:
+            done = run("-n", "2", *options, "sh", "-c", script, sys.executable, SAVES % 3, os.path.join(folder, "saves"))
         equal(done.code, 5)
         equal("0| saved" in done.out, is_saved)
 
@@ -799,7 +801,7 @@ def timeout_ends_the_run():
 
 
 def timeout_that_passes_during_a_failure_ends_the_restart():
-    done = sh("[ $SHOAL_RESTART = 0 ] && [ $RANK = 0 ] && exit 1; exec sleep 60", 2, "--timeout", "1", "--restarts", "1")
+    done = sh("[ $SHOAL_RESTART = 0 ] && [ $RANK = 0 ] && exit 1; exec sleep 60", 2, "--timeout", "2.5", "--restarts", "1")
     equal(done.code, 124)
     within(done.err, "starting all workers again: restart 1 of 1")
     assert done.seconds < PATIENCE_S, done.seconds
@@ -841,13 +843,13 @@ def tests_hold_under_nohup():
 
 
 def stop_and_continue():
-    process = start("-n", "2", "--timeout", "4", "sh", "-c", "echo $$; sleep 2.5; echo end",
+    process = start("-n", "2", "--timeout", "9", "sh", "-c", "echo $$; sleep 6; echo end",
                     preexec_fn=lambda: os.setpgid(0, 0))
     pids = lines_read(process, 2)
     wait_for(lambda: all(state_of(pid) == "S" for pid in pids), "sleep")  # not in the middle of starting it
     process.send_signal(signal.SIGTSTP)
     wait_for(lambda: all(state_of(pid) == "T" for pid in [process.pid, *pids]), "stop")
-    time.sleep(4)  # the timeout's clock is stopped
+    time.sleep(9)  # the timeout's clock is stopped
     process.send_signal(signal.SIGCONT)
     done = finish(process)
     equal((done.code, beside_cores(done.err)), (0, ""))
@@ -927,10 +929,14 @@ def terminal_shows_the_bar():
     code = ("import os,sys,time\nr=int(os.environ['RANK'])\nfor i in range(5):\n"
             " sys.stderr.write('\\r%d0%% %s' % (i,'#'*10*i)); sys.stderr.flush()\n"
             " if i==2 and r==1: print('hello',flush=True)\n time.sleep(0.1)\n"
+            " while i==1 and not os.path.exists(sys.argv[1]): time.sleep(0.02)\n"
             "sys.stderr.write('\\rdone\\n')")
-    terminal = Terminal("-n", "2", sys.executable, "-c", code)
-    terminal.expect("0| 10% ##########")
-    equal(terminal.finish(), 0)
+    with tempfile.TemporaryDirectory() as folder:
+        seen = os.path.join(folder, "seen")
+        terminal = Terminal("-n", "2", sys.executable, "-c", code, seen)
+        terminal.expect("0| 10% ##########")  # before it is drawn over
+        open(seen, "w").close()
+        equal(terminal.finish(), 0)
     assert "1| 10%" not in terminal.text
     equal(sorted(terminal.screen()), ["", "0| done", "1| done", "1| hello"])
 
