@@ -350,7 +350,7 @@ static bool is_free(const struct shoal_survivors *survivors)
 
 void shoal_survivors_step(struct shoal_survivors *survivors)
 {
-    if (!survivors->is_open)
+    if (!survivors->is_open || shoal_survivors_is_left_out(survivors))
         return;
     if (is_free(survivors) && may_coordinate(survivors))
         begin_ballot(survivors);
@@ -546,7 +546,7 @@ void shoal_survivors_repeat(struct shoal_survivors *survivors)
         owe(survivors, survivors->epoch, SHOAL_SURVIVORS_PREPARE);
     else if (survivors->phase == SHOAL_SURVIVORS_DECIDED)
         owe(survivors, survivors->epoch, SHOAL_SURVIVORS_DECISION);
-    if (survivors->ballot != survivors->highest && may_coordinate(survivors))
+    if (survivors->ballot != survivors->highest && may_coordinate(survivors) && !shoal_survivors_is_left_out(survivors))
         begin_ballot(survivors);
     survivors->repeats = survivors->owed > 0;
 }

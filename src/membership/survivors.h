@@ -125,7 +125,8 @@ void shoal_survivors_repeat(struct shoal_survivors *survivors);
 
 /* Returns the agreed view, or NULL if there is none yet. Valid until the next call of another function. */
 const struct shoal_survivors_view *shoal_survivors_agreed(const struct shoal_survivors *survivors);
-/* Returns true if the others have finished the agreement under way without this rank, which has not received their decision. */
+/* Returns true if the others have finished the agreement under way without this rank, which has not received their decision.
+ * Then it decides nothing, even when all others have ended. */
 bool shoal_survivors_is_left_out(const struct shoal_survivors *survivors);
 /* Returns the next rank, from `first` on, that the agreement under way waits for; -1 if there is none. */
 int shoal_survivors_missing(const struct shoal_survivors *survivors, int first);

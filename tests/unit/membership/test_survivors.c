@@ -484,6 +484,8 @@ static void survivors_leave_behind_a_rank_that_stops_in_the_middle(void **state)
             if (!misses || world->letters[i].message.epoch == 2)
                 (void)deliver(world, i, 3);
         }
+        for (int r = 0; r < 3; r++) /* after their last message: it must not decide alone */
+            shoal_survivors_end(&world->ranks[3], r);
         world->has_called[3] = world->has_returned[3] = false;
         call(world, 3);
         assert_int_equal(shoal_survivors_is_left_out(&world->ranks[3]), misses);
