@@ -213,8 +213,8 @@ SHOAL_CALL shoal_comm_split(struct shoal_comm *comm, int color, int key, const s
  * All callers should pass the same list. If the lists differ, no two ranks of which one excludes the other are in the set.
  *
  * The deadline is options->create_timeout_ms. ERR_TIMEOUT: a rank that is neither lost nor excluded did not call; the log line
- * has its number and state. Call the function again, with this rank excluded if it cannot answer. ERR_PEER_LOST: the others have
- * continued without this rank, for example because it was stopped for a long time. It can end, or join them in a new job.
+ * has its number and state. Call the function again, with this rank excluded if it cannot answer. ERR_PEER_LOST: the others
+ * have continued without this rank, for example because it was stopped for a long time. It can end, or join them in a new job.
  * Another error (ERR_MEMORY, ERR_SYSTEM): a rank could not make the communicator; all remaining ranks get the error of one.
  * ERR_ARGUMENT: excluded has a number that is not a rank of comm, or this rank's. ERR_STATE: inside a callback.
  *

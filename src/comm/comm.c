@@ -147,6 +147,24 @@ static void free_comm(struct shoal_comm *comm)
     free(comm);
 }
 
+/* Adds a communicator to its context. */
+static void comm_add(struct shoal_context *context, struct shoal_comm *comm)
+{
+    SHOAL_ASSERT(comm->engine && comm->world->context == context);
+    comm->context = context;
+    struct shoal_recorder *recorder = shoal_engine_recorder(comm->engine);
+    recorder->rejections = context->network ? shoal_network_rejections(context->network) : NULL;
+    const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
+    shoal_progress_lock(context->progress);
+    shoal_recorder_identify(recorder, &identity, comm->job, comm->name, comm->rank,
+                            shoal_progress_anchor(context->progress)->ns_per_tick);
+    shoal_progress_add(context->progress, comm->engine);
+    shoal_world_use(comm->world);
+    comm->next = context->comms;
+    context->comms = comm;
+    shoal_progress_unlock(context->progress);
+}
+
 enum shoal_status shoal_comm_make(struct shoal_context *context, const struct shoal_comm_recipe *recipe,
                                   struct shoal_comm **comm_out)
 {
@@ -170,19 +188,7 @@ enum shoal_status shoal_comm_make(struct shoal_context *context, const struct sh
             free_comm(comm);
         return status;
     }
-    SHOAL_ASSERT(comm->engine && comm->world->context == context);
-    comm->context = context;
-    struct shoal_recorder *recorder = shoal_engine_recorder(comm->engine);
-    recorder->rejections = context->network ? shoal_network_rejections(context->network) : NULL;
-    const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
-    shoal_progress_lock(context->progress);
-    shoal_recorder_identify(recorder, &identity, comm->job, comm->name, comm->rank,
-                            shoal_progress_anchor(context->progress)->ns_per_tick);
-    shoal_progress_add(context->progress, comm->engine);
-    shoal_world_use(comm->world);
-    comm->next = context->comms;
-    context->comms = comm;
-    shoal_progress_unlock(context->progress);
+    comm_add(context, comm);
     say_made(context, comm, recipe->launcher);
     shoal_devices_make_ports(context);
     status = shoal_devices_join_peers(comm, shoal_comm_create_timeout(context, recipe->options));

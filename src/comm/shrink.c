@@ -5,8 +5,8 @@
  *              each makes the new communicator, which may fail: a survivor may be lost meanwhile
  *     confirm  agreement: the set again, and the worst status of making
  *
- * If the second agreement has the same set and all have made it, the call returns it, on all of them. If the set is smaller, the
- * next round begins. So no rank returns a communicator that another survivor does not have. */
+ * If the second agreement has the same set and all have made it, the call returns it, on all of them. If the set is smaller,
+ * the next round begins. So no rank returns a communicator that another survivor does not have. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -44,7 +44,7 @@ static enum shoal_status fail_left_out(struct call *call)
 #define NAMED_MAX 3
 
 /* Prints "rank 2 (process 17 on h2, stopped by a signal), rank 5 (...) and 3 more". Call with the lock held. */
-static void print_missing(struct shoal_engine *engine, char *text, size_t bytes)
+static void shrink_print_missing(struct shoal_engine *engine, char *text, size_t bytes)
 {
     char how[400] = "this rank";
     int count = 0;
@@ -63,7 +63,7 @@ static enum shoal_status fail_timeout(struct call *call)
     char missing[1200];
     struct shoal_context *context = call->comm->context;
     shoal_progress_lock(context->progress);
-    print_missing(call->comm->engine, missing, sizeof missing);
+    shrink_print_missing(call->comm->engine, missing, sizeof missing);
     shoal_progress_unlock(context->progress);
     return shoal_log_fail(&context->log, SHOAL_ERR_TIMEOUT, "comm",
                           CALL " of %s: no agreement within %u ms, waiting for %s; every remaining rank must call it: call it "
@@ -81,8 +81,8 @@ static enum shoal_status fail_making(const struct call *call, uint64_t worst)
 
 /* ---- Agreement ----------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status take_turn(const struct call *call, const struct shoal_survivors_view *proposal,
-                                   struct shoal_survivors_view *agreed_out)
+static enum shoal_status shrink_take_turn(const struct call *call, const struct shoal_survivors_view *proposal,
+                                          struct shoal_survivors_view *agreed_out)
 {
     struct shoal_progress *progress = call->comm->context->progress;
     shoal_progress_lock(progress);
@@ -94,10 +94,10 @@ static enum shoal_status take_turn(const struct call *call, const struct shoal_s
 static enum shoal_status await_agreement(struct call *call, uint64_t number, struct shoal_survivors_view *agreed_out)
 {
     call->proposal.least = number;
-    enum shoal_status status = take_turn(call, &call->proposal, agreed_out);
+    enum shoal_status status = shrink_take_turn(call, &call->proposal, agreed_out);
     while (status == SHOAL_PENDING && shoal_clock_ns() < call->deadline_ns) {
         shoal_shm_link_wait(-1, 0, LOOK_MS);
-        status = take_turn(call, NULL, agreed_out);
+        status = shrink_take_turn(call, NULL, agreed_out);
     }
     if (status == SHOAL_PENDING)
         return fail_timeout(call);
@@ -177,7 +177,7 @@ static bool has_excluded(const struct call *call)
 
 /* ---- A round ------------------------------------------------------------------------------------------------------------- */
 
-static enum shoal_status begin(struct call *call)
+static enum shoal_status shrink_begin(struct call *call)
 {
     struct shoal_shrinking *shrinking = call->shrinking;
     SHOAL_TRY(await_agreement(call, MADE, &shrinking->survivors));
@@ -191,7 +191,7 @@ static enum shoal_status begin(struct call *call)
 }
 
 /* Returns PENDING if another round is needed. */
-static enum shoal_status confirm(struct call *call, struct shoal_comm **comm_out)
+static enum shoal_status shrink_confirm(struct call *call, struct shoal_comm **comm_out)
 {
     struct shoal_shrinking *shrinking = call->shrinking;
     struct shoal_survivors_view agreed;
@@ -216,8 +216,8 @@ static enum shoal_status shrink(struct call *call, struct shoal_comm **comm_out)
         return fail_left_out(call);
     while (status == SHOAL_PENDING) {
         if (!call->shrinking->is_confirming)
-            SHOAL_TRY(begin(call));
-        status = confirm(call, comm_out);
+            SHOAL_TRY(shrink_begin(call));
+        status = shrink_confirm(call, comm_out);
     }
     return status;
 }

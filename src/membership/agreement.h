@@ -1,5 +1,6 @@
-/* One communicator's agreement of survivors (survivors.h), with its clock and the path of its messages. A rank takes turns until
- * there is a result. Between two agreements the messages of ranks that have not finished the last one are still answered.
+/* One communicator's agreement of survivors (survivors.h), with its clock and the path of its messages. A rank takes turns
+ * until there is a result. Between two agreements the messages of ranks that have not finished the last one are still
+ * answered.
  *
  * On one host messages are on boards in shared memory, and only a rank inside a call takes turns. Over several hosts they are
  * notices of the control tree, and its thread also takes turns. The owner locks. */

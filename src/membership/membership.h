@@ -102,9 +102,9 @@ static inline bool shoal_membership_failed(struct shoal_membership_comm *comm, s
     return shoal_cause_board_read(comm->board, failure_out);
 }
 
-/* One turn of the agreement of survivors of a communicator over several hosts. With a proposal, this rank opens the agreement or
- * changes its proposal. Returns PENDING until all have agreed; OK with the agreed view; ERR_PEER_LOST if the others have continued
- * without this rank, or regard it as lost; ERR_MEMORY. Logs nothing. */
+/* One turn of the agreement of survivors of a communicator over several hosts. With a proposal, this rank opens the agreement
+ * or changes its proposal. Returns PENDING until all have agreed; OK with the agreed view; ERR_PEER_LOST if the others have
+ * continued without this rank, or regard it as lost; ERR_MEMORY. Logs nothing. */
 SHOAL_MUST_USE enum shoal_status shoal_membership_agree(struct shoal_membership_comm *comm,
                                                         const struct shoal_survivors_view *proposal,
                                                         struct shoal_survivors_view *agreed_out);

@@ -142,7 +142,7 @@ static bool is_excluded(const struct shoal_survivors *survivors, int rank)
     return survivors->is_open && !shoal_survivors_has(survivors->ranks[survivors->rank].view, rank);
 }
 
-static bool is_gone(const struct shoal_survivors *survivors, int rank)
+static bool survivors_is_gone(const struct shoal_survivors *survivors, int rank)
 {
     return survivors->ranks[rank].has_ended || is_excluded(survivors, rank);
 }
@@ -150,13 +150,13 @@ static bool is_gone(const struct shoal_survivors *survivors, int rank)
 /* Returns true if the rank counts for the agreement under way. */
 static bool is_voter(const struct shoal_survivors *survivors, int rank)
 {
-    return !is_gone(survivors, rank) && has_proposed(survivors, rank);
+    return !survivors_is_gone(survivors, rank) && has_proposed(survivors, rank);
 }
 
 static int next_silent(const struct shoal_survivors *survivors, int first)
 {
     for (int r = first; r < survivors->size; r++) {
-        if (!is_gone(survivors, r) && !has_proposed(survivors, r))
+        if (!survivors_is_gone(survivors, r) && !has_proposed(survivors, r))
             return r;
     }
     return -1;
@@ -188,7 +188,8 @@ static bool has_adopted(const struct shoal_survivors *survivors, int rank)
 static int next_undecided(const struct shoal_survivors *survivors, int first)
 {
     for (int r = first; r < survivors->size; r++) {
-        if (!is_gone(survivors, r) && shoal_survivors_has(&current(survivors)->decision, r) && !has_adopted(survivors, r))
+        if (!survivors_is_gone(survivors, r) && shoal_survivors_has(&current(survivors)->decision, r) &&
+            !has_adopted(survivors, r))
             return r;
     }
     return -1;
@@ -256,7 +257,7 @@ static bool may_join(const struct shoal_survivors *survivors, const struct shoal
 
 /* Begins with the ranks that the fewest others have left out, so that a rank that most others leave out does not keep them
  * out. */
-static void choose(struct shoal_survivors *survivors, struct shoal_survivors_view *chosen)
+static void survivors_choose(struct shoal_survivors *survivors, struct shoal_survivors_view *chosen)
 {
     *chosen = (struct shoal_survivors_view){.least = UINT64_MAX};
     count_accusers(survivors);
@@ -326,7 +327,7 @@ static void survivors_decide(struct shoal_survivors *survivors)
 {
     struct shoal_survivors_view chosen = survivors->best_view;
     if (!survivors->best)
-        choose(survivors, &chosen);
+        survivors_choose(survivors, &chosen);
     survivors->phase = SHOAL_SURVIVORS_DECIDED;
     adopt(survivors, survivors->epoch, survivors->ballot, &chosen);
     survivors->owed &= ~(1u << SHOAL_SURVIVORS_PREPARE);
@@ -341,7 +342,7 @@ static bool may_coordinate(const struct shoal_survivors *survivors)
 
 /* Returns true if no other rank can finish the highest ballot. A rank that this one has left out may: this rank then begins one
  * ballot at once, and the next ones when it repeats its messages, so that two coordinators do not outbid each other. */
-static bool is_free(const struct shoal_survivors *survivors)
+static bool survivors_is_free(const struct shoal_survivors *survivors)
 {
     const int issuer = issuer_of(survivors->highest);
     return !survivors->highest || survivors->ranks[issuer].has_ended ||
@@ -352,7 +353,7 @@ void shoal_survivors_step(struct shoal_survivors *survivors)
 {
     if (!survivors->is_open || shoal_survivors_is_left_out(survivors))
         return;
-    if (is_free(survivors) && may_coordinate(survivors))
+    if (survivors_is_free(survivors) && may_coordinate(survivors))
         begin_ballot(survivors);
     if (survivors->phase == SHOAL_SURVIVORS_PREPARING && survivors->ballot == survivors->highest &&
         next_unpromised(survivors, 0) < 0)
@@ -423,7 +424,7 @@ void shoal_survivors_end(struct shoal_survivors *survivors, int rank)
     survivors->ranks[rank].has_ended = true;
 }
 
-/* ---- Receiving and sending -------------------------------------------------------------------------------------------------- */
+/* ---- Receiving and sending ----------------------------------------------------------------------------------------------- */
 
 static void receive_prepare(struct shoal_survivors *survivors, const struct shoal_survivors_message *message)
 {

@@ -20,8 +20,8 @@
  * A living rank that is not in the decision learns that it was left out. Ranks that cannot reach each other regard each other
  * as lost, and each side agrees by itself. A caller that must not continue twice requires more than half of the ranks.
  *
- * This is state and rules: it knows no clock, no thread and no connection. Its owner locks, passes messages on, and reports lost
- * ranks. Messages may arrive late and twice; a message of a lost rank may reach all ranks or none. */
+ * This is state and rules: it knows no clock, no thread and no connection. Its owner locks, passes messages on, and reports
+ * lost ranks. Messages may arrive late and twice; a message of a lost rank may reach all ranks or none. */
 #ifndef SHOAL_MEMBERSHIP_SURVIVORS_H
 #define SHOAL_MEMBERSHIP_SURVIVORS_H
 

@@ -471,14 +471,14 @@ static void post_to_survivors(void *arg, const struct shoal_survivors_message *m
     shoal_survivors_board_put(shm->seats[shm->transport.rank].survivors, shm->transport.size, message);
 }
 
-static bool has_survivor_ended(void *arg, int rank)
+static bool shm_survivor_has_ended(void *arg, int rank)
 {
     return shm_how_left(arg, rank) != NULL;
 }
 
 static bool make_agreement(struct shm *shm)
 {
-    const struct shoal_agreement_path path = {shm, post_to_survivors, has_survivor_ended};
+    const struct shoal_agreement_path path = {shm, post_to_survivors, shm_survivor_has_ended};
     if (!shm->versions)
         shm->versions = calloc((size_t)shm->transport.size * SHOAL_SURVIVORS_BOARD_KINDS, sizeof *shm->versions);
     if (shm->versions && !shm->agreement)

@@ -445,46 +445,56 @@ static void survivors_do_not_wait_for_a_rank_that_they_exclude(void **state)
     }
 }
 
-/* Rank 3 stops after it has proposed. The others, which may have adopted a decision with it, exclude it and continue. When it
- * resumes, it learns that it was left out, at the latest in the next agreement. With `misses`, it receives only the messages of
- * that one, as from boards. */
+/* Rank 3 stops after it has proposed: before its promise, after it, or when others have adopted the decision. */
+static struct world *make_world_that_waits(int stops_after)
+{
+    struct world *world = make_world(4, 1);
+    propose_and_hear(world);
+    bring_to_all(world, 0, SHOAL_SURVIVORS_PREPARE);
+    for (int r = 1; r < 3 + (stops_after > 0); r++)
+        bring(world, r, SHOAL_SURVIVORS_PROMISE, 0);
+    for (int r = 1; r < 3 && stops_after > 1; r++)
+        bring(world, 0, SHOAL_SURVIVORS_DECISION, r);
+    for (int r = 0; r < 3; r++)
+        assert_false(world->has_returned[r]);
+    world->is_dead[3] = true; /* the others regard it as alive: nobody reports it as lost */
+    return world;
+}
+
+static void agree_without_rank_3(struct world *world)
+{
+    for (int r = 0; r < 3; r++) {
+        shoal_survivors_put(&world->proposed[r], 3, false);
+        world->has_called[r] = world->has_returned[r] = false;
+    }
+    for (int r = 0; r < 3; r++)
+        call(world, r);
+    for (int i = 0; i < world->letter_count; i++) {
+        for (int r = 0; r < 3; r++)
+            (void)deliver(world, i, r);
+    }
+    for (int r = 0; r < 3; r++)
+        assert_true(world->has_returned[r] && equal(&world->returned[r], &world->returned[0]));
+}
+
+/* The others, which may have adopted a decision with rank 3, exclude it, agree twice and end. When it resumes, it learns that it
+ * was left out, at the latest in the next agreement. With `misses`, it receives only the messages of that one, as from
+ * boards. */
 static void survivors_leave_behind_a_rank_that_stops_in_the_middle(void **state)
 {
     (void)state;
     for (int number = 0; number < 6; number++) {
-        const int stops_after = number / 2;
         const bool misses = number % 2;
-        struct world *world = make_world(4, 1);
-        propose_and_hear(world);
-        bring_to_all(world, 0, SHOAL_SURVIVORS_PREPARE);
-        for (int r = 1; r < 3 + (stops_after > 0); r++)
-            bring(world, r, SHOAL_SURVIVORS_PROMISE, 0);
-        for (int r = 1; r < 3 && stops_after > 1; r++)
-            bring(world, 0, SHOAL_SURVIVORS_DECISION, r);
-        for (int r = 0; r < 3; r++)
-            assert_false(world->has_returned[r]);
-        world->is_dead[3] = true; /* for the others it is alive: nobody reports it as lost */
-        for (int epoch = 1; epoch <= 2; epoch++) {
-            for (int r = 0; r < 3; r++) {
-                shoal_survivors_put(&world->proposed[r], 3, false);
-                world->has_called[r] = world->has_returned[r] = false;
-            }
-            for (int r = 0; r < 3; r++)
-                call(world, r);
-            for (int i = 0; i < world->letter_count; i++) {
-                for (int r = 0; r < 3; r++)
-                    (void)deliver(world, i, r);
-            }
-            for (int r = 0; r < 3; r++)
-                assert_true(world->has_returned[r] && equal(&world->returned[r], &world->returned[0]));
-        }
+        struct world *world = make_world_that_waits(number / 2);
+        agree_without_rank_3(world);
+        agree_without_rank_3(world);
         assert_false(shoal_survivors_has(&world->returned[0], 3));
         world->is_dead[3] = false;
         for (int i = 0; i < world->letter_count; i++) {
             if (!misses || world->letters[i].message.epoch == 2)
                 (void)deliver(world, i, 3);
         }
-        for (int r = 0; r < 3; r++) /* after their last message: it must not decide alone */
+        for (int r = 0; r < 3; r++) /* it must not decide alone */
             shoal_survivors_end(&world->ranks[3], r);
         world->has_called[3] = world->has_returned[3] = false;
         call(world, 3);
