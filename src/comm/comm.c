@@ -626,7 +626,7 @@ void shoal_comm_free(struct shoal_comm *comm)
         made->shrunk_from = NULL;
     struct shoal_world *world = comm->world;
     free_comm(comm);
-    shoal_comm_free(made); /* of a shrink that did not end */
+    shoal_comm_free(made); /* a shrink that did not end has left it */
     shoal_world_leave(world);
 }
 

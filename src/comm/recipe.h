@@ -23,7 +23,7 @@ struct shoal_comm_recipe {
  * continues there. */
 struct shoal_shrinking {
     unsigned rounds;                       /* agreements on survivors so far; the same on all survivors */
-    struct shoal_survivors_view survivors; /* of the last one */
+    struct shoal_survivors_view survivors; /* what the last agreement decided */
     bool is_confirming;                    /* the survivors have not yet confirmed that all have made the new communicator */
     bool is_left_out;                      /* the others have continued without this rank */
     enum shoal_status status;              /* of making the new communicator here */

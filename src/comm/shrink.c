@@ -23,7 +23,7 @@
 struct call {
     struct shoal_comm *comm;
     struct shoal_shrinking *shrinking;
-    struct shoal_survivors_view proposal; /* all ranks but the excluded ones */
+    struct shoal_survivors_view proposal; /* all ranks except the excluded ones */
     struct shoal_comm_options options;
     uint32_t timeout_ms;
     uint64_t deadline_ns;
@@ -110,7 +110,7 @@ static enum shoal_status await_agreement(struct call *call, uint64_t number, str
 
 /* ---- Making -------------------------------------------------------------------------------------------------------------- */
 
-/* The same on all survivors, and another one for other survivors. */
+/* Derives the number of the new communicator, which is equal on all survivors and differs for other sets of survivors. */
 static uint64_t derive_number(const struct call *call)
 {
     const struct shoal_shrinking *shrinking = call->shrinking;

@@ -75,7 +75,7 @@ struct shoal_membership_comm {
     struct shoal_failure given;                            /* written before the flags below are set */
     atomic_bool is_aborted;                                /* others must be informed */
     atomic_bool has_aborted;                               /* this rank has not waited for agreement yet */
-    struct shoal_agreement *agreement;                     /* of survivors, under the lock; NULL until one is needed */
+    struct shoal_agreement *agreement;                     /* among survivors, under the lock; NULL until one is needed */
     struct shoal_membership_comm *next;
 };
 

@@ -31,7 +31,7 @@
 /* A view: proposed by a rank, or decided. */
 struct shoal_survivors_view {
     unsigned char alive[SHOAL_RANKS_MAX / 8]; /* rank r: bit r % 8 of byte r / 8 */
-    uint64_t least;                           /* of a decision: the least number that its ranks proposed */
+    uint64_t least;                           /* in a decision, the least number that its ranks proposed */
 };
 
 static inline bool shoal_survivors_has(const struct shoal_survivors_view *view, int rank)
@@ -91,7 +91,7 @@ struct shoal_survivors {
     int rank, size;
     struct shoal_survivors_rank *ranks;   /* [size] */
     uint16_t *accusers;                   /* [size] how many ranks have left a rank out; used while deciding */
-    uint64_t epoch;                       /* of the agreement under way, or of the next one; from 1 */
+    uint64_t epoch;                       /* number of the agreement under way, or of the next one; from 1 */
     bool is_open;                         /* this rank has proposed in it */
     struct shoal_survivors_vote votes[2]; /* by epoch % 2: in it, and in the one before, which others may not have finished */
     uint64_t highest;                     /* ballot received in it */

@@ -48,7 +48,7 @@ struct shm {
     struct shoal_shm_peer **peers;          /* [size], NULL for this rank */
     struct shoal_shm_counter **incremented; /* [size]: the counters that this rank increments in each peer's segment */
     uint64_t *counter_values;               /* [slots * size]: their values; this rank is the only writer */
-    struct shoal_agreement *agreement;      /* of survivors; NULL until one is needed */
+    struct shoal_agreement *agreement;      /* among survivors; NULL until one is needed */
     uint64_t *versions;                     /* [size * SHOAL_SURVIVORS_BOARD_KINDS] the notes read so far; NULL likewise */
 };
 

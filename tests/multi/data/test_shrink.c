@@ -18,7 +18,7 @@
 struct plan {
     unsigned lost;    /* before the first operation */
     unsigned dies;    /* inside shoal_comm_shrink */
-    unsigned dies_us; /* so long after it has called */
+    unsigned dies_us; /* time from its call to its end */
 };
 
 static bool is_in(unsigned ranks, int rank)

@@ -331,7 +331,7 @@ static void survivors_repeat_what_one_of_them_returned(void **state)
     free_world(world);
 }
 
-/* A decision that comes after all have promised to follow another rank counts no more. */
+/* A decision does not count if it arrives after all have promised to follow another rank. */
 static void survivors_do_not_follow_a_late_decision(void **state)
 {
     struct world *world = make_world(4, 1);
