@@ -1,5 +1,5 @@
-/* How this module makes communicators: what creating, splitting and shrinking share. Waits, without the progress engine's lock,
- * unless a comment says otherwise. */
+/* How this module makes communicators: the functions that creating, splitting and shrinking share. They wait, without the
+ * progress engine's lock, unless a comment on one excludes that. */
 #ifndef SHOAL_COMM_RECIPE_H
 #define SHOAL_COMM_RECIPE_H
 
