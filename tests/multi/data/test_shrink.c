@@ -18,7 +18,7 @@
 struct plan {
     unsigned lost;    /* before the first operation */
     unsigned dies;    /* inside shoal_comm_shrink */
-    unsigned dies_us; /* time from its call to its end */
+    unsigned dies_us; /* time from its call to its end; or until a rank is stopped */
 };
 
 static bool is_in(unsigned ranks, int rank)
@@ -245,7 +245,7 @@ static void an_aborted_communicator_is_shrunk(struct world *world)
     replace_comm(world, comm);
 }
 
-#define SHARED ((size_t)70001)
+#define SHARED (((size_t)1 << 20) + 1)
 
 static void fill_shared(const struct world *world, int64_t *shared)
 {
@@ -254,23 +254,40 @@ static void fill_shared(const struct world *world, int64_t *shared)
 }
 
 /* Numbers on the board. */
-enum { STOPPED_PID, HAS_RESUMED };
+enum { STOPPED_PID, HAS_RESUMED, TIMED_OUT };
 
-/* The rank that stops: after it resumes, its calls fail. */
-static void stop_and_resume(struct world *world, int64_t *shared)
+/* The others have continued without this rank, which resumes. */
+static void expect_left_behind(struct world *world)
 {
-    _Atomic uint64_t *board = (_Atomic uint64_t *)world->board;
     struct shoal_comm *comm = NULL;
-    atomic_store(&board[STOPPED_PID], (uint64_t)getpid());
-    raise(SIGSTOP);
-    atomic_store(&board[HAS_RESUMED], 1);
-    const enum shoal_status broken = shoal_allreduce(world->comm, shared, shared, SHARED, SHOAL_INT64, SHOAL_SUM, NULL);
-    CHECK(world, broken == SHOAL_ERR_TIMEOUT || broken == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(broken));
     for (int i = 0; i < 2; i++) {
         const enum shoal_status status = shoal_comm_shrink(world->comm, NULL, 0, NULL, &comm);
         CHECK(world, status == SHOAL_ERR_PEER_LOST && !comm, "%s", shoal_status_name(status));
     }
     _exit(0);
+}
+
+static enum shoal_status sum_shared(struct world *world, int64_t *shared, uint32_t timeout_ms)
+{
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    options.timeout_ms = timeout_ms;
+    return shoal_allreduce(world->comm, shared, shared, SHARED, SHOAL_INT64, SHOAL_SUM, &options);
+}
+
+static void expect_stopped(struct world *world, enum shoal_status status)
+{
+    CHECK(world, status == SHOAL_ERR_TIMEOUT || status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
+}
+
+/* The rank that stops: after it resumes, its calls fail. */
+static void stop_and_resume(struct world *world, int64_t *shared)
+{
+    _Atomic uint64_t *board = (_Atomic uint64_t *)world->board;
+    atomic_store(&board[STOPPED_PID], (uint64_t)getpid());
+    raise(SIGSTOP);
+    atomic_store(&board[HAS_RESUMED], 1);
+    expect_stopped(world, sum_shared(world, shared, 0));
+    expect_left_behind(world);
 }
 
 /* Without a list of excluded ranks the call fails, and names the stopped rank. */
@@ -285,18 +302,37 @@ static void continue_without(struct world *world, int stopped)
     const enum shoal_status status = shoal_comm_shrink(world->comm, NULL, 0, &short_time, &comm);
     CHECK(world, status == SHOAL_ERR_TIMEOUT && !comm, "%s", shoal_status_name(status));
     OK(world, shoal_last_failure(world->context, NULL, &failure));
+    atomic_fetch_add(&board[TIMED_OUT], 1);
+    while (atomic_load(&board[TIMED_OUT]) < (uint64_t)world->size - 1) /* the list of one rank would end the call of another */
+        usleep(1000);
     snprintf(expected, sizeof expected, "waiting for rank %d (process %d on ", stopped, (int)atomic_load(&board[STOPPED_PID]));
     CHECK(world, strstr(failure.text, expected), "%s does not name rank %d", failure.text, stopped);
     OK(world, shoal_comm_shrink(world->comm, &stopped, 1, NULL, &comm));
     replace_comm(world, comm);
 }
 
-/* The last rank stops while the others need it. They learn its number, exclude it and continue. When it resumes, its calls fail,
- * and memory that it could write keeps the results of the others. */
-static void a_stopped_rank_is_left_behind(struct world *world)
+/* The communicator has replaced the one with the stopped rank. When that rank resumes, memory that it could write keeps the
+ * results of the others. */
+static void expect_no_late_writes(struct world *world, int64_t *shared)
 {
     _Atomic uint64_t *board = (_Atomic uint64_t *)world->board;
-    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    const int64_t stopped = world->size - 1;
+    fill_shared(world, shared);
+    OK(world, shoal_barrier(world->comm, NULL));
+    if (world->rank == 0)
+        kill((pid_t)atomic_load(&board[STOPPED_PID]), SIGCONT);
+    while (!atomic_load(&board[HAS_RESUMED]))
+        usleep(1000);
+    OK(world, sum_shared(world, shared, 0));
+    usleep(300000); /* in which the rank that resumed would write */
+    for (size_t i = 0; i < SHARED; i++)
+        CHECK(world, shared[i] == stopped * (stopped + 1) / 2, "element %zu is %lld", i, (long long)shared[i]);
+    expect_whole(world, world->comm, all_but(world, 1u << stopped));
+}
+
+/* The last rank stops while the others need it. They learn its number, exclude it and continue. */
+static void a_stopped_rank_is_left_behind(struct world *world)
+{
     const int stopped = world->size - 1;
     int64_t *shared;
     OK(world, shoal_mem_alloc(world->context, SHARED * sizeof *shared, (void **)&shared));
@@ -304,21 +340,51 @@ static void a_stopped_rank_is_left_behind(struct world *world)
     OK(world, shoal_barrier(world->comm, NULL));
     if (world->rank == stopped)
         stop_and_resume(world, shared);
-    options.timeout_ms = 1500;
-    const enum shoal_status broken = shoal_allreduce(world->comm, shared, shared, SHARED, SHOAL_INT64, SHOAL_SUM, &options);
-    CHECK(world, broken == SHOAL_ERR_TIMEOUT || broken == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(broken));
+    expect_stopped(world, sum_shared(world, shared, 1500));
     continue_without(world, stopped);
+    expect_no_late_writes(world, shared);
+    OK(world, shoal_mem_free(world->context, shared));
+}
+
+static void *stop_later(void *arg)
+{
+    const struct world *world = arg;
+    const struct plan *plan = world->arg;
+    usleep(plan->dies_us);
+    kill((pid_t)atomic_load((_Atomic uint64_t *)&world->board[STOPPED_PID]), SIGSTOP);
+    return NULL;
+}
+
+/* Rank 0 stops the last rank at any point of a row of operations, most probably while it writes to memory of others. */
+static void a_rank_that_stops_in_an_operation_writes_nothing_later(struct world *world)
+{
+    _Atomic uint64_t *board = (_Atomic uint64_t *)world->board;
+    const int stopped = world->size - 1;
+    enum shoal_status status = SHOAL_OK;
+    struct shoal_comm *comm;
+    pthread_t thread;
+    int64_t *shared;
+    OK(world, shoal_mem_alloc(world->context, SHARED * sizeof *shared, (void **)&shared));
     fill_shared(world, shared);
+    for (int i = 0; i < 3; i++) /* maps all memory */
+        OK(world, sum_shared(world, shared, 0));
+    if (world->rank == stopped)
+        atomic_store(&board[STOPPED_PID], (uint64_t)getpid());
     OK(world, shoal_barrier(world->comm, NULL));
     if (world->rank == 0)
-        kill((pid_t)atomic_load(&board[STOPPED_PID]), SIGCONT);
-    while (!atomic_load(&board[HAS_RESUMED]))
-        usleep(1000);
-    OK(world, shoal_allreduce(world->comm, shared, shared, SHARED, SHOAL_INT64, SHOAL_SUM, NULL));
-    usleep(300000); /* in which the rank that resumed would write */
-    for (size_t i = 0; i < SHARED; i++)
-        CHECK(world, shared[i] == (int64_t)stopped * (stopped + 1) / 2, "element %zu is %lld", i, (long long)shared[i]);
-    expect_whole(world, world->comm, all_but(world, 1u << stopped));
+        CHECK(world, pthread_create(&thread, NULL, stop_later, world) == 0, "no thread");
+    while (status == SHOAL_OK)
+        status = sum_shared(world, shared, world->rank == stopped ? 0 : 1500);
+    expect_stopped(world, status);
+    if (world->rank == stopped) {
+        atomic_store(&board[HAS_RESUMED], 1);
+        expect_left_behind(world);
+    }
+    if (world->rank == 0)
+        pthread_join(thread, NULL);
+    OK(world, shoal_comm_shrink(world->comm, &stopped, 1, NULL, &comm));
+    replace_comm(world, comm);
+    expect_no_late_writes(world, shared);
     OK(world, shoal_mem_free(world->context, shared));
 }
 
@@ -385,6 +451,11 @@ int main(int argument_count, char **arguments)
         run("a_communicator_that_works_is_shrunk", 5, per_host, a_communicator_that_works_is_shrunk, NULL);
         run("an_aborted_communicator_is_shrunk", 3, per_host, an_aborted_communicator_is_shrunk, NULL);
         run("a_stopped_rank_is_left_behind", 3, per_host, a_stopped_rank_is_left_behind, NULL);
+        for (size_t i = 3; i < 6 && per_host == 0; i++) {
+            const struct plan plan = {.dies_us = dies_us[i]};
+            snprintf(name, sizeof name, "a_rank_that_stops_in_an_operation_writes_nothing_later, after %u us", dies_us[i]);
+            run(name, 3, per_host, a_rank_that_stops_in_an_operation_writes_nothing_later, &plan);
+        }
     }
     const struct plan many = {.lost = 0x1049};
     run("ranks_that_are_left_continue, more than cores", 17, 0, ranks_that_are_left_continue, &many);
