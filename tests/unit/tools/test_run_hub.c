@@ -415,7 +415,7 @@ static void keep_going_survives_a_lost_host(void **state)
         start_fake(&fake, 0);
         fake.hub.settings.keeps_going = true;
         run_hub_lose(&fake.hub, 1, RUN_HUB_SILENT, fake.now);
-        check_sent(&fake, "");
+        check_sent(&fake, "0:NOTE 2:NOTE");
         for (int h = 0; h < HOSTS; h += 2)
             ended(&fake, h, others_fail ? 2 * h : -1, RUN_BLAMED_OWN, -1);
         if (others_fail)
