@@ -206,7 +206,8 @@ static enum shoal_status shrink_confirm(struct call *call, struct shoal_comm **c
         return SHOAL_OK;
     }
     drop_made(shrinking);
-    return is_same_set ? fail_making(call, agreed.least) : SHOAL_PENDING;
+    const bool has_failed = is_same_set && agreed.least != SHOAL_ERR_PEER_LOST; /* a lost rank is not in the next set */
+    return has_failed ? fail_making(call, agreed.least) : SHOAL_PENDING;
 }
 
 static enum shoal_status shrink(struct call *call, struct shoal_comm **comm_out)
