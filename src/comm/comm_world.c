@@ -309,7 +309,7 @@ static enum shoal_status meet(struct shoal_world *world, struct shoal_bootstrap 
     SHOAL_TRY(shoal_shm_endpoint_connect(world->context->endpoint, bootstrap, timeout_ms, places));
     shoal_bootstrap_end_phase(bootstrap, "own host");
     for (int r = 0; r < world->size; r++)
-        world->members[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
+        world->members[r] = (struct shoal_member){places[r].host, places[r].peer, NULL, r};
     if (shoal_members_count_hosts(world->members, world->size) == 1)
         return SHOAL_OK;
     return join_hosts(world, bootstrap, timeout_ms, places);

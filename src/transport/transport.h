@@ -92,6 +92,7 @@ struct shoal_transport_peer {
     int pid;
 };
 
+struct shoal_survivors_view;
 struct shoal_transport;
 
 struct shoal_transport_ops {
@@ -211,6 +212,14 @@ struct shoal_transport_ops {
     /* Any thread, async-signal-safe: publishes this rank's cause and wakes all; NULL means shoal_comm_abort. Over several hosts
      * that takes some milliseconds, and this rank's next `failed` waits for it. */
     void (*abort)(struct shoal_transport *, const struct shoal_failure *cause);
+
+    /* One turn of an agreement of survivors (membership/survivors.h). With a proposal, this rank opens the agreement or changes
+     * its proposal. Returns PENDING until all have agreed; OK with the agreed view; ERR_PEER_LOST if the others have continued
+     * without this rank; ERR_MEMORY. Logs nothing. NULL: not supported. */
+    enum shoal_status (*agree)(struct shoal_transport *, const struct shoal_survivors_view *proposal,
+                               struct shoal_survivors_view *agreed_out);
+    /* Returns the next rank, from `first` on, that the agreement waits for; -1 if there is none. */
+    int (*unagreed)(struct shoal_transport *, int first);
 
     void (*peer_name)(struct shoal_transport *, int peer, struct shoal_transport_peer *name);
     void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);

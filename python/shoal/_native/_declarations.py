@@ -641,6 +641,7 @@ FUNCTIONS = {
     "shoal_comm_create_at": (c_int, [c_void_p, c_char_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_create_with": (c_int, [c_void_p, POINTER(Store), c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_split": (c_int, [c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
+    "shoal_comm_shrink": (c_int, [c_void_p, POINTER(c_int), c_size_t, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_rank": (c_int, [c_void_p]),
     "shoal_comm_size": (c_int, [c_void_p]),
     "shoal_comm_place": (c_int, [c_void_p, c_int, POINTER(Place)]),

@@ -96,6 +96,7 @@ struct hosts {
     int *local_of;                 /* [size] number on this host, -1 for a remote rank */
     int *rank_of;                  /* [local->size] */
     uint16_t *host;                /* [size] numbered from 0, in the order of lowest ranks */
+    int *world_ranks;              /* [size] */
     struct remote *remotes;        /* [size] */
     struct counter *counters;      /* [size * slots] */
     unsigned slots;
@@ -602,7 +603,7 @@ static void hosts_pop(struct shoal_transport *transport, int peer)
     }
     struct remote *remote = remote_of(hosts, peer);
     struct packet *packet = remote->packets;
-    SHOAL_ASSERT(packet && packet->number == remote->popped);      /* peek has found it */
+    SHOAL_ASSERT(packet && packet->number == remote->popped); /* peek has found it */
     SHOAL_ASSERT(remote->held_bytes >= hosts_packet_space(&packet->head));
     remote->packets = packet->next;
     remote->popped++;
@@ -819,6 +820,17 @@ static bool hosts_failed(struct shoal_transport *transport, struct shoal_failure
 static void hosts_abort_all(struct shoal_transport *transport, const struct shoal_failure *cause)
 {
     shoal_membership_abort(&hosts_of(transport)->membership_comm, cause);
+}
+
+static enum shoal_status hosts_agree(struct shoal_transport *transport, const struct shoal_survivors_view *proposal,
+                                     struct shoal_survivors_view *agreed_out)
+{
+    return shoal_membership_agree(&hosts_of(transport)->membership_comm, proposal, agreed_out);
+}
+
+static int hosts_unagreed(struct shoal_transport *transport, int first)
+{
+    return shoal_membership_unagreed(&hosts_of(transport)->membership_comm, first);
 }
 
 static void wake_local(void *arg)
@@ -1080,10 +1092,9 @@ static void leave_network(struct hosts *hosts, bool is_broken)
 {
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
     if (is_broken && hosts->has_staging)
-        leftover = (struct shoal_network_leftover){
-            .memory = hosts->staging,
-            .release = put_segment,
-            .arg = shoal_shm_leave_segment(hosts->local, may_free_pages(hosts))};
+        leftover = (struct shoal_network_leftover){.memory = hosts->staging,
+                                                   .release = put_segment,
+                                                   .arg = shoal_shm_leave_segment(hosts->local, may_free_pages(hosts))};
     else if (hosts->has_staging)
         shoal_network_unregister(hosts->network, &hosts->staging);
     if (is_writing(hosts)) {
@@ -1118,6 +1129,7 @@ static void hosts_destroy(struct shoal_transport *transport, bool finalized)
     free(hosts->members);
     free(hosts->local_of);
     free(hosts->rank_of);
+    free(hosts->world_ranks);
     free(hosts->host);
     free(hosts);
 }
@@ -1158,6 +1170,8 @@ static const struct shoal_transport_ops ops = {
     .fail = hosts_fail,
     .failed = hosts_failed,
     .abort = hosts_abort_all,
+    .agree = hosts_agree,
+    .unagreed = hosts_unagreed,
     .peer_name = hosts_peer_name,
     .memory = hosts_memory,
     .traffic = hosts_traffic,
@@ -1200,11 +1214,16 @@ static enum shoal_status hosts_allocate(struct hosts *hosts, const struct shoal_
     hosts->local_of = calloc(size, sizeof *hosts->local_of);
     hosts->rank_of = calloc(size, sizeof *hosts->rank_of);
     hosts->host = calloc(size, sizeof *hosts->host);
+    hosts->world_ranks = calloc(size, sizeof *hosts->world_ranks);
     hosts->remotes = calloc(size, sizeof *hosts->remotes);
     hosts->counters = calloc(size * hosts->slots, sizeof *hosts->counters);
-    if (!hosts->members || !hosts->local_of || !hosts->rank_of || !hosts->host || !hosts->remotes || !hosts->counters)
+    if (!hosts->members || !hosts->local_of || !hosts->rank_of || !hosts->host || !hosts->world_ranks || !hosts->remotes ||
+        !hosts->counters)
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     memcpy(hosts->members, options->members, size * sizeof *hosts->members);
+    for (size_t r = 0; r < size; r++)
+        hosts->world_ranks[r] = options->members[r].world_rank;
+    hosts->membership_comm.world_ranks = hosts->world_ranks;
     if (!make_loads(hosts))
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     for (size_t r = 0; r < size; r++) {
@@ -1276,6 +1295,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
                                                     .turn = pay_all_owed};
     hosts->membership_comm = (struct shoal_membership_comm){.comm = options->shm.comm,
                                                             .rank = options->shm.rank,
+                                                            .size = options->shm.size,
                                                             .host = hosts->log->host,
                                                             .arg = hosts,
                                                             .wake = wake_local,
