@@ -106,10 +106,13 @@ struct shoal_context_options {
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
     uint32_t threads; /* for large operations, 1 to 64, including the one that makes progress; 0: that of SHOAL_THREADS */
+    /* Threads that send to other hosts and receive from them, 1 to 16, including the one that makes progress; 0: that of
+     * SHOAL_NETWORK_THREADS. Networks other than TCP use one. */
+    uint32_t network_threads;
 };
-#define SHOAL_CONTEXT_OPTIONS_INIT                       \
-    {                                                    \
-        sizeof(struct shoal_context_options), 0, 0, 0, 0 \
+#define SHOAL_CONTEXT_OPTIONS_INIT                          \
+    {                                                       \
+        sizeof(struct shoal_context_options), 0, 0, 0, 0, 0 \
     }
 
 /* Makes a context. Reads the SHOAL_* settings once (shoal_print_settings lists them). Starts no thread and opens no socket.

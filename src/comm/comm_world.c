@@ -155,6 +155,11 @@ static struct shoal_fabric_share share_of(const struct shoal_member *members, in
     return share;
 }
 
+static void wake_for_lanes(void *progress)
+{
+    shoal_progress_wake_outside(progress);
+}
+
 /* One endpoint serves all worlds of a context. */
 static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic,
                                       struct shoal_fabric_share share)
@@ -164,7 +169,10 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
                                                   .ports = context->settings.bootstrap.ports,
                                                   .memory = context->memory,
                                                   .nic = nic,
-                                                  .share = share};
+                                                  .share = share,
+                                                  .threads = (int)context->settings.fabric.network_threads,
+                                                  .wake = wake_for_lanes,
+                                                  .wake_arg = context->progress};
     struct shoal_network *network;
     enum shoal_status status = SHOAL_OK;
     pthread_mutex_lock(&context->opening);

@@ -69,7 +69,7 @@ LogFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 @begins()
 class ContextOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("log", LogFn), ("log_arg", c_void_p), ("settings", POINTER(c_char_p)),
-                ("threads", c_uint32)]
+                ("threads", c_uint32), ("network_threads", c_uint32)]
 
 
 PartFn = CFUNCTYPE(None, c_void_p, c_size_t)

@@ -26,6 +26,13 @@ static const struct shoal_setting settings_of_fabric[] = {
      .preset = "0",
      .text = "network adapters read inputs of at least this many bytes directly from a GPU, if the plan only sends them and "
              "provider and driver can; 0: never"},
+    {.name = "SHOAL_NETWORK_THREADS",
+     .type = SHOAL_SETTING_NUMBER,
+     .offset = OF(network_threads),
+     .preset = "1",
+     .least = 1,
+     .most = SHOAL_NETWORK_THREADS_MAX,
+     .text = "how many threads of a rank send and receive over TCP, 1 to 16; other networks need one"},
 };
 #undef OF
 const struct shoal_setting_table shoal_fabric_setting_table = {settings_of_fabric, SHOAL_COUNT_OF(settings_of_fabric)};

@@ -4,11 +4,14 @@
 
 #include "base/setting.h"
 
+#define SHOAL_NETWORK_THREADS_MAX 16
+
 struct shoal_fabric_settings {
     char libfabric[SHOAL_SETTING_TEXT_MAX];
     char provider[SHOAL_SETTING_TEXT_MAX];
     char writes[SHOAL_SETTING_TEXT_MAX];
     uint64_t gpudirect_bytes;
+    uint64_t network_threads;
 };
 extern const struct shoal_setting_table shoal_fabric_setting_table;
 
