@@ -900,6 +900,7 @@ struct shoal_watched {
     double noise_scale;
     double noise_error;
     int threads; /* threads that may do the rank's work at once, as shoal_context_threads counts them */
+    int network_threads; /* threads that send to other hosts and receive from them; 1 also if there are none */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "helpers/helper_cores.h"
 #include "link/auth.h"
+#include "topology/limits.h"
 #include "topology/nic.h"
 
 /* The addresses of a rank's interfaces, best first, which every rank receives. */
@@ -155,6 +157,20 @@ static struct shoal_fabric_share share_of(const struct shoal_member *members, in
     return share;
 }
 
+/* Helpers and threads at the network share the cores that the framework leaves: the one or the other wait. */
+static int count_network_threads(struct shoal_context *context, int local_ranks)
+{
+    const int fixed = shoal_fabric_fixed_threads(&context->settings.fabric), width = shoal_helpers_width(context->helpers);
+    shoal_progress_lock(context->progress);
+    const int together = shoal_shm_endpoint_cores(context->endpoint);
+    shoal_progress_unlock(context->progress);
+    const struct shoal_helper_share share = {
+        shoal_helper_cores_count(shoal_topology_cores(), together, local_ranks),
+        shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE)};
+    const int left = shoal_helper_cores_width(share);
+    return fixed ? fixed : shoal_fabric_auto_threads(width < left ? width : left, local_ranks);
+}
+
 static void wake_for_lanes(void *progress)
 {
     shoal_progress_wake_outside(progress);
@@ -170,7 +186,8 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
                                                   .memory = context->memory,
                                                   .nic = nic,
                                                   .share = share,
-                                                  .threads = (int)context->settings.fabric.network_threads,
+                                                  .threads = count_network_threads(context, share.ranks),
+                                                  .is_fixed = shoal_fabric_fixed_threads(&context->settings.fabric) != 0,
                                                   .wake = wake_for_lanes,
                                                   .wake_arg = context->progress};
     struct shoal_network *network;

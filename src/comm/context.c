@@ -115,7 +115,8 @@ static enum shoal_status context_take_options(struct shoal_context *context, con
     SHOAL_TRY(check_threads(options, error, error_bytes));
     SHOAL_TRY(shoal_context_configure(&context->settings, &context->tuning, options->settings, error, error_bytes));
     if (options->network_threads)
-        context->settings.fabric.network_threads = options->network_threads;
+        snprintf(context->settings.fabric.network_threads, sizeof context->settings.fabric.network_threads, "%u",
+                 (unsigned)options->network_threads);
     return SHOAL_OK;
 }
 

@@ -2,6 +2,7 @@
  * sanitizer sees every access to a source and to a staging buffer. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +100,62 @@ static void communicators_share_lanes(void **state)
     run_world_with("SHOAL_NETWORK_THREADS=2", 3, 1, comms_body);
 }
 
+/* ---- A number that is tried ---------------------------------------------------------------------------------------------- */
+
+/* As on a machine with cores that the framework leaves free. */
+int __wrap_shoal_fabric_auto_threads(int cores, int local_ranks);
+int __wrap_shoal_fabric_auto_threads(int cores, int local_ranks)
+{
+    (void)cores, (void)local_ranks;
+    return 3;
+}
+
+static atomic_uint trials, words;
+
+static void look_for_trials(void *arg, int level, const char *line)
+{
+    (void)arg, (void)level;
+    if (!strstr(line, "at the network for each rank of this host"))
+        return;
+    atomic_fetch_add(&trials, 1);
+    if (strstr(line, ": 3 threads at the network for each rank of this host: one was not faster") ||
+        strstr(line, ": 1 thread at the network for each rank of this host: one was faster than several"))
+        atomic_fetch_add(&words, 1);
+}
+
+#define TRIED_FLOATS ((size_t)100003)
+#define TRIED_TURNS 70
+
+static void tried_body(struct rank *rank)
+{
+    float *values = malloc(TRIED_FLOATS * sizeof *values);
+    CHECK(rank, values != NULL, "no memory");
+    CHECK(rank, count_lanes(rank) == 2, "%d lanes", count_lanes(rank));
+    for (int turn = 0; turn < TRIED_TURNS; turn++) {
+        for (size_t i = 0; i < TRIED_FLOATS; i++)
+            values[i] = (float)(i % 1009 + (size_t)turn);
+        OK(rank, shoal_allreduce(rank->comm, values, values, TRIED_FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+        for (size_t i = 0; i < TRIED_FLOATS; i++)
+            CHECK(rank, values[i] == (float)((i % 1009 + (size_t)turn) * (size_t)rank->world->size), "element %zu", i);
+    }
+    free(values);
+}
+
+/* Each host tries by itself; a number that is set is not tried. */
+static void a_chosen_number_is_tried(void **state)
+{
+    (void)state;
+    setenv("SHOAL_LOG", "info", 1);
+    log_to = look_for_trials;
+    run_world_with("SHOAL_NETWORK_THREADS=3", 2, 1, tried_body);
+    assert_int_equal(atomic_load(&trials), 0);
+    run_world_with("SHOAL_NETWORK_THREADS=auto", 2, 1, tried_body);
+    assert_int_equal(atomic_load(&trials), 2);
+    assert_int_equal(atomic_load(&words), 2);
+    log_to = NULL;
+    unsetenv("SHOAL_LOG");
+}
+
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
 
 static void *abort_soon(void *comm)
@@ -166,6 +223,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums_are_exact),
         cmocka_unit_test(communicators_share_lanes),
+        cmocka_unit_test(a_chosen_number_is_tried),
         cmocka_unit_test(an_abort_ends_sums),
         cmocka_unit_test(a_peer_that_is_cut_off_is_one_failure),
     };

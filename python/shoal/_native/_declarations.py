@@ -223,7 +223,7 @@ class Watched(Structure):
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
                 ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
                 ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int), ("batch", c_double),
-                ("noise_scale", c_double), ("noise_error", c_double), ("threads", c_int)]
+                ("noise_scale", c_double), ("noise_error", c_double), ("threads", c_int), ("network_threads", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))

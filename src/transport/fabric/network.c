@@ -71,6 +71,7 @@ struct shoal_network {
     struct shoal_fabric_endpoint *endpoint;
     struct shoal_lane *lanes[SHOAL_LANES_MAX];
     int lane_count;
+    bool has_fixed_lanes;
     const struct shoal_network_interposer *interposer; /* NULL except in tests */
     void *between;                                     /* the interposer's object for this network */
     struct shoal_memory *memory;                       /* NULL if no sources are registered */
@@ -224,6 +225,7 @@ static void open_lanes(struct shoal_network *network, const struct shoal_network
                                       .wake = options->wake,
                                       .wake_arg = options->wake_arg};
     const int wanted = options->threads - 1;
+    network->has_fixed_lanes = options->is_fixed;
     const char *const reason = wanted > 0 ? why_no_lanes(network) : NULL;
     SHOAL_ASSERT(wanted <= SHOAL_LANES_MAX);
     (void)shoal_setting_parse_ports(options->ports, &lane.port_low, &lane.port_high);
@@ -1055,6 +1057,11 @@ uint64_t shoal_network_copies(const struct shoal_network *network)
 int shoal_network_lane_count(const struct shoal_network *network)
 {
     return network->lane_count;
+}
+
+bool shoal_network_has_fixed_lanes(const struct shoal_network *network)
+{
+    return network->has_fixed_lanes;
 }
 
 enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,

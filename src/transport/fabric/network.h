@@ -156,6 +156,7 @@ struct shoal_network_options {
     const struct shoal_nic *nic;     /* NULL for the provider's choice */
     struct shoal_fabric_share share; /* which of several adapters */
     int threads;                     /* that send and receive, with the one that makes progress: 1 to SHOAL_LANES_MAX + 1 */
+    bool is_fixed;                   /* the number was set, not chosen from the cores */
     void (*wake)(void *wake_arg);    /* as in struct shoal_lane_options; not used with one thread */
     void *wake_arg;
 };
@@ -244,6 +245,8 @@ struct shoal_network_lanes {
 /* Returns how many lanes this rank has. 0 if one thread sends and receives, because that is the setting, the provider needs no
  * more, or the system has refused threads. */
 int shoal_network_lane_count(const struct shoal_network *network);
+/* Returns true if the number was set, not chosen. */
+bool shoal_network_has_fixed_lanes(const struct shoal_network *network);
 /* Registers memory that peers may write to through lanes. Unregister it in each case. */
 SHOAL_MUST_USE enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,
                                                               struct shoal_network_lane_memory *memory_out);

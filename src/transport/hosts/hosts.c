@@ -114,6 +114,7 @@ struct hosts {
     bool has_staging;
     struct shoal_fabric_memory staging;
     struct shoal_network_lane_memory lane_staging;
+    bool is_limited;         /* lanes make no puts now */
     bool has_dropped;        /* puts that no lane had begun when the communicator broke */
     unsigned *under_way;     /* [slots] increments under way to all ranks; then all other messages */
     unsigned owed;           /* signals held back, to all ranks */
@@ -426,7 +427,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .source_memory = origin->memory,
                                               .under_way = origin->under_way,
                                               .bytes = origin->bytes,
-                                              .lanes = remote->has_offered_lanes ? remote->lanes : NULL,
+                                              .lanes = remote->has_offered_lanes && !hosts->is_limited ? remote->lanes : NULL,
                                               .immediate = remote->increments | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS |
                                                            increment};
     SHOAL_ASSERT(may_increment(remote, slot)); /* the immediate's few bits distinguish them */
@@ -471,6 +472,18 @@ static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, 
     if (remote_of(hosts, peer)->has_staging && shoal_network_writes(hosts->network, origin.memory, bytes))
         return write_to(hosts, peer, slot, offset, &origin);
     return send_messages(hosts, peer, slot, offset, &origin);
+}
+
+static int hosts_lanes(const struct shoal_transport *transport, bool *is_fixed_out)
+{
+    const struct hosts *hosts = (const struct hosts *)transport;
+    *is_fixed_out = shoal_network_has_fixed_lanes(hosts->network);
+    return shoal_network_lane_count(hosts->network);
+}
+
+static void hosts_limit_lanes(struct shoal_transport *transport, bool is_limited)
+{
+    hosts_of(transport)->is_limited = is_limited;
 }
 
 static bool hosts_reads_registered_for(struct shoal_transport *transport, int peer)
@@ -1242,6 +1255,8 @@ static const struct shoal_transport_ops ops = {
     .staging = hosts_staging,
     .put = hosts_put,
     .reads_registered_for = hosts_reads_registered_for,
+    .lanes = hosts_lanes,
+    .limit_lanes = hosts_limit_lanes,
     .is_locally_complete = hosts_is_locally_complete,
     .is_flushed = is_flushed,
     .is_sending = is_sending,
