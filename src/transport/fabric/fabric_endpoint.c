@@ -16,7 +16,7 @@
 #define RECEIVES SHOAL_FABRIC_RECEIVE_BUFFERS
 #define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
-#define LANE_RECEIVES 4 /* of an endpoint that gets no messages, except those of strangers */
+#define LANE_RECEIVES 4 /* an endpoint for writes gets messages of strangers only */
 _Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
 /* More completions than this process posts. Peers may write even more before it polls: 1,024 ranks in two all-to-alls of depth
  * 4 write 8,000 times. The provider handles that (FI_RM_ENABLED): providers that count in software keep the rest in a list;

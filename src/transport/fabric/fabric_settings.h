@@ -17,8 +17,8 @@ extern const struct shoal_setting_table shoal_fabric_setting_table;
 
 /* Returns the number of threads that SHOAL_NETWORK_THREADS sets, or 0 if it is auto. */
 int shoal_fabric_fixed_threads(const struct shoal_fabric_settings *settings);
-/* Returns the number of threads at the network for a rank that may use `cores` cores and shares its host with local_ranks - 1
- * others: enough for a host with a fast network, but no more than cores. 1 to SHOAL_NETWORK_THREADS_MAX. */
+/* Returns the number of threads at the network for a rank that may use `cores` cores, on a host with that many ranks: what a
+ * fast network needs, up to the number of cores. 1 to SHOAL_NETWORK_THREADS_MAX. */
 int shoal_fabric_auto_threads(int cores, int local_ranks);
 
 /* A process's position among the ranks of its host. Several adapters are divided among the ranks; neighbors share one, because

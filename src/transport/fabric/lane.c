@@ -45,7 +45,7 @@ struct lane_event {
     enum lane_event_kind kind;
     uint32_t immediate;
     struct lane_write *write; /* NULL if a receive failed */
-    char *text;               /* of a failure, which the reader frees; NULL if out of memory */
+    char *text;               /* the reason of a failure, which the reader frees; NULL if out of memory */
 };
 
 /* A queue of one writer and one reader, without its places. Both numbers only grow. */
@@ -157,7 +157,7 @@ static void lane_on_failed(void *arg, void *owner, const char *text)
     push_event(arg, (struct lane_event){.kind = LANE_FAILED, .write = owner, .text = strdup(text)});
 }
 
-/* Returns false if the provider accepts no more now. */
+/* Returns false if the provider is busy. */
 static bool start_write(struct shoal_lane *lane, struct lane_write *write)
 {
     const enum shoal_status status = write->is_dropped ? SHOAL_OK : shoal_fabric_endpoint_write(lane->endpoint, &write->write);

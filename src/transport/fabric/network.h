@@ -62,7 +62,7 @@ struct shoal_network_put_head {
     uint64_t messages; /* number of messages in the put */
 };
 
-/* Where a lane of the sender can be reached, and its registration of the staging buffer. */
+/* The address of one of the sender's lanes, and its registration of the staging buffer. */
 struct shoal_network_lane_offer {
     struct shoal_fabric_address address;
     uint16_t spare[3];
@@ -242,8 +242,8 @@ struct shoal_network_lanes {
     } lane[SHOAL_LANES_MAX];
 };
 
-/* Returns how many lanes this rank has. 0 if one thread sends and receives, because that is the setting, the provider needs no
- * more, or the system has refused threads. */
+/* Returns how many lanes this rank has. 0 if one thread sends and receives, because that is the setting, the provider needs
+ * only one, or the system has refused others. */
 int shoal_network_lane_count(const struct shoal_network *network);
 /* Returns true if the number was set, not chosen. */
 bool shoal_network_has_fixed_lanes(const struct shoal_network *network);

@@ -69,7 +69,7 @@ struct side {
     struct shoal_network *network;
 };
 
-/* Returns false if there is no libfabric. */
+/* Returns false if no libfabric is found. */
 static bool open_side(struct side *side, int threads, const char *const *overrides)
 {
     char error[256];
@@ -327,7 +327,7 @@ static void a_network_closes_while_lanes_send(void **state)
     close_pair(&pair);
 }
 
-/* Writes to an address where nobody listens wait or fail; those that no lane has begun are given back when they are dropped. */
+/* Writes that no lane has begun are given back when they are dropped; the others arrive. */
 static void dropped_writes_come_back(void **state)
 {
     struct pair pair;
