@@ -157,7 +157,8 @@ static struct shoal_fabric_share share_of(const struct shoal_member *members, in
     return share;
 }
 
-/* Helpers and threads at the network share the cores that the framework leaves: the one or the other wait. */
+/* Helpers and threads at the network share the cores that the framework leaves: the one or the other wait. A range of ports may
+ * be just large enough for one port of each rank, so only a number that is set adds ports there. */
 static int count_network_threads(struct shoal_context *context, int local_ranks)
 {
     const int fixed = shoal_fabric_fixed_threads(&context->settings.fabric), width = shoal_helpers_width(context->helpers);
@@ -167,7 +168,7 @@ static int count_network_threads(struct shoal_context *context, int local_ranks)
     const struct shoal_helper_share share = {
         shoal_helper_cores_count(shoal_topology_cores(), together, local_ranks),
         shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE)};
-    const int left = shoal_helper_cores_width(share);
+    const int left = context->settings.bootstrap.ports[0] ? 1 : shoal_helper_cores_width(share);
     return fixed ? fixed : shoal_fabric_auto_threads(width < left ? width : left, local_ranks);
 }
 

@@ -255,7 +255,7 @@ static void print_network_threads(FILE *out)
     const struct shoal_helper_share share = {
         shoal_topology_cores(),
         shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE)};
-    const int left = shoal_helper_cores_width(share);
+    const int left = settings.bootstrap.ports[0] ? 1 : shoal_helper_cores_width(share);
     const int threads = shoal_fabric_auto_threads(helped && helped < left ? helped : left, 1);
     fprintf(out, "network threads       ");
     if (fixed)
