@@ -804,11 +804,12 @@ struct shoal_simulation {
                                     limits */
     size_t threads;              /* of each rank, which sum and copy, each at memory_gb_s; 0: one. Fewer if `cores` does not
                                     suffice for all ranks */
+    size_t network_threads;      /* of each rank, which send and receive, each at stack_gb_s; 0: one. Fewer likewise */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \
         sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0, 0, 0, \
-            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0                                                                         \
+            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0, 0                                                                      \
     }
 
 /* The answer of shoal_simulate. Initialize with SHOAL_SIMULATED_INIT. Shares are fractions of time_us, as means over the

@@ -202,7 +202,8 @@ class Simulation(Sized):
                 ("frame_bytes", c_size_t), ("cores", c_size_t), ("burst_bytes", c_size_t), ("burst_gbit_s", c_double),
                 ("pause_us", c_double), ("one_machine", c_int), ("pcie_gb_s", c_double), ("switch_gb_s", c_double),
                 ("switch_gpus", c_size_t), ("switch_adapters", c_int), ("nvlink_gb_s", c_double), ("unit_bytes", c_size_t),
-                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double), ("threads", c_size_t)]
+                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double), ("threads", c_size_t),
+                ("network_threads", c_size_t)]
 
 
 @begins()
