@@ -106,10 +106,13 @@ struct shoal_context_options {
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
     uint32_t threads; /* for large operations, 1 to 64, including the one that makes progress; 0: that of SHOAL_THREADS */
+    /* Threads that send to other hosts and receive from them, 1 to 16, including the one that makes progress; 0: that of
+     * SHOAL_NETWORK_THREADS. Networks other than TCP use one. */
+    uint32_t network_threads;
 };
-#define SHOAL_CONTEXT_OPTIONS_INIT                       \
-    {                                                    \
-        sizeof(struct shoal_context_options), 0, 0, 0, 0 \
+#define SHOAL_CONTEXT_OPTIONS_INIT                          \
+    {                                                       \
+        sizeof(struct shoal_context_options), 0, 0, 0, 0, 0 \
     }
 
 /* Makes a context. Reads the SHOAL_* settings once (shoal_print_settings lists them). Starts no thread and opens no socket.
@@ -830,11 +833,12 @@ struct shoal_simulation {
                                     limits */
     size_t threads;              /* of each rank, which sum and copy, each at memory_gb_s; 0: one. Fewer if `cores` does not
                                     suffice for all ranks */
+    size_t network_threads;      /* of each rank, which send and receive, each at stack_gb_s; 0: one. Fewer likewise */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \
         sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0, 0, 0, \
-            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0                                                                         \
+            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0, 0                                                                      \
     }
 
 /* The answer of shoal_simulate. Initialize with SHOAL_SIMULATED_INIT. Shares are fractions of time_us, as means over the
@@ -926,6 +930,7 @@ struct shoal_watched {
     double noise_scale;
     double noise_error;
     int threads; /* threads that may do the rank's work at once, as shoal_context_threads counts them */
+    int network_threads; /* threads that send to other hosts and receive from them; 1 also if there are none */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

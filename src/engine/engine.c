@@ -217,7 +217,7 @@ static void fill_request(struct shoal_engine *engine, const struct shoal_call *c
     request->next_missing = request->next_expected = 0;
     request->peer_set = NULL;
     request->early_steps = 0;
-    request->stores.trial = request->width.trial = NULL;
+    request->stores.trial = request->width.trial = request->lanes.trial = NULL;
     request->round = -1;
     request->has_sent = false;
     request->excused_ns = 0;

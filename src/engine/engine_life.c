@@ -126,7 +126,7 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
         shoal_engine_destroy(engine);
         return status;
     }
-    shoal_recorder_note_threads(&engine->recorder, engine->helpers ? shoal_helpers_width(engine->helpers) : 1);
+    shoal_engine_note_threads(engine);
     *engine_out = engine;
     return SHOAL_OK;
 }
@@ -184,6 +184,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     shoal_dispute_destroy(engine->dispute);
     free(engine->stores);
     free(engine->widths);
+    free(engine->lanes);
     free(engine);
 }
 
@@ -207,6 +208,6 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
     usage->local_bytes = sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record) +
                          shoal_breakage_bytes() + shoal_stall_bytes() + (size_t)engine->size * sizeof *engine->nearest +
                          engine->cache.plans_bytes + engine->cache.peer_sets_bytes;
-    usage->local_bytes +=
-        (size_t)((engine->stores != NULL) + (engine->widths != NULL)) * SHOAL_TRIAL_COUNT * sizeof *engine->stores;
+    usage->local_bytes += (size_t)((engine->stores != NULL) + (engine->widths != NULL) + (engine->lanes != NULL)) *
+                          SHOAL_TRIAL_COUNT * sizeof *engine->stores;
 }

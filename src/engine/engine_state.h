@@ -96,7 +96,7 @@ struct shoal_request {
             int next_expected;                     /* the lowest rank whose data have not been prefetched */
             struct shoal_cached_plan *cached;
             uint32_t early_steps;             /* steps of the first chunk that ran before all announcements arrived */
-            struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
+            struct shoal_tried stores, width, lanes; /* rank 0: the trials that this operation's time belongs to */
             void **memory[2];                 /* [size] each rank's operands in this process; NULL if out of reach */
             void **cards[2];                  /* [size] cards of lent operands (operand/lent.h), in this process; else NULL */
             size_t chunk_elements;            /* per whole operand, or per part */
@@ -200,7 +200,7 @@ struct shoal_engine {
     struct shoal_operand *held; /* used by held.c */
     uint64_t held_until_ns;
 
-    struct shoal_trial *stores, *widths; /* [SHOAL_TRIAL_COUNT], on ranks that have something to try */
+    struct shoal_trial *stores, *widths, *lanes; /* [SHOAL_TRIAL_COUNT], on ranks that have something to try */
 
     struct shoal_p2p *p2p;  /* sends and receives */
     unsigned message_count; /* number of messages under way */
@@ -421,6 +421,8 @@ static inline void shoal_engine_release_plan(struct shoal_request *request)
 SHOAL_MUST_USE bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct shoal_request *request,
                                                       const struct shoal_selection *selection, bool *copies_out);
 void shoal_engine_free_kept(struct shoal_engine *engine);
+/* Publishes how many threads do the rank's work. */
+void shoal_engine_note_threads(struct shoal_engine *engine);
 
 /* held.c: called when the communicator fails. Keeps inputs of these requests that adapters may still read. */
 void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list);

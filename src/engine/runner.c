@@ -484,6 +484,8 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
         chunk->is_packed = true;
     }
     source = is_apart ? chunk->packed->data : source;
+    if (SHOAL_UNLIKELY(engine->ops->limit_lanes != NULL))
+        engine->ops->limit_lanes(engine->transport, chunk->request->announcement.descriptor.hints & SHOAL_HINT_ONE_LANE);
     const enum shoal_status status =
         engine->ops->put(engine->transport, step->peer, slot, to.staging_at, source, from.elements * request->element_bytes);
     chunk->is_packed = is_apart && status == SHOAL_PENDING;

@@ -49,6 +49,8 @@ static const char help_text[] =
     "    --cores N                cores of a host, which its ranks share (as many as ranks)\n"
     "    --threads N              threads of each rank, as SHOAL_THREADS: they share its sums and copies, each at --memory;\n"
     "                             with --cores at most the cores for each rank (1)\n"
+    "    --network-threads N      threads of each rank, as SHOAL_NETWORK_THREADS, that share the bytes of --stack;\n"
+    "                             with --cores at most the cores for each rank (1)\n"
     "    --one-machine            the hosts are emulated on one machine, and all ranks share its --cores\n"
     "    --pcie LINK              operands are on GPUs. LINK is the rate between a GPU and host memory, each way at the same\n"
     "                             time: gen3, gen4, gen5, or a rate such as 24GB/s (operands are in host memory)\n"

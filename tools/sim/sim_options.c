@@ -267,6 +267,8 @@ bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulati
         return sim_count_read(args, 1, &question->cores);
     case SIM_OPTION_THREADS:
         return sim_count_read(args, 1, &question->threads);
+    case SIM_OPTION_NETWORK_THREADS:
+        return sim_count_read(args, 1, &question->network_threads);
     case SIM_OPTION_ONE_MACHINE:
         question->one_machine = 1;
         return true;

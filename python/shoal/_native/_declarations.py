@@ -69,7 +69,7 @@ LogFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 @begins()
 class ContextOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("log", LogFn), ("log_arg", c_void_p), ("settings", POINTER(c_char_p)),
-                ("threads", c_uint32)]
+                ("threads", c_uint32), ("network_threads", c_uint32)]
 
 
 PartFn = CFUNCTYPE(None, c_void_p, c_size_t)
@@ -202,7 +202,8 @@ class Simulation(Sized):
                 ("frame_bytes", c_size_t), ("cores", c_size_t), ("burst_bytes", c_size_t), ("burst_gbit_s", c_double),
                 ("pause_us", c_double), ("one_machine", c_int), ("pcie_gb_s", c_double), ("switch_gb_s", c_double),
                 ("switch_gpus", c_size_t), ("switch_adapters", c_int), ("nvlink_gb_s", c_double), ("unit_bytes", c_size_t),
-                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double), ("threads", c_size_t)]
+                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double), ("threads", c_size_t),
+                ("network_threads", c_size_t)]
 
 
 @begins()
@@ -223,7 +224,7 @@ class Watched(Structure):
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
                 ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
                 ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int), ("batch", c_double),
-                ("noise_scale", c_double), ("noise_error", c_double), ("threads", c_int)]
+                ("noise_scale", c_double), ("noise_error", c_double), ("threads", c_int), ("network_threads", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))

@@ -556,13 +556,21 @@ def info_prints_settings_machine_and_algorithms():
 
 
 def info_counts_the_threads_of_a_rank():
-    plain = {name: value for name, value in os.environ.items() if name not in ("SHOAL_THREADS", "OMP_NUM_THREADS")}
+    plain = {name: value for name, value in os.environ.items()
+             if name not in ("SHOAL_THREADS", "SHOAL_NETWORK_THREADS", "OMP_NUM_THREADS")}
 
     def lines(**env):
         code, out, err = call(SHOAL, "info", "--topology", env={**plain, **env})
         expect(code == 0 and not err, out, err)
-        return dict(re.findall(r"^(cores|threads) +(.*)$", out, re.M))
+        return dict(re.findall(r"^(cores|threads|network threads) +(.*)$", out, re.M))
 
+    name = "network threads"
+    expect(lines(SHOAL_NETWORK_THREADS="5", SHOAL_THREADS="1")[name] == "5 for each rank over TCP (SHOAL_NETWORK_THREADS)")
+    expect(lines(SHOAL_THREADS="1", OMP_NUM_THREADS="1")[name] == "1 over TCP for a rank with all of these cores")
+    told = lines(OMP_NUM_THREADS="1")
+    few = min(max(int(told["cores"].split()[0]) - 1, 1), 8)
+    expect(told[name].startswith(f"{few} over TCP for a rank with all of these cores") and ("if that is faster" in told[name]) == (few > 1),
+           told)
     expect(lines(SHOAL_THREADS="7", OMP_NUM_THREADS="1")["threads"] == "7 for each rank (SHOAL_THREADS)")
     told = lines(OMP_NUM_THREADS="1")
     wanted = min(max(int(told["cores"].split()[0]) - 1, 1), 64)

@@ -578,6 +578,35 @@ static void simulate_threads_over_hosts(void **state)
     assert_near(time_us(&question), before_us, 0.01);
 }
 
+/* If the bytes' CPU time is the limit, n threads at the network take an nth of it, and each needs a core. If messages or the
+ * wire are the limit, they change nothing. */
+static void simulate_threads_share_the_bytes_of_a_rank(void **state)
+{
+    struct shoal_simulation question = question_of("broadcast", 2, 1, 64 * MIB);
+    (void)state;
+    question.rate_gbit_s = 1e6;
+    question.memory_gb_s = 1e6;
+    question.latency_us = question.message_us = question.signal_us = 0;
+    question.stack_gb_s = 2;
+    const double one_us = time_us(&question);
+    assert_true(one_us >= 64.0 * MIB * GB / 2);
+    question.network_threads = 1;
+    assert_true(time_us(&question) == one_us);
+    for (size_t threads = 2; threads <= 16; threads *= 2) {
+        question.network_threads = threads;
+        assert_near(time_us(&question), one_us / (double)threads, 0.05);
+        assert_true(ask(&question).messaging <= 1);
+    }
+    question.cores = 3;
+    assert_near(time_us(&question), one_us / 3, 0.05);
+    question.cores = 0;
+    question.stack_gb_s = 0;
+    question.rate_gbit_s = 10;
+    const double wire_us = time_us(&question);
+    question.network_threads = 0;
+    assert_true(time_us(&question) == wire_us);
+}
+
 /* Units come in while others go out: the total is one direction's time, plus filling and emptying the pipeline. */
 static void simulate_large_operands_tend_to_pcie(void **state)
 {
@@ -1103,6 +1132,9 @@ static void simulate_refuses_gpus_that_make_no_sense(void **state)
     question.threads = 65;
     assert_refused(&question, "threads is 65, but may be 1 to 64, or 0\n");
     question = usual;
+    question.network_threads = 17;
+    assert_refused(&question, "network_threads is 17, but may be 1 to 16, or 0\n");
+    question = usual;
     question.host_memory_gb_s = INFINITY;
     assert_refused(&question, "host_memory_gb_s is inf, but may be 0.01 to 1000000, or 0\n");
     question = usual;
@@ -1184,6 +1216,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(simulate_waits_until_buckets_are_empty),
     cmocka_unit_test(simulate_threads_share_the_work_of_a_rank),
     cmocka_unit_test(simulate_threads_over_hosts),
+    cmocka_unit_test(simulate_threads_share_the_bytes_of_a_rank),
     cmocka_unit_test(simulate_takes_a_shorter_question),
     cmocka_unit_test(simulate_refuses_with_one_line),
     cmocka_unit_test(simulate_refuses_models_that_make_no_sense),
