@@ -21,6 +21,9 @@ struct plan {
     unsigned dies_us; /* time from its call to its end; or until a rank is stopped */
 };
 
+/* Numbers on the board. */
+enum { STOPPED_PID, HAS_RESUMED, TIMED_OUT, FIRST_STAGE };
+
 static bool is_in(unsigned ranks, int rank)
 {
     return ranks >> rank & 1;
@@ -114,6 +117,19 @@ static void replace_comm(struct world *world, struct shoal_comm *comm)
     world->comm = comm;
 }
 
+/* A rank that ends may make the last operation of slower ranks fail, or their meeting. So it first waits until all are through. */
+static void report_done(const struct world *world, int stage)
+{
+    atomic_fetch_add(&((_Atomic uint64_t *)world->board)[FIRST_STAGE + stage], 1);
+}
+
+static void end_when_done(const struct world *world, int stage, int ranks)
+{
+    while (atomic_load(&((_Atomic uint64_t *)world->board)[FIRST_STAGE + stage]) < (uint64_t)ranks)
+        usleep(500);
+    _exit(0);
+}
+
 /* ---- Cases --------------------------------------------------------------------------------------------------------------- */
 
 static void ranks_that_are_left_continue(struct world *world)
@@ -121,8 +137,9 @@ static void ranks_that_are_left_continue(struct world *world)
     const struct plan *plan = world->arg;
     struct shoal_comm *comm;
     expect_exact_sum(world, world->comm, all_but(world, 0), 70001);
+    report_done(world, 0);
     if (is_in(plan->lost, world->rank))
-        _exit(0);
+        end_when_done(world, 0, world->size);
     expect_broken(world, world->comm);
     OK(world, shoal_comm_shrink(world->comm, NULL, 0, NULL, &comm));
     expect_whole(world, comm, all_but(world, plan->lost));
@@ -143,8 +160,9 @@ static void ranks_die_while_others_agree(struct world *world)
     const unsigned ranks = all_but(world, plan->lost | plan->dies);
     struct shoal_comm *comm;
     pthread_t thread;
+    report_done(world, 0);
     if (is_in(plan->lost, world->rank))
-        _exit(0);
+        end_when_done(world, 0, world->size);
     expect_broken(world, world->comm);
     if (is_in(plan->dies, world->rank)) {
         unsigned dies_us = plan->dies_us;
@@ -170,8 +188,9 @@ static void one_rank_after_the_other_is_lost(struct world *world)
     for (int lost = 0; lost < world->size - 1; lost++) {
         struct shoal_comm *comm;
         expect_exact_sum(world, world->comm, all_but(world, (1u << lost) - 1), 1001);
+        report_done(world, lost);
         if (world->rank == lost)
-            _exit(0);
+            end_when_done(world, lost, world->size - lost);
         expect_broken(world, world->comm);
         OK(world, shoal_comm_shrink(world->comm, NULL, 0, NULL, &comm));
         expect_whole(world, comm, all_but(world, (2u << lost) - 1));
@@ -183,8 +202,9 @@ static void one_rank_after_the_other_is_lost(struct world *world)
 static void one_communicator_is_shrunk_twice(struct world *world)
 {
     struct shoal_comm *first, *second, *split;
+    report_done(world, 0);
     if (world->rank == 1)
-        _exit(0);
+        end_when_done(world, 0, world->size);
     expect_broken(world, world->comm);
     OK(world, shoal_comm_shrink(world->comm, NULL, 0, NULL, &first));
     OK(world, shoal_comm_shrink(world->comm, NULL, 0, NULL, &second));
@@ -203,8 +223,9 @@ static void a_split_is_shrunk(struct world *world)
     struct shoal_comm *split, *comm;
     const unsigned odd = 0xaaaaaa & all_but(world, 0), even = 0x555555 & all_but(world, 0);
     OK(world, shoal_comm_split(world->comm, world->rank % 2, 0, NULL, &split));
+    report_done(world, 0);
     if (world->rank == 1)
-        _exit(0);
+        end_when_done(world, 0, world->size);
     if (world->rank % 2 == 0) {
         expect_whole(world, split, even);
     } else {
@@ -252,9 +273,6 @@ static void fill_shared(const struct world *world, int64_t *shared)
     for (size_t i = 0; i < SHARED; i++)
         shared[i] = world->rank + 1;
 }
-
-/* Numbers on the board. */
-enum { STOPPED_PID, HAS_RESUMED, TIMED_OUT };
 
 /* The others have continued without this rank, which resumes. */
 static void expect_left_behind(struct world *world)
