@@ -76,6 +76,7 @@ struct shoal_lane {
     /* Only for the lane's thread. */
     uint32_t refused_end; /* `wanted_queue.end` when the provider last refused the first write */
     bool is_refused;
+    bool is_full;   /* too many events wait for a poll: those of the endpoint also wait */
     bool was_woken; /* by the descriptor, since the last turn */
     unsigned false_wakes;
 };
@@ -199,7 +200,8 @@ static bool take_lane_turn(struct shoal_lane *lane)
 {
     const struct shoal_fabric_handler handler = {lane, lane_on_message, lane_on_written, lane_on_completed, lane_on_failed};
     const uint32_t before = atomic_load_explicit(&lane->events_queue.end, memory_order_relaxed);
-    if (EVENTS - lane_used(&lane->events_queue) < EVENTS_OF_TURN)
+    lane->is_full = EVENTS - lane_used(&lane->events_queue) < EVENTS_OF_TURN;
+    if (lane->is_full)
         return false;
     lane_lock_last(lane);
     bool did = start_wanted(lane);
@@ -216,15 +218,20 @@ static bool has_descriptor(const struct shoal_lane *lane)
     return shoal_fabric_endpoint_wait_fd(lane->endpoint) >= 0 && lane->false_wakes < FALSE_WAKES_MAX;
 }
 
-/* Returns false if something has come: take another turn. */
-static bool may_sleep(struct shoal_lane *lane)
+/* Returns true if the next turn has something to do. */
+static bool has_new_work(const struct shoal_lane *lane)
 {
-    const uint32_t wanted_end = atomic_load_explicit(&lane->wanted_queue.end, memory_order_acquire);
-    const bool has_new = lane_filled(&lane->wanted_queue) && !(lane->is_refused && wanted_end == lane->refused_end);
-    if (has_new || atomic_load_explicit(&lane->must_stop, memory_order_relaxed))
+    const uint32_t end = atomic_load_explicit(&lane->wanted_queue.end, memory_order_acquire);
+    const uint32_t begin = atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed);
+    const bool has_write = begin != end && !(lane->is_refused && end == lane->refused_end);
+    return has_write || atomic_load_explicit(&lane->must_stop, memory_order_relaxed);
+}
+
+/* Returns true if the descriptor wakes the thread when something comes. */
+static bool may_wait_at_descriptor(struct shoal_lane *lane)
+{
+    if (lane->is_full || !has_descriptor(lane))
         return false;
-    if (!has_descriptor(lane))
-        return true;
     lane_lock_last(lane);
     const bool may_wait = shoal_fabric_endpoint_may_wait(lane->endpoint);
     lane_unlock(lane);
@@ -233,17 +240,16 @@ static bool may_sleep(struct shoal_lane *lane)
 
 static uint64_t nap_length(const struct shoal_lane *lane, bool at_descriptor, uint64_t silent_ns)
 {
-    const bool may_rest = silent_ns >= REST_NS && !lane->is_refused;
     const uint64_t nap_ns = silent_ns / NAP_SHARE < NAP_MAX_NS ? silent_ns / NAP_SHARE : NAP_MAX_NS;
-    if (may_rest || (at_descriptor && !lane->is_refused))
+    const bool is_held_up = lane->is_refused || lane->is_full, has_wake = has_descriptor(lane);
+    if (!is_held_up && (at_descriptor || (!has_wake && silent_ns >= REST_NS)))
         return REST_NS;
     return nap_ns > NAP_MIN_NS ? nap_ns : NAP_MIN_NS;
 }
 
 /* Returns true if another thread has woken this one. */
-static bool nap(struct shoal_lane *lane, uint64_t silent_ns)
+static bool nap(struct shoal_lane *lane, bool at_descriptor, uint64_t silent_ns)
 {
-    const bool at_descriptor = has_descriptor(lane);
     const uint64_t nap_ns = nap_length(lane, at_descriptor, silent_ns);
     const struct timespec timeout = {0, (long)nap_ns};
     struct pollfd entries[] = {{lane->wake_fd, POLLIN, 0},
@@ -259,17 +265,21 @@ static bool nap(struct shoal_lane *lane, uint64_t silent_ns)
     return wakes > 0;
 }
 
-/* Either this look finds a new write, or its writer finds the thread asleep: both sides have a full fence in between. Returns
- * true if another thread has woken this one. */
+/* Sleeps, unless there is work, or the provider wants to be polled again soon. Either this look finds a new write, or its
+ * writer finds the thread asleep: both sides have a full fence in between. Returns true if another thread has woken this
+ * one. */
 static bool lane_sleep(struct shoal_lane *lane, uint64_t silent_ns)
 {
     bool was_woken = false;
     atomic_store_explicit(&lane->is_asleep, true, memory_order_relaxed);
     atomic_thread_fence(memory_order_seq_cst);
-    if (may_sleep(lane))
-        was_woken = nap(lane, silent_ns);
-    else
-        sched_yield();
+    if (!has_new_work(lane)) {
+        const bool at_descriptor = may_wait_at_descriptor(lane);
+        if (!at_descriptor && !lane->is_full && has_descriptor(lane) && silent_ns < REST_NS)
+            sched_yield();
+        else
+            was_woken = nap(lane, at_descriptor, silent_ns);
+    }
     atomic_store_explicit(&lane->is_asleep, false, memory_order_relaxed);
     return was_woken;
 }

@@ -600,13 +600,13 @@ static bool receive_increment(struct counter *counter, uint64_t number)
     return true;
 }
 
-static void report_arrived(struct hosts *hosts, int peer, unsigned slot)
+static void report_arrived_if_due(struct hosts *hosts, int peer, unsigned slot)
 {
-    struct remote *remote = remote_of(hosts, peer);
+    const struct remote *remote = remote_of(hosts, peer);
     struct counter *counter = &remote->counters[slot];
-    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_ARRIVED, .slot = (uint16_t)slot, .number = counter->received};
-    if (!remote->lanes || counter->received - counter->reported < ARRIVED_EVERY)
+    if (SHOAL_LIKELY(!remote->lanes) || counter->received - counter->reported < ARRIVED_EVERY)
         return;
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_ARRIVED, .slot = (uint16_t)slot, .number = counter->received};
     counter->reported = counter->received;
     hosts_note(hosts, send_message(hosts, peer, head, NULL, 0));
 }
@@ -813,7 +813,7 @@ static void receive_lanes(struct hosts *hosts, int peer, const void *body, size_
     }
     remote->lanes = lanes;
     for (unsigned slot = 0; slot < hosts->slots; slot++)
-        report_arrived(hosts, peer, slot);
+        report_arrived_if_due(hosts, peer, slot);
 }
 
 /* Nothing in a message from the network is trusted before it is checked. */
@@ -836,11 +836,11 @@ static bool hosts_receive(void *arg, const struct shoal_network_peer *from, cons
         break;
     case SHOAL_NETWORK_INCREMENT:
         (void)receive_increment(&remote->counters[head->slot], head->number);
-        report_arrived(hosts, (int)head->source, head->slot);
+        report_arrived_if_due(hosts, (int)head->source, head->slot);
         break;
     case SHOAL_NETWORK_DATA:
         receive_data(hosts, remote, head, body, bytes);
-        report_arrived(hosts, (int)head->source, head->slot);
+        report_arrived_if_due(hosts, (int)head->source, head->slot);
         break;
     case SHOAL_NETWORK_PACKET:
         receive_packet(hosts, remote, head->number, body, bytes);
@@ -868,7 +868,7 @@ static bool receive_write(void *arg, int source, unsigned slot, unsigned increme
     struct counter *counter = &remote_of(hosts, source)->counters[slot];
     const uint64_t next = counter->received + 1;
     const bool is_expected = receive_increment(counter, next + (increment - next) % INCREMENTS);
-    report_arrived(hosts, source, slot);
+    report_arrived_if_due(hosts, source, slot);
     return is_expected;
 }
 

@@ -308,7 +308,7 @@ static void run_small_chunks(int size, const char *threads)
                                     "SHOAL_CHUNK_BYTES=40000",
                                     "SHOAL_DEPTH=1",
                                     "SHOAL_LOG_FILE=/dev/null",
-                                    "SHOAL_COUNTER_START=18446744073709551000",
+                                    "SHOAL_COUNTER_START=4294966700",
                                     NULL};
     const int lanes = atoi(threads) - 1;
     const struct world_options options = {name, size, settings, sum_some, &lanes};

@@ -360,13 +360,89 @@ static void dropped_writes_come_back(void **state)
     close_pair(&pair);
 }
 
+/* A rank that computes for a long time: its lanes receive, until too many events wait. The rest waits in the network, nothing
+ * is lost, and the lane's thread sleeps meanwhile. */
+#define MANY_WRITES 3000
+#define SMALL_BYTES ((size_t)16 << 10)
+
+static void events_that_nobody_polls_hold_up_the_peer(void **state)
+{
+    struct pair pair;
+    unsigned count = 0, total = 0, sent = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
+    const uint64_t begun_ns = shoal_clock_ns();
+    uint64_t moved_ns = begun_ns;
+    fill(pair.source, 5);
+    while (sent < MANY_WRITES) {
+        const struct shoal_network_write write = {.load = &load,
+                                                  .to = &pair.registered,
+                                                  .offset = sent % WRITES * WRITE_BYTES,
+                                                  .source = pair.source,
+                                                  .bytes = SMALL_BYTES,
+                                                  .immediate = pair.immediate | sent % 64,
+                                                  .lanes = &pair.lanes};
+        const uint64_t now_ns = shoal_clock_ns();
+        if (shoal_network_put(pair.from.network, &write) == SHOAL_OK) {
+            sent++;
+            moved_ns = now_ns;
+        } else if (now_ns - moved_ns > 300 * SHOAL_NS_PER_MS) {
+            poll_both(&pair, begun_ns);
+        } else {
+            shoal_network_poll(pair.from.network);
+        }
+    }
+    while (count > 0 || pair.target.count < MANY_WRITES)
+        poll_both(&pair, begun_ns);
+    assert_int_equal(pair.target.count, MANY_WRITES);
+    for (unsigned i = 0; i < WRITES; i++)
+        assert_memory_equal(pair.memory + i * WRITE_BYTES, pair.source, SMALL_BYTES);
+    close_pair(&pair);
+}
+
+/* A stranger that knows a lane's address may send messages there. They are counted, whatever their length, and the lane
+ * works on. */
+static void messages_to_a_lane_are_rejected(void **state)
+{
+    static char body[3000];
+    struct pair pair;
+    struct shoal_network_peer *lane;
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers);
+    const struct shoal_network_peer known = {.address = offers[0].address};
+    assert_int_equal(shoal_network_meet(pair.from.network, &known, &lane), SHOAL_OK);
+    struct shoal_network_load load = {.peer = lane, .count = &count, .total = &total, .is_messages = true};
+    const struct shoal_network_head head = {.comm = 7};
+    const uint64_t begun_ns = shoal_clock_ns();
+    for (size_t i = 0; i < 20; i++) {
+        const struct iovec part = {body, i * 150};
+        assert_int_equal(shoal_network_send(pair.from.network, &load, &head, &part, 1), SHOAL_OK);
+    }
+    while (count > 0 || shoal_network_rejections(pair.to.network)->counts[SHOAL_REJECTED_SHORT] < 20)
+        poll_both(&pair, begun_ns);
+    write_all(&pair);
+    check_all(&pair);
+    close_pair(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_system_refuses_threads),      cmocka_unit_test(ports_run_out),
-        cmocka_unit_test(an_adapter_needs_no_lanes),       cmocka_unit_test(messages_need_no_lanes),
-        cmocka_unit_test(writes_arrive_through_all_lanes), cmocka_unit_test(a_network_closes_while_lanes_send),
+        cmocka_unit_test(the_system_refuses_threads),
+        cmocka_unit_test(ports_run_out),
+        cmocka_unit_test(an_adapter_needs_no_lanes),
+        cmocka_unit_test(messages_need_no_lanes),
+        cmocka_unit_test(writes_arrive_through_all_lanes),
+        cmocka_unit_test(a_network_closes_while_lanes_send),
         cmocka_unit_test(dropped_writes_come_back),
+        cmocka_unit_test(messages_to_a_lane_are_rejected),
+        cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
