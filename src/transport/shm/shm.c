@@ -441,17 +441,17 @@ static const char *shm_how_left(struct shm *shm, int peer)
     }
 }
 
-static bool has_left(const struct shm *shm, int peer)
+static bool shm_has_left(const struct shm *shm, int peer)
 {
     return atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire) != SHOAL_SHM_PRESENT;
 }
 
 /* A rank that learns elsewhere of another one's death leaves, perhaps before this rank sees either. Returns the rank whose
  * process has ended before it completed that call; `lost`, if there is none. */
-static int find_cause(struct shm *shm, int lost, uint64_t call)
+static int shm_find_cause(struct shm *shm, int lost, uint64_t call)
 {
-    for (int r = 0; has_left(shm, lost) && call != UINT64_MAX && r < shm->transport.size; r++) {
-        if (shm->peers[r] && !has_left(shm, r) && shoal_membership_process_has_ended(&shm->peers[r]->process) &&
+    for (int r = 0; shm_has_left(shm, lost) && call != UINT64_MAX && r < shm->transport.size; r++) {
+        if (shm->peers[r] && !shm_has_left(shm, r) && shoal_membership_process_has_ended(&shm->peers[r]->process) &&
             shm_completed(&shm->transport, r) < call)
             return r;
     }
@@ -465,7 +465,7 @@ static int shm_lost(struct shoal_transport *transport, int first, uint64_t seque
         const char *how = shm->peers[r] ? shm_how_left(shm, r) : NULL;
         if (!how || shm_completed(transport, r) >= sequence)
             continue;
-        const int named = find_cause(shm, r, sequence);
+        const int named = shm_find_cause(shm, r, sequence);
         how = named == r ? how : shm->peers[named]->process.ended;
         failure->status = SHOAL_ERR_PEER_LOST;
         failure->rank = shm->numbers[named];

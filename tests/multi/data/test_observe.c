@@ -308,7 +308,8 @@ int main(void)
     world_run(&(struct world_options){"idle_ranks_ask_for_a_failure", 3, NULL, idle_ranks_ask, NULL});
     memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
     world_expect_kill(1);
-    world_run(&(struct world_options){"a_death_is_named_before_what_came_of_it", 3, NULL, a_death_is_named_before_what_came_of_it, NULL});
+    world_run(&(struct world_options){"a_death_is_named_before_what_came_of_it", 3, NULL,
+                                      a_death_is_named_before_what_came_of_it, NULL});
     world_expect_kill(0);
     memset(world_board(), 0, 4 * sizeof(uint64_t));
     world_divide(2);
