@@ -176,14 +176,14 @@ def json_lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def run(command, environment=None):
+def run(command, environment=None, limit_s=RUN_TIMEOUT_S):
     """Runs a command and returns the JSON objects that it prints. Exits if the command fails, so that no figure lacks a
     value."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=RUN_TIMEOUT_S,
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s,
                               env=environment or clean_environment(), cwd=ROOT)
     except subprocess.TimeoutExpired:
-        sys.exit(f"bench: no end after {RUN_TIMEOUT_S} s: {' '.join(map(str, command))}")
+        sys.exit(f"bench: no end after {limit_s:.0f} s: {' '.join(map(str, command))}")
     lines = json_lines(done.stdout)
     if done.returncode or not lines:
         sys.exit(f"bench: exit code {done.returncode} from: {' '.join(map(str, command))}\n{done.stderr.strip()}")
@@ -200,13 +200,14 @@ def pin(ranks):
 class Shoal:
     name = "shoal"
 
-    def __init__(self, program):
-        self.program = program
+    def __init__(self, program, environment=None, limit_s=RUN_TIMEOUT_S):
+        self.program, self.environment, self.limit_s = program, environment, limit_s
 
     def measure(self, suite, ranks, size, options):
         """Returns the JSON object of the collective; with --probe memory it also contains probe_us."""
         lines = run([str(self.program), "bench", suite.collective, "-n", str(ranks), "--min", str(size), "--max", str(size),
-                     "--seconds", str(suite.seconds), "--format", "json", *(["--pin"] if ranks > CORES else []), *options])
+                     "--seconds", str(suite.seconds), "--format", "json", *(["--pin"] if ranks > CORES else []), *options],
+                    self.environment, self.limit_s)
         result = next(line for line in lines if line["collective"] == suite.collective)
         for line in lines:
             if line["collective"] == "probe":

@@ -17,6 +17,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 from statistics import median
@@ -32,12 +33,27 @@ sys.path.insert(0, str(TOP / "bench"))
 from bench_report import size_text  # noqa: E402
 
 
-def rows_of(*words, **settings):
-    """Returns the JSON objects that a command prints to stdout. Its stderr goes to the terminal."""
-    done = subprocess.run([str(word) for word in words], stdout=subprocess.PIPE, text=True, env={**os.environ, **settings})
-    if done.returncode:
-        sys.exit(f"bench_gpu: exit code {done.returncode} of {' '.join(map(str, words))}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def output_of(words, env, limit_s):
+    """Returns what a command prints to stdout; its stderr goes to the terminal. Exits if it fails or takes longer than the
+    limit, and then ends all its processes."""
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, start_new_session=True)
+    try:
+        out = process.communicate(timeout=limit_s)[0]
+    except subprocess.TimeoutExpired:
+        sys.exit(f"bench_gpu: no end after {limit_s:.0f} s of {' '.join(words)}")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode:
+        sys.exit(f"bench_gpu: exit code {process.returncode} of {' '.join(words)}")
+    return out
+
+
+def rows_of(*words, limit_s=None, **settings):
+    """Returns the JSON objects that a command prints. None removes a variable from its environment."""
+    env = {name: value for name, value in {**os.environ, **settings}.items() if value is not None}
+    return [json.loads(line) for line in output_of([*map(str, words)], env, limit_s).splitlines() if line.startswith("{")]
 
 
 def record(name, rows, lines):
@@ -92,11 +108,11 @@ def nccl():
     return found[0] if found else None
 
 
-def of_shoal(ranks, peer_bytes):
-    least, most, factor, iterations = SIZES
-    return rows_of(SHOAL, "bench", "allreduce", "-n", ranks, "--memory", "gpu", "--inputs", "warm", "--min", least, "--max", most,
-                   "--factor", factor, "--iterations", iterations, "--probe", "memory", "--format", "json",
-                   SHOAL_GPU_PEER_BYTES=str(peer_bytes))
+def of_shoal(ranks, *more, sizes=SIZES, build=BUILD, limit_s=None, **settings):
+    least, most, factor, iterations = sizes
+    return rows_of(build / "shoal", "bench", "allreduce", "-n", ranks, "--memory", "gpu", "--inputs", "warm", "--min", least,
+                   "--max", most, "--factor", factor, "--iterations", iterations, "--format", "json", *more, limit_s=limit_s,
+                   **settings)
 
 
 def of_nccl(ranks, library):
@@ -121,8 +137,8 @@ def allreduce(gpu, ranks):
     library = nccl()
     is_shared = ranks > gpu["devices"]
     why = "ranks share a GPU, which it refuses" if is_shared else "it is not here (`make test-gpu` fetches it)"
-    rows = of_shoal(ranks, 0)
-    among = [row for row in of_shoal(ranks, 1) if row["algorithm"] == "peers"]
+    rows = of_shoal(ranks, "--probe", "memory", SHOAL_GPU_PEER_BYTES="0")
+    among = [row for row in of_shoal(ranks, SHOAL_GPU_PEER_BYTES="1") if row["algorithm"] == "peers"]
     theirs = of_nccl(ranks, library) if library and not is_shared else []
     copied = by_bytes(row for row in rows if row["collective"] == "probe")
     cells = [line_of(row["bytes"], row, by_bytes(among).get(row["bytes"]), copied[row["bytes"]], by_bytes(theirs).get(row["bytes"]))
@@ -144,11 +160,21 @@ def counts(devices):
 
 # ---- PyTorch ---------------------------------------------------------------------------------------------------------------
 
+def can_run(python, text):
+    return subprocess.run([python, "-c", text], stderr=subprocess.DEVNULL).returncode == 0
+
+
 def python_with_cuda():
     """Returns a Python whose torch was built for CUDA, or None."""
     python = shutil.which(os.environ.get("SHOAL_TEST_PYTHON") or "python3")
-    asks = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return python if python and subprocess.run([python, "-c", asks], stderr=subprocess.DEVNULL).returncode == 0 else None
+    return python if python and can_run(python, "import sys, torch; sys.exit(not torch.cuda.is_available())") else None
+
+
+def of_torch(ranks, python, *words, checkout=TOP, build=BUILD, limit_s=None, **settings):
+    """Measures this checkout's bench/torch_gpu.py with the library and the packages of a checkout."""
+    path = ":".join(filter(None, [str(checkout / "python"), os.environ.get("PYTHONPATH")]))
+    return rows_of(build / "shoal", "run", "--no-prefix", "-n", ranks, python, TOP / "bench/torch_gpu.py", *words, limit_s=limit_s,
+                   PYTHONPATH=path, SHOAL_LIBRARY=str(build / "libshoal.so"), **settings)
 
 
 def torch_steps(gpu, ranks):
@@ -156,9 +182,7 @@ def torch_steps(gpu, ranks):
     if not python:
         print("bench_gpu: no python with a torch that was built for CUDA: SHOAL_TEST_PYTHON names one")
         return
-    path = ":".join(filter(None, [str(TOP / "python"), os.environ.get("PYTHONPATH")]))
-    rows = rows_of(SHOAL, "run", "--no-prefix", "-n", ranks, python, TOP / "bench/torch_gpu.py", PYTHONPATH=path,
-                   SHOAL_LIBRARY=str(BUILD / "libshoal.so"))
+    rows = of_torch(ranks, python)
     times = {}
     for row in rows:
         times.setdefault((row["model"], row["way"]), []).append(row["step_ms"])

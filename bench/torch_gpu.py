@@ -4,13 +4,14 @@ bench/bench_gpu.py runs it, with a python whose torch was built for CUDA. Each o
 Without torchvision there is no ResNet-50:
 
   build/shoal run -n 2 python3 bench/torch_gpu.py [resnet50] [gpt2]
+  build/shoal run -n 2 python3 bench/torch_gpu.py --rounds 2 --way alone --way "Shoal's class" gpt2
 
 Ways: each rank by itself; torch's class over Shoal, without and with gradient_as_bucket_view; Shoal's class; torch's class
 over Gloo, and over NCCL if each rank has its own GPU."""
+import argparse
 import datetime
 import json
 import os
-import sys
 import time
 
 import shoal.torch
@@ -23,7 +24,8 @@ try:
 except ImportError:
     torchvision = None
 
-WARMUPS, ROUNDS, STEPS = 4, 5, 5
+WARMUPS, STEPS = 4, 5
+WAYS = ("alone", "Shoal", "Shoal, views", "Shoal's class", "Gloo", "NCCL")
 
 
 class Gpt2(nn.Module):
@@ -96,15 +98,27 @@ def ways(beside):
     return rows
 
 
-def main(models):
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"all of {', '.join(MODELS)}")
+    parser.add_argument("--rounds", type=int, default=5, help="of each way (5)")
+    parser.add_argument("--way", action="append", choices=WAYS, metavar="NAME", help=f"only these: {', '.join(WAYS)}")
+    options = parser.parse_args()
+    for model in options.models:
+        if model not in MODELS:
+            parser.error(f"there is no model {model}; there are {', '.join(MODELS)}")
+    return options
+
+
+def main(options):
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("cpu:gloo,cuda:shoal", timeout=datetime.timedelta(seconds=60))
     beside = dist.new_group(backend="gloo")
-    for model in models:
-        trainings = {way: Training(model, wrap) for way, wrap in ways(beside).items()}
+    for model in options.models or MODELS:
+        trainings = {way: Training(model, wrap) for way, wrap in ways(beside).items() if way in (options.way or WAYS)}
         for training in trainings.values():
             time_ms(training, beside, WARMUPS)
-        for turn in range(ROUNDS):
+        for turn in range(options.rounds):
             for way, training in trainings.items():
                 row = {"model": model, "way": way, "round": turn, "step_ms": time_ms(training, beside, STEPS)}
                 if dist.get_rank() == 0:
@@ -115,4 +129,4 @@ def main(models):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(MODELS))
+    main(arguments())

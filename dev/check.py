@@ -118,8 +118,9 @@ COMMANDS = {
 # Modules that show only these headers. The other headers are for the module's own files, and for tests.
 CONTRACTS = {
     "engine": {"engine/engine.h", "engine/engine_settings.h", "engine/progress.h"},
-    "operand": {"operand/call.h", "operand/lent.h", "operand/makers.h", "operand/operand.h"},
-    "membership": {"membership/membership.h", "membership/member_process.h", "membership/same_host.h", "membership/cause_board.h"},
+    "operand": {"operand/call.h", "operand/device_memory.h", "operand/lent.h", "operand/makers.h", "operand/operand.h", "operand/pieces.h"},
+    "membership": {"membership/membership.h", "membership/member_process.h", "membership/same_host.h", "membership/cause_board.h",
+                   "membership/survivors.h", "membership/survivors_board.h", "membership/agreement.h"},
     "memory": {"memory/memory.h", "memory/location.h", "memory/segment.h", "memory/memory_settings.h"},
 }
 # Parts of the engine within struct shoal_engine: their fields, and the files that may name them. Code on the path of a

@@ -255,6 +255,34 @@ bool tool_rate_read(const struct tool_args *args, double *gbit_s_out)
     return tool_quantity_read(args, units, "bits per second, such as 1gbit, 25gbit or 400mbit", gbit_s_out);
 }
 
+bool tool_is_same_word(const char *text, const char *word)
+{
+    for (; *text; text++)
+        if (*text != '-' && *text != *word++)
+            return false;
+    return !*word;
+}
+
+bool tool_collective_read(const char *command, const char *text, const char **collective_out)
+{
+    static const char *const collectives[] = {"allreduce", "reduce",  "reducescatter", "broadcast", "allgather",
+                                              "gather",    "scatter", "alltoall",      "barrier",   NULL};
+    if (*collective_out)
+        return !tool_usage_fail(command, "'%s' is one collective too many after '%s'", text, *collective_out);
+    for (const char *const *name = collectives; *name; name++)
+        if (tool_is_same_word(text, *name))
+            *collective_out = *name;
+    if (*collective_out)
+        return true;
+    const char *nearest = tool_word_nearest(text, collectives);
+    if (nearest)
+        return !tool_usage_fail(command, "there is no collective '%s'; did you mean %s?", text, nearest);
+    return !tool_usage_fail(command,
+                            "there is no collective '%s'; there are allreduce, reduce, reducescatter, broadcast, allgather, "
+                            "gather, scatter, alltoall and barrier",
+                            text);
+}
+
 /* The long names are at the odd indexes of the table. */
 const char *tool_type_name(enum shoal_type type)
 {

@@ -78,6 +78,13 @@ bool tool_word_read(const struct tool_args *args, const char *const *words, int 
 /* Like tool_word_read(), but for any text, and without printing. */
 bool tool_word_find(const char *const *words, const char *text, int *index_out);
 
+/* Compares without the dashes of the text, which is "all-to-all" for the word "alltoall". */
+bool tool_is_same_word(const char *text, const char *word);
+
+/* Reads an argument that is a collective: "allreduce" or "all-reduce". Sets *collective_out to its name, in static storage. If
+ * it is none, or *collective_out is not NULL because one was read before, prints the line and returns false. */
+bool tool_collective_read(const char *command, const char *text, const char **collective_out);
+
 /* Returns "float32" and so on. Static storage. */
 const char *tool_type_name(enum shoal_type type);
 

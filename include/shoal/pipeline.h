@@ -252,6 +252,10 @@ SHOAL_CALL shoal_schedule_time_stages(const struct shoal_schedule *schedule, con
 SHOAL_CALL shoal_schedule_stage_costs(const struct shoal_schedule *schedule, const struct shoal_stage_costs *costs,
                                       struct shoal_stage_costs *each_out);
 
+/* Returns the time that an action takes, with the costs of its stage on one replica (shoal_schedule_stage_costs). RECOMPUTE
+ * takes as long as a forward pass. Sums also have a time here, although their rank computes meanwhile. */
+SHOAL_API double shoal_schedule_action_cost(const struct shoal_action *action, const struct shoal_stage_costs *costs);
+
 /* ---- 4. Profiles --------------------------------------------------------------------------------------------------------- */
 
 /* A profile describes a model as *units*, the smallest parts with which a stage can begin, in the order in which they run.
@@ -571,9 +575,9 @@ struct shoal_pipeline_options {
     const char *name;               /* in messages; NULL: "pipeline". At most 23 bytes are kept */
     const struct shoal_edge *edges; /* each at most once; NULL: from each stage to the next one */
     size_t edge_count;
-    uint32_t
-        ahead; /* a rank receives for this many of its next actions before their turn, at most 256; 0: 4. Their messages are in
-                               memory while an earlier action is computed */
+    uint32_t ahead; /* a rank receives for this many of its next actions before their turn, at most 256; 0: 4. Their messages
+                               are in memory while an earlier action is computed. Times the replicas to which a rank sends, it
+                               must be at most 4096 */
     uint32_t timeout_ms; /* deadline of each message, from the time at which this rank is ready to send or receive it. It must
                                be longer than a step; 0: SHOAL_TIMEOUT_MS */
 };

@@ -106,10 +106,13 @@ struct shoal_context_options {
     void *log_arg;
     const char *const *settings; /* NULL, or a NULL-terminated list of "SHOAL_NAME=value", which override the environment */
     uint32_t threads; /* for large operations, 1 to 64, including the one that makes progress; 0: that of SHOAL_THREADS */
+    /* Threads that send to other hosts and receive from them, 1 to 16, including the one that makes progress; 0: that of
+     * SHOAL_NETWORK_THREADS. Networks other than TCP use one. */
+    uint32_t network_threads;
 };
-#define SHOAL_CONTEXT_OPTIONS_INIT                       \
-    {                                                    \
-        sizeof(struct shoal_context_options), 0, 0, 0, 0 \
+#define SHOAL_CONTEXT_OPTIONS_INIT                          \
+    {                                                       \
+        sizeof(struct shoal_context_options), 0, 0, 0, 0, 0 \
     }
 
 /* Makes a context. Reads the SHOAL_* settings once (shoal_print_settings lists them). Starts no thread and opens no socket.
@@ -197,6 +200,35 @@ SHOAL_CALL shoal_comm_create_with(struct shoal_context *context, const struct sh
  * comm and is freed separately. */
 SHOAL_CALL shoal_comm_split(struct shoal_comm *comm, int color, int key, const struct shoal_comm_options *options,
                             struct shoal_comm **comm_out);
+
+/* Makes a communicator of the ranks of comm that are left, in the order of their numbers in comm; a collective call of these
+ * ranks. Usually comm is broken because ranks were lost. The remaining ranks agree on who they are. Neither the store nor the
+ * launcher takes part, so rank 0 may be among the lost ranks. The call returns a communicator on all remaining ranks, or on
+ * none. If another rank is lost during the call, they agree again. One remaining rank gets a communicator of size 1. The new
+ * communicator fails independently of comm and is freed separately; its default name is "world.of3" if 3 ranks of "world" are
+ * left.
+ *
+ * comm stays as it is, and the caller must still free it. It may be broken for any reason, or work; while it works, its
+ * operations continue. It may be a world, a split, or the result of this function. The call may be repeated on one comm; each
+ * time it makes a new communicator. Two threads must not call it on one comm at the same time.
+ *
+ * excluded lists ranks of comm that shall not be in the new communicator although they may be alive, for example because they
+ * have stopped: excluded_count numbers in any order, NULL if none. Excluded ranks must not call this function, and no caller
+ * waits for them. All callers should pass the same list. If the lists differ, the new communicator has no two ranks of which
+ * one excludes the other.
+ *
+ * The deadline is options->create_timeout_ms. ERR_TIMEOUT: a rank that is neither lost nor excluded did not call; the log line
+ * has its number and state. Call the function again, and exclude that rank if it cannot answer. ERR_PEER_LOST: the others have
+ * continued without this rank, for example because it was stopped for a long time. It can end, or join them in a new job.
+ * Another error (ERR_MEMORY, ERR_SYSTEM): a rank could not make the communicator; all remaining ranks get the error of one.
+ * ERR_ARGUMENT: excluded has a number that is not a rank of comm, or this rank's. ERR_STATE: inside a callback.
+ *
+ * A rank that frees comm instead of calling is like a lost one if all ranks of comm are on one host; over several hosts the
+ * others wait for it. After a failure the call waits for peers, and may copy memory, as shoal_comm_free does. Each side of a
+ * divided network continues by itself. A program that must not continue twice checks that the new communicator has more than
+ * half of the ranks of comm. */
+SHOAL_CALL shoal_comm_shrink(struct shoal_comm *comm, const int *excluded, size_t excluded_count,
+                             const struct shoal_comm_options *options, struct shoal_comm **comm_out);
 
 /* shoal_comm_rank returns this rank's number in the communicator, shoal_comm_size the number of its ranks. Both return -1 for
  * NULL. */
@@ -795,17 +827,18 @@ struct shoal_simulation {
     double nvlink_gb_s;          /* rate of each GPU to the others of its host, each way: all-reduces are then reduced and
                                     gathered among them (2 to 8), and only slices leave a host. 0: no NVLink */
     size_t unit_bytes;           /* size of a copy between GPU and host memory */
-    size_t ring_bytes;           /* host memory, each way, that holds such units; 0: room for a chunk and three units */
+    size_t ring_bytes;           /* host memory, each way, that holds such units; 0: as much as communicators have */
     double copy_us;              /* delay before a copy's first byte */
     double host_memory_gb_s;     /* bytes that all ranks of a host read and write, with their copies; 0: memory_gb_s alone
                                     limits */
     size_t threads;              /* of each rank, which sum and copy, each at memory_gb_s; 0: one. Fewer if `cores` does not
                                     suffice for all ranks */
+    size_t network_threads;      /* of each rank, which send and receive, each at stack_gb_s; 0: one. Fewer likewise */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \
         sizeof(struct shoal_simulation), 0, 2, 1, 1 << 20, SHOAL_FLOAT32, 0, 0, 0, 25, 30, 2, 0, 5, 0.2, 64, 65536, 0, 0, 0, \
-            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0                                                                         \
+            0, 0, 0, 0, 0, 0, 0, 1 << 20, 0, 7, 0, 0, 0                                                                      \
     }
 
 /* The answer of shoal_simulate. Initialize with SHOAL_SIMULATED_INIT. Shares are fractions of time_us, as means over the
@@ -897,6 +930,7 @@ struct shoal_watched {
     double noise_scale;
     double noise_error;
     int threads; /* threads that may do the rank's work at once, as shoal_context_threads counts them */
+    int network_threads; /* threads that send to other hosts and receive from them; 1 also if there are none */
 };
 
 /* Receives each communicator of a process. Texts are valid during the call. */

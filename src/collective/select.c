@@ -439,10 +439,21 @@ static size_t chunk_of_bins(const struct shoal_plan *plan, size_t part_bytes, si
     return stride / element_bytes * (size_t)(is_partitioned ? 1 : plan->staging_of);
 }
 
+/* A device's slice of a unit leaves its host in one message for each other host. Up to this many hosts these are long enough:
+ * at least 32 KiB of a unit of 1 MiB. More hosts have units that are longer in proportion, up to a limit, because the devices
+ * hold them (decision 79). */
+#define HOSTS_OF_A_UNIT 32
+#define UNITS_MOST 4
+
+static size_t device_units(int hosts)
+{
+    return shoal_min_size(((size_t)hosts + HOSTS_OF_A_UNIT - 1) / HOSTS_OF_A_UNIT, UNITS_MOST);
+}
+
 /* Blocks are not split between cache lines. A rank has two bins for each other host, and one for its own. */
 size_t shoal_select_device_chunk_bytes(size_t unit_bytes, size_t chunk_bytes, int size, int hosts)
 {
-    const size_t whole = unit_bytes * (size_t)(size / hosts), lines = (size_t)size * SHOAL_CACHE_LINE;
+    const size_t whole = device_units(hosts) * unit_bytes * (size_t)(size / hosts), lines = (size_t)size * SHOAL_CACHE_LINE;
     struct shoal_plan plan = {.size = size};
     if (hosts <= 1)
         return whole;

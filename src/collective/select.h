@@ -107,8 +107,8 @@ size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts);
 /* Returns the most bytes that a chunk of any entry has: of an operand, or of each part. */
 size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bool is_in_parts);
 
-/* Returns the bytes of a chunk of all-reduces that devices sum: unit_bytes for each rank of a host, or as much as staging
- * buffers can hold. */
+/* Returns the bytes of a chunk of all-reduces that devices sum: for each rank of a host unit_bytes, or up to four times as much
+ * over more than 32 hosts; or as much as staging buffers can hold. Equal on all ranks that have the same settings. */
 size_t shoal_select_device_chunk_bytes(size_t unit_bytes, size_t chunk_bytes, int size, int hosts);
 
 /* Returns how many elements (of an operand, or of each part) one chunk of another plan has. */

@@ -349,7 +349,7 @@ static enum shoal_status check_tensors(const struct attempt *attempt)
 
 /* ---- Checking a whole call ----------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, struct shoal_call *call)
+static enum shoal_status lay_out_call(const struct shoal_comm *comm, struct shoal_call *call)
 {
     if (shoal_call_lay_out(call, comm->rank, comm->size))
         return SHOAL_OK;
@@ -389,7 +389,7 @@ enum shoal_status shoal_arguments_check(const struct shoal_comm *comm, struct sh
     if (SHOAL_LIKELY(!call->arrays))
         return check_plain(attempt);
     SHOAL_TRY(call->arrays->has_tensors ? check_tensors(attempt) : check_parts(attempt));
-    return shoal_arguments_lay_out(comm, call);
+    return lay_out_call(comm, call);
 }
 
 enum shoal_status shoal_arguments_check_message(const struct shoal_comm *comm, const char *name,

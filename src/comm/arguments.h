@@ -16,9 +16,6 @@ SHOAL_MUST_USE enum shoal_status shoal_arguments_check_message(const struct shoa
                                                                const struct shoal_message *message,
                                                                const struct shoal_options *options, struct shoal_call *call);
 
-/* Makes the operands that the call's arrays describe. ERR_MEMORY. */
-SHOAL_MUST_USE enum shoal_status shoal_arguments_lay_out(const struct shoal_comm *comm, struct shoal_call *call);
-
 /* Logs why the call is refused. Returns ERR_ARGUMENT. */
 enum shoal_status shoal_arguments_refuse(const struct shoal_comm *comm, const char *call, const char *format, ...)
     SHOAL_PRINTF(3, 4);

@@ -9,6 +9,7 @@
 #include "comm/comm_world.h"
 #include "comm/context.h"
 #include "comm/device_peers.h"
+#include "comm/recipe.h"
 #include "link/auth.h"
 #include "transport/shm/shm_link.h"
 
@@ -22,7 +23,7 @@ struct agreement {
     char version[16];
 };
 
-static uint32_t create_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
+uint32_t shoal_comm_create_timeout(const struct shoal_context *context, const struct shoal_comm_options *options)
 {
     return options && options->create_timeout_ms ? options->create_timeout_ms
                                                  : (uint32_t)context->settings.comm.bootstrap_timeout_ms;
@@ -33,21 +34,8 @@ static uint32_t operation_timeout(const struct shoal_context *context, const str
     return options && options->timeout_ms ? options->timeout_ms : (uint32_t)context->settings.comm.timeout_ms;
 }
 
-/* What a communicator is made from. */
-struct recipe {
-    const char *name;
-    const char *launcher; /* the launcher that joined the ranks, for the log */
-    int rank;
-    int size;
-    uint64_t number;
-    uint64_t job;
-    const struct shoal_member *members; /* copied */
-    struct shoal_world *world;
-    const struct shoal_comm_options *options;
-};
-
 /* Call with the lock held. */
-static enum shoal_status create_transport(struct shoal_context *context, const struct recipe *recipe,
+static enum shoal_status create_transport(struct shoal_context *context, const struct shoal_comm_recipe *recipe,
                                           struct shoal_transport **transport_out)
 {
     const int hosts = shoal_members_count_hosts(recipe->members, recipe->size);
@@ -62,7 +50,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
                                                   .slots = (unsigned)context->settings.engine.depth,
                                                   .slot_bytes = slot_bytes,
                                                   .counter_start = context->settings.engine.counter_start,
-                                                  .timeout_ms = create_timeout(context, recipe->options)}};
+                                                  .timeout_ms = shoal_comm_create_timeout(context, recipe->options)}};
     if (hosts > 1)
         return shoal_hosts_create(context->endpoint, &options, transport_out);
     options.shm.peers = calloc((size_t)recipe->size, sizeof(struct shoal_shm_peer *));
@@ -75,7 +63,7 @@ static enum shoal_status create_transport(struct shoal_context *context, const s
     return status;
 }
 
-static enum shoal_status comm_join(struct shoal_context *context, const struct recipe *recipe,
+static enum shoal_status comm_join(struct shoal_context *context, const struct shoal_comm_recipe *recipe,
                                    struct shoal_transport *transport)
 {
     const bool is_over_hosts = shoal_members_count_hosts(recipe->members, recipe->size) > 1;
@@ -105,13 +93,13 @@ static void say_made(struct shoal_context *context, const struct shoal_comm *com
                    context->kernels->name, (unsigned long long)shoal_progress_spin_ns(context->progress) / 1000);
 }
 
-static const char *name_of(const struct recipe *recipe)
+static const char *name_of(const struct shoal_comm_recipe *recipe)
 {
     return recipe->options && recipe->options->name ? recipe->options->name : recipe->name;
 }
 
 /* Returns a communicator without its engine, or NULL if out of memory. */
-static struct shoal_comm *comm_allocate(const struct recipe *recipe)
+static struct shoal_comm *comm_allocate(const struct shoal_comm_recipe *recipe)
 {
     struct shoal_comm *comm = calloc(1, sizeof *comm);
     if (comm)
@@ -132,7 +120,7 @@ static struct shoal_comm *comm_allocate(const struct recipe *recipe)
     return comm;
 }
 
-static enum shoal_status create_engine(struct shoal_context *context, const struct recipe *recipe,
+static enum shoal_status create_engine(struct shoal_context *context, const struct shoal_comm_recipe *recipe,
                                        struct shoal_transport *transport, struct shoal_engine **engine_out)
 {
     const struct shoal_engine_options engine_options = {
@@ -155,10 +143,30 @@ static void free_comm(struct shoal_comm *comm)
 {
     shoal_devices_fini(comm);
     free(comm->members);
+    free(comm->shrinking);
     free(comm);
 }
 
-static enum shoal_status comm_make(struct shoal_context *context, const struct recipe *recipe, struct shoal_comm **comm_out)
+/* Adds a communicator to its context. */
+static void comm_add(struct shoal_context *context, struct shoal_comm *comm)
+{
+    SHOAL_ASSERT(comm->engine && comm->world->context == context);
+    comm->context = context;
+    struct shoal_recorder *recorder = shoal_engine_recorder(comm->engine);
+    recorder->rejections = context->network ? shoal_network_rejections(context->network) : NULL;
+    const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
+    shoal_progress_lock(context->progress);
+    shoal_recorder_identify(recorder, &identity, comm->job, comm->name, comm->rank,
+                            shoal_progress_anchor(context->progress)->ns_per_tick);
+    shoal_progress_add(context->progress, comm->engine);
+    shoal_world_use(comm->world);
+    comm->next = context->comms;
+    context->comms = comm;
+    shoal_progress_unlock(context->progress);
+}
+
+enum shoal_status shoal_comm_make(struct shoal_context *context, const struct shoal_comm_recipe *recipe,
+                                  struct shoal_comm **comm_out)
 {
     struct shoal_transport *transport;
     shoal_progress_lock(context->progress);
@@ -180,22 +188,10 @@ static enum shoal_status comm_make(struct shoal_context *context, const struct r
             free_comm(comm);
         return status;
     }
-    SHOAL_ASSERT(comm->engine && comm->world->context == context);
-    comm->context = context;
-    struct shoal_recorder *recorder = shoal_engine_recorder(comm->engine);
-    recorder->rejections = context->network ? shoal_network_rejections(context->network) : NULL;
-    const struct shoal_recorder_identity identity = {comm->number, comm->size, context->log.rank};
-    shoal_progress_lock(context->progress);
-    shoal_recorder_identify(recorder, &identity, comm->job, comm->name, comm->rank,
-                            shoal_progress_anchor(context->progress)->ns_per_tick);
-    shoal_progress_add(context->progress, comm->engine);
-    shoal_world_use(comm->world);
-    comm->next = context->comms;
-    context->comms = comm;
-    shoal_progress_unlock(context->progress);
+    comm_add(context, comm);
     say_made(context, comm, recipe->launcher);
     shoal_devices_make_ports(context);
-    status = shoal_devices_join_peers(comm, create_timeout(context, recipe->options));
+    status = shoal_devices_join_peers(comm, shoal_comm_create_timeout(context, recipe->options));
     if (status == SHOAL_OK)
         *comm_out = comm;
     else
@@ -239,7 +235,7 @@ static uint64_t read_job(struct shoal_context *context)
 }
 
 static enum shoal_status comm_agree(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                    struct recipe *recipe)
+                                    struct shoal_comm_recipe *recipe)
 {
     struct agreement own = {.job = read_job(context), .settings = context->settings.bootstrap.agreed.agreed};
     snprintf(own.version, sizeof own.version, "%s", shoal_version());
@@ -303,8 +299,8 @@ static void share_cores(struct shoal_context *context, int local_ranks)
 static enum shoal_status join_world(struct shoal_context *context, struct shoal_bootstrap *bootstrap,
                                     const struct shoal_comm_options *options, struct shoal_comm **comm_out)
 {
-    const uint32_t timeout_ms = create_timeout(context, options);
-    struct recipe recipe = {
+    const uint32_t timeout_ms = shoal_comm_create_timeout(context, options);
+    struct shoal_comm_recipe recipe = {
         .name = "world", .launcher = bootstrap->launcher, .rank = bootstrap->rank, .size = bootstrap->size, .options = options};
     note_rank(context, bootstrap->rank);
     SHOAL_TRY(comm_agree(context, bootstrap, timeout_ms, &recipe));
@@ -313,7 +309,7 @@ static enum shoal_status join_world(struct shoal_context *context, struct shoal_
     recipe.members = recipe.world->members;
     const int local_ranks = shoal_members_count_local(recipe.members, recipe.size, recipe.rank);
     shoal_progress_note_ranks(context->progress, local_ranks);
-    const enum shoal_status status = comm_make(context, &recipe, comm_out);
+    const enum shoal_status status = shoal_comm_make(context, &recipe, comm_out);
     if (status == SHOAL_OK)
         share_cores(context, local_ranks);
     shoal_world_leave(recipe.world);
@@ -342,9 +338,8 @@ static enum shoal_status make_world(struct shoal_context *context, enum shoal_st
     return status;
 }
 
-/* Replaces *options by *known, which holds the caller's values of all fields that both sides know. */
-static enum shoal_status check_create(struct shoal_context *context, const struct shoal_comm_options **options,
-                                      struct shoal_comm_options *known, struct shoal_comm **comm_out, const char *call)
+enum shoal_status shoal_comm_check_create(struct shoal_context *context, const struct shoal_comm_options **options,
+                                          struct shoal_comm_options *known, struct shoal_comm **comm_out, const char *call)
 {
     SHOAL_TRY(shoal_context_check(context, call));
     if (!comm_out)
@@ -368,9 +363,9 @@ enum shoal_status shoal_comm_create(struct shoal_context *context, const struct 
 {
     struct shoal_bootstrap bootstrap;
     struct shoal_comm_options known;
-    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create"));
+    SHOAL_TRY(shoal_comm_check_create(context, &options, &known, comm_out, "shoal_comm_create"));
     const enum shoal_status found = shoal_bootstrap_from_environment(&context->settings.bootstrap, &context->log,
-                                                                     create_timeout(context, options), &bootstrap);
+                                                                     shoal_comm_create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
 }
 
@@ -379,12 +374,13 @@ enum shoal_status shoal_comm_create_at(struct shoal_context *context, const char
 {
     struct shoal_bootstrap bootstrap;
     struct shoal_comm_options known;
-    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create_at"));
+    SHOAL_TRY(shoal_comm_check_create(context, &options, &known, comm_out, "shoal_comm_create_at"));
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_at"));
     if (!address)
         return shoal_log_fail(&context->log, SHOAL_ERR_ARGUMENT, "comm", "shoal_comm_create_at: address is NULL");
-    const enum shoal_status found = shoal_bootstrap_from_address(address, rank, size, &context->settings.bootstrap,
-                                                                 &context->log, create_timeout(context, options), &bootstrap);
+    const enum shoal_status found =
+        shoal_bootstrap_from_address(address, rank, size, &context->settings.bootstrap, &context->log,
+                                     shoal_comm_create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
 }
 
@@ -393,10 +389,10 @@ enum shoal_status shoal_comm_create_with(struct shoal_context *context, const st
 {
     struct shoal_bootstrap bootstrap;
     struct shoal_comm_options known;
-    SHOAL_TRY(check_create(context, &options, &known, comm_out, "shoal_comm_create_with"));
+    SHOAL_TRY(shoal_comm_check_create(context, &options, &known, comm_out, "shoal_comm_create_with"));
     SHOAL_TRY(comm_check_ranks(context, rank, size, "shoal_comm_create_with"));
     const enum shoal_status found = shoal_bootstrap_from_store(store, rank, size, &context->settings.bootstrap, &context->log,
-                                                               create_timeout(context, options), &bootstrap);
+                                                               shoal_comm_create_timeout(context, options), &bootstrap);
     return make_world(context, found, &bootstrap, options, comm_out);
 }
 
@@ -421,7 +417,7 @@ static int by_key_then_rank(const void *a, const void *b)
 }
 
 /* The finalizer of splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
-static uint64_t comm_mix(uint64_t x)
+uint64_t shoal_comm_mix(uint64_t x)
 {
     x = (x ^ (x >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     x = (x ^ (x >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -435,10 +431,11 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
     struct member *chosen = calloc((size_t)parent->size, sizeof *chosen);
     struct shoal_member *members = calloc((size_t)parent->size, sizeof *members);
     char name[32];
-    struct recipe recipe = {
+    struct shoal_comm_recipe recipe = {
         .name = name,
         .launcher = "shoal_comm_split",
-        .number = comm_mix(parent->number + comm_mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
+        .number =
+            shoal_comm_mix(parent->number + shoal_comm_mix(parent->splits * UINT64_C(0x9e3779b97f4a7c15) + (uint32_t)color)),
         .job = parent->job,
         .members = members,
         .world = parent->world,
@@ -460,7 +457,7 @@ static enum shoal_status make_group(struct shoal_comm *parent, const struct choi
         }
         SHOAL_ASSERT(chosen[recipe.rank].rank == parent->rank);
         snprintf(name, sizeof name, "%.20s.%u", parent->name, parent->splits);
-        status = comm_make(context, &recipe, comm_out);
+        status = shoal_comm_make(context, &recipe, comm_out);
     }
     free(chosen);
     free(members);
@@ -473,7 +470,7 @@ enum shoal_status shoal_comm_split(struct shoal_comm *comm, int color, int key, 
     const struct choice own = {color, key};
     struct shoal_comm_options known;
     SHOAL_TRY(shoal_comm_check(comm, "shoal_comm_split"));
-    SHOAL_TRY(check_create(comm->context, &options, &known, comm_out, "shoal_comm_split"));
+    SHOAL_TRY(shoal_comm_check_create(comm->context, &options, &known, comm_out, "shoal_comm_split"));
     struct choice *choices = calloc((size_t)comm->size, sizeof *choices);
     if (!choices)
         return shoal_log_fail(&comm->context->log, SHOAL_ERR_MEMORY, "comm", "no memory to split %d ranks", comm->size);
@@ -572,6 +569,14 @@ static bool wait_until_quiet(struct shoal_context *context, struct shoal_engine 
     return true;
 }
 
+void shoal_comm_settle(struct shoal_comm *comm)
+{
+    if (comm->is_settled)
+        return;
+    comm->devices.is_borrowed = !wait_until_quiet(comm->context, comm->engine);
+    comm->is_settled = shoal_engine_failure(comm->engine) != NULL;
+}
+
 /* Adapters may be reading inputs on a device when a communicator breaks; only polling shows when they are done. A callback
  * cannot poll. Returns with the lock held. */
 static void comm_wait_for_adapters(struct shoal_context *context, struct shoal_engine *engine, bool is_inside)
@@ -598,6 +603,8 @@ void shoal_comm_free(struct shoal_comm *comm)
         shoal_progress_unlock(context->progress);
         return;
     }
+    if (comm->shrunk_from)
+        comm->shrunk_from->shrinking->made = NULL;
     struct shoal_comm **link = &context->comms;
     while (*link && *link != comm)
         link = &(*link)->next;
@@ -607,15 +614,19 @@ void shoal_comm_free(struct shoal_comm *comm)
     shoal_progress_remove(context->progress, comm->engine);
     shoal_engine_close(comm->engine);
     context->has_broken |= shoal_engine_failure(comm->engine) != NULL;
-    comm->devices.is_borrowed = !wait_until_quiet(context, comm->engine);
+    shoal_comm_settle(comm);
     comm_wait_for_adapters(context, comm->engine, is_inside);
     if (!comm->is_finalized) /* otherwise finalize has written it */
         write_trace(comm);
     shoal_tracks_free(comm);
     shoal_engine_destroy(comm->engine);
     shoal_progress_unlock(context->progress);
+    struct shoal_comm *made = comm->shrinking ? comm->shrinking->made : NULL;
+    if (made)
+        made->shrunk_from = NULL;
     struct shoal_world *world = comm->world;
     free_comm(comm);
+    shoal_comm_free(made); /* a shrink that did not end has left it */
     shoal_world_leave(world);
 }
 

@@ -7,7 +7,9 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "helpers/helper_cores.h"
 #include "link/auth.h"
+#include "topology/limits.h"
 #include "topology/nic.h"
 
 /* The addresses of a rank's interfaces, best first, which every rank receives. */
@@ -155,6 +157,26 @@ static struct shoal_fabric_share share_of(const struct shoal_member *members, in
     return share;
 }
 
+/* Helpers and threads at the network share the cores that the framework leaves: the one or the other wait. A range of ports may
+ * be just large enough for one port of each rank, so only a number that is set adds ports there. */
+static int count_network_threads(struct shoal_context *context, int local_ranks)
+{
+    const int fixed = shoal_fabric_fixed_threads(&context->settings.fabric), width = shoal_helpers_width(context->helpers);
+    shoal_progress_lock(context->progress);
+    const int together = shoal_shm_endpoint_cores(context->endpoint);
+    shoal_progress_unlock(context->progress);
+    const struct shoal_helper_share share = {
+        shoal_helper_cores_count(shoal_topology_cores(), together, local_ranks),
+        shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE)};
+    const int left = context->settings.bootstrap.ports[0] ? 1 : shoal_helper_cores_width(share);
+    return fixed ? fixed : shoal_fabric_auto_threads(width < left ? width : left, local_ranks);
+}
+
+static void wake_for_lanes(void *progress)
+{
+    shoal_progress_wake_outside(progress);
+}
+
 /* One endpoint serves all worlds of a context. */
 static enum shoal_status open_network(struct shoal_context *context, const struct shoal_nic *nic,
                                       struct shoal_fabric_share share)
@@ -164,7 +186,11 @@ static enum shoal_status open_network(struct shoal_context *context, const struc
                                                   .ports = context->settings.bootstrap.ports,
                                                   .memory = context->memory,
                                                   .nic = nic,
-                                                  .share = share};
+                                                  .share = share,
+                                                  .threads = count_network_threads(context, share.ranks),
+                                                  .is_fixed = shoal_fabric_fixed_threads(&context->settings.fabric) != 0,
+                                                  .wake = wake_for_lanes,
+                                                  .wake_arg = context->progress};
     struct shoal_network *network;
     enum shoal_status status = SHOAL_OK;
     pthread_mutex_lock(&context->opening);
@@ -309,7 +335,7 @@ static enum shoal_status meet(struct shoal_world *world, struct shoal_bootstrap 
     SHOAL_TRY(shoal_shm_endpoint_connect(world->context->endpoint, bootstrap, timeout_ms, places));
     shoal_bootstrap_end_phase(bootstrap, "own host");
     for (int r = 0; r < world->size; r++)
-        world->members[r] = (struct shoal_member){places[r].host, places[r].peer, NULL};
+        world->members[r] = (struct shoal_member){places[r].host, places[r].peer, NULL, r};
     if (shoal_members_count_hosts(world->members, world->size) == 1)
         return SHOAL_OK;
     return join_hosts(world, bootstrap, timeout_ms, places);

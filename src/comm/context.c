@@ -93,11 +93,31 @@ enum shoal_status shoal_context_configure(struct shoal_settings *settings, struc
     return SHOAL_OK;
 }
 
-static enum shoal_status refuse_threads(uint32_t threads, char *error, size_t error_bytes)
+static enum shoal_status check_threads(const struct shoal_context_options *options, char *error, size_t error_bytes)
 {
-    snprintf(error, error_bytes, "shoal_context_create: options->threads is %u, more than %d (0: as SHOAL_THREADS says)",
-             (unsigned)threads, SHOAL_HELPERS_MAX);
-    return SHOAL_ERR_ARGUMENT;
+    if (options->threads > SHOAL_HELPERS_MAX) {
+        snprintf(error, error_bytes, "shoal_context_create: options->threads is %u, more than %d (0: as SHOAL_THREADS says)",
+                 (unsigned)options->threads, SHOAL_HELPERS_MAX);
+        return SHOAL_ERR_ARGUMENT;
+    }
+    if (options->network_threads > SHOAL_NETWORK_THREADS_MAX) {
+        snprintf(error, error_bytes,
+                 "shoal_context_create: options->network_threads is %u, more than %d (0: as SHOAL_NETWORK_THREADS says)",
+                 (unsigned)options->network_threads, SHOAL_NETWORK_THREADS_MAX);
+        return SHOAL_ERR_ARGUMENT;
+    }
+    return SHOAL_OK;
+}
+
+static enum shoal_status context_take_options(struct shoal_context *context, const struct shoal_context_options *options,
+                                              char *error, size_t error_bytes)
+{
+    SHOAL_TRY(check_threads(options, error, error_bytes));
+    SHOAL_TRY(shoal_context_configure(&context->settings, &context->tuning, options->settings, error, error_bytes));
+    if (options->network_threads)
+        snprintf(context->settings.fabric.network_threads, sizeof context->settings.fabric.network_threads, "%u",
+                 (unsigned)options->network_threads);
+    return SHOAL_OK;
 }
 
 enum shoal_status shoal_context_create(const struct shoal_context_options *options, struct shoal_context **context_out)
@@ -113,10 +133,7 @@ enum shoal_status shoal_context_create(const struct shoal_context_options *optio
     if (!context)
         return SHOAL_ERR_MEMORY;
     shoal_struct_copy_in(&known, options, sizeof known);
-    const enum shoal_status parsed =
-        known.threads > SHOAL_HELPERS_MAX
-            ? refuse_threads(known.threads, error, sizeof error)
-            : shoal_context_configure(&context->settings, &context->tuning, known.settings, error, sizeof error);
+    const enum shoal_status parsed = context_take_options(context, &known, error, sizeof error);
     if (parsed != SHOAL_OK)
         memset(&context->settings, 0, sizeof context->settings);
     shoal_log_init(&context->log, &context->settings.log, known.log, known.log_arg);

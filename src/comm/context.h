@@ -13,7 +13,8 @@
 #include "memory/memory.h"
 #include "transport/hosts/hosts.h"
 
-struct shoal_world; /* comm/comm_world.h */
+struct shoal_world;     /* comm/comm_world.h */
+struct shoal_shrinking; /* comm/shrink.c */
 
 struct shoal_context {
     volatile uint32_t *is_parent; /* a page that the kernel zeroes in forked children */
@@ -51,6 +52,9 @@ struct shoal_comm {
     unsigned splits;
     struct shoal_track *tracks; /* the newest first */
     bool is_finalized;
+    bool is_settled;                   /* it has failed, and no peer touches this rank's memory through it */
+    struct shoal_shrinking *shrinking; /* what calls of shoal_comm_shrink keep (shrink.c); NULL: nothing */
+    struct shoal_comm *shrunk_from;    /* the communicator whose `shrinking` has this one; NULL once the caller has it */
 };
 
 /* Returns OK if the context may be used here: it is not NULL and this is not a forked child. `call` is for the message. */

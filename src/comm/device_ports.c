@@ -17,13 +17,14 @@ static enum shoal_status fill_port(struct shoal_context *context, void *driver_c
                                              .slots = port->slots,
                                              .slot_bytes = shoal_gpu_unit_bytes(&context->settings.gpu),
                                              .counter_start = context->settings.engine.counter_start};
-    SHOAL_TRY(shoal_devices_memory_share(context, shoal_gpu_port_bytes(options.slots, options.slot_bytes), &port->memory));
-    options.memory = shoal_devices_memory_rings(&port->memory);
+    SHOAL_TRY(shoal_operand_memory_share(&context->log, context->memory,
+                                         shoal_gpu_port_bytes(options.slots, options.slot_bytes), &port->memory));
+    options.memory = shoal_operand_memory_rings(&port->memory);
     const enum shoal_status status = shoal_gpu_port_open(context->drivers.gpu, &options, &port->port);
     if (status == SHOAL_OK)
-        shoal_devices_memory_describe(&port->memory, port->port);
+        shoal_operand_memory_describe(&port->memory, port->port);
     else
-        shoal_devices_memory_unmap(&port->memory);
+        shoal_operand_memory_unmap(&port->memory);
     return status;
 }
 
@@ -79,7 +80,7 @@ static void end_port(struct shoal_drivers *drivers, struct shoal_devices_port *p
     SHOAL_ASSERT(*link == port);
     *link = port->next_made;
     if (port->peers ? shoal_gpu_peers_close(port->peers) : shoal_gpu_port_close(port->port))
-        shoal_devices_memory_unmap(&port->memory);
+        shoal_operand_memory_unmap(&port->memory);
     free(port);
 }
 
@@ -380,11 +381,11 @@ static enum shoal_status fill_peers(struct shoal_context *context, void *driver_
                                     const struct shoal_device_stage_options *stage, struct shoal_devices_port *port)
 {
     struct shoal_gpu_peers_options options = {.context = driver_context, .stage = *stage};
-    SHOAL_TRY(shoal_devices_memory_map(context, shoal_device_stage_bytes(stage), &port->memory));
+    SHOAL_TRY(shoal_operand_memory_map(&context->log, context->memory, shoal_device_stage_bytes(stage), &port->memory));
     options.memory = port->memory.at;
     const enum shoal_status status = shoal_gpu_peers_open(context->drivers.gpu, &options, &port->peers);
     if (status != SHOAL_OK)
-        shoal_devices_memory_unmap(&port->memory);
+        shoal_operand_memory_unmap(&port->memory);
     return status;
 }
 

@@ -16,7 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "comm/device_memory.h"
+#include "operand/device_memory.h"
 
 struct shoal_comm;
 struct shoal_context;
@@ -29,7 +29,7 @@ struct shoal_devices_port {
     unsigned slots;                /* in each ring */
     bool is_counted;
     bool is_borrowed; /* a peer that was stopped may still write into its rings: no other communicator uses it */
-    struct shoal_devices_memory memory; /* holds its rings */
+    struct shoal_operand_memory memory; /* holds its rings */
 };
 
 /* What a communicator knows about devices. */

@@ -10,69 +10,7 @@
 #include "comm/arguments.h"
 #include "comm/device_exports.h"
 #include "operand/makers.h"
-
-/* ---- Locating operands --------------------------------------------------------------------------------------------------- */
-
-static const struct shoal_shape *shape_of(const struct shoal_call *call)
-{
-    return &shoal_collective_traits(call->collective)->shape;
-}
-
-static bool is_partitioned(const struct shoal_call *call, enum shoal_block_operand operand)
-{
-    return operand == SHOAL_INPUT ? shape_of(call)->is_input_partitioned : shape_of(call)->is_output_partitioned;
-}
-
-/* Memory of one operand, or of one tensor of it. */
-struct piece {
-    const char *at;
-    size_t bytes; /* from there to the end of the memory that the rank may access */
-    enum shoal_block_operand operand;
-    size_t tensor;
-};
-
-/* A single tensor is plain memory. */
-static bool has_tensors(const struct shoal_call *call)
-{
-    return call->arrays && call->arrays->has_tensors && call->arrays->tensor_count != 1;
-}
-
-static size_t count_pieces(const struct shoal_call *call)
-{
-    return 2 * (has_tensors(call) ? call->arrays->tensor_count : 1);
-}
-
-static bool has_operand(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
-{
-    if (shoal_call_has_peer(call->collective))
-        return (operand == SHOAL_INPUT) == (call->collective == SHOAL_COLLECTIVE_SEND);
-    return operand == SHOAL_INPUT ? shoal_shape_contributes(shape_of(call), comm->rank, call->root)
-                                  : shoal_shape_receives(shape_of(call), comm->rank, call->root);
-}
-
-/* Bytes of an operand that is a single tensor. */
-static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
-{
-    const size_t element = shoal_type_bytes(call->type);
-    return shoal_call_bytes(call, operand, comm->rank, comm->size, element, comm->rank);
-}
-
-/* Returns piece i of count_pieces; `at` is NULL if the rank has no bytes of it. */
-static struct piece piece_at(const struct shoal_comm *comm, const struct shoal_call *call, size_t i)
-{
-    struct piece piece = {.operand = i % 2 == 0 ? SHOAL_INPUT : SHOAL_OUTPUT, .tensor = i / 2};
-    const struct shoal_tensor whole = {call->input, call->output, 0};
-    const struct shoal_tensor *tensor = has_tensors(call) ? &call->arrays->tensors[piece.tensor] : &whole;
-    SHOAL_ASSERT(i < count_pieces(call));
-    if (!has_operand(comm, call, piece.operand))
-        return piece;
-    const size_t parts = is_partitioned(call, piece.operand) ? (size_t)comm->size : 1;
-    piece.bytes =
-        tensor == &whole ? operand_bytes(comm, call, piece.operand) : parts * tensor->count * shoal_type_bytes(call->type);
-    if (piece.bytes)
-        piece.at = piece.operand == SHOAL_INPUT ? tensor->input : tensor->output;
-    return piece;
-}
+#include "operand/pieces.h"
 
 /* ---- A call under way ---------------------------------------------------------------------------------------------------- */
 
@@ -85,8 +23,8 @@ struct side {
     const struct side *own; /* for an output: the input that stays on the device and that it is copied from; or NULL */
 };
 
-/* One call. The engine may free the call's layout while copies are still being posted, so a leg has its own layout
- * to look up addresses. */
+/* One call. The engine may free the call's layout while copies are still being posted, so a leg has the layout that the call
+ * had before: there are the addresses on the device. */
 struct leg {
     struct shoal_call call;
     struct side sides[2]; /* enum shoal_block_operand */
@@ -106,11 +44,11 @@ struct trip {
     size_t transfer_count;
 };
 
-static void name_piece(const struct trip *trip, size_t call, const struct piece *piece, char *name, size_t bytes)
+static void name_piece(const struct trip *trip, size_t call, const struct shoal_call_piece *piece, char *name, size_t bytes)
 {
     const char *operand = piece->operand == SHOAL_INPUT ? "input" : "output";
     const struct shoal_call *at = &trip->calls[call];
-    if (has_tensors(at))
+    if (shoal_call_has_tensors(at))
         snprintf(name, bytes, "the %s of tensor %zu", operand, piece->tensor);
     else if (trip->count != 1)
         snprintf(name, bytes, "the buffer of message %zu", call);
@@ -139,7 +77,7 @@ static enum shoal_status refuse_in_callback(const struct trip *trip, const char 
 /* Finds out which memory a piece is in. A driver does not know freed memory or memory of another process; the engine would
  * treat it as host memory and crash. So this reads the last byte first, which the call would access anyway. In a callback this
  * read is the only check, because the driver may be waiting for this thread. */
-static enum shoal_status classify_piece(const struct trip *trip, size_t call, const struct piece *piece,
+static enum shoal_status classify_piece(const struct trip *trip, size_t call, const struct shoal_call_piece *piece,
                                         struct shoal_gpu_pointer *pointer_out)
 {
     const struct shoal_comm *comm = trip->comm;
@@ -167,8 +105,8 @@ static enum shoal_status classify_piece(const struct trip *trip, size_t call, co
 static enum shoal_status look_for_device(const struct trip *trip, size_t call, bool *is_found_out)
 {
     const struct shoal_call *at = &trip->calls[call];
-    for (size_t i = 0; i < count_pieces(at) && !*is_found_out; i++) {
-        const struct piece piece = piece_at(trip->comm, at, i);
+    for (size_t i = 0; i < shoal_call_count_pieces(at) && !*is_found_out; i++) {
+        const struct shoal_call_piece piece = shoal_call_piece(at, trip->comm->rank, trip->comm->size, i);
         struct shoal_gpu_pointer pointer;
         if (!piece.at)
             continue;
@@ -189,7 +127,8 @@ enum shoal_status shoal_devices_look(struct shoal_comm *comm, struct shoal_call 
 
 /* Finds the driver context in which a piece is used, which must be the same for all pieces. *is_on_device_out is false for host
  * memory. */
-static enum shoal_status look_at_piece(struct trip *trip, size_t call, const struct piece *piece, bool *is_on_device_out)
+static enum shoal_status look_at_piece(struct trip *trip, size_t call, const struct shoal_call_piece *piece,
+                                       bool *is_on_device_out)
 {
     struct shoal_comm *comm = trip->comm;
     struct shoal_drivers *drivers = &comm->context->drivers;
@@ -222,8 +161,8 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
     const struct shoal_call *at = &trip->calls[call];
     struct leg *leg = &trip->legs[call];
     bool is_any_on_device = false, is_any_in_host = false, is_on_device[2] = {false, false};
-    for (size_t i = 0; i < count_pieces(at); i++) {
-        const struct piece piece = piece_at(trip->comm, at, i);
+    for (size_t i = 0; i < shoal_call_count_pieces(at); i++) {
+        const struct shoal_call_piece piece = shoal_call_piece(at, trip->comm->rank, trip->comm->size, i);
         bool is_there = false;
         if (!piece.at)
             continue;
@@ -232,7 +171,7 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
         is_any_on_device |= is_there;
         is_any_in_host |= !is_there;
     }
-    if (has_tensors(at) && is_any_on_device && is_any_in_host)
+    if (shoal_call_has_tensors(at) && is_any_on_device && is_any_in_host)
         return shoal_arguments_refuse(trip->comm, trip->calls->name,
                                       "some of the tensors are in host memory, but %s is on a device: use one call for each",
                                       trip->first);
@@ -245,15 +184,21 @@ static enum shoal_status look_at_call(struct trip *trip, size_t call)
 
 /* ---- Opening ------------------------------------------------------------------------------------------------------------- */
 
-/* Copies the call, with its own layout. */
-static enum shoal_status copy_call(struct trip *trip, size_t i)
+/* Replaces operands of a call. The leg has the call as it was: with the operands that are copied. */
+static bool put_operands(struct trip *trip, size_t i, struct shoal_operand *input, struct shoal_operand *output)
 {
-    const struct shoal_call *call = &trip->calls[i];
-    struct leg *leg = &trip->legs[i];
-    SHOAL_ASSERT(!leg->call.layout); /* copied once */
-    leg->call = *call;
-    leg->call.layout = NULL;
-    return call->layout ? shoal_arguments_lay_out(trip->comm, &leg->call) : SHOAL_OK;
+    struct shoal_call *const before = &trip->legs[i].call;
+    SHOAL_ASSERT(!before->layout);
+    *before = trip->calls[i];
+    before->layout = NULL;
+    return shoal_call_put_operands(&trip->calls[i], trip->comm->rank, trip->comm->size, input, output, &before->layout);
+}
+
+/* Bytes of an operand that is a single piece. */
+static size_t operand_bytes(const struct shoal_comm *comm, const struct shoal_call *call, enum shoal_block_operand operand)
+{
+    const size_t element_bytes = shoal_type_bytes(call->type);
+    return shoal_call_bytes(call, operand, comm->rank, comm->size, element_bytes, comm->rank);
 }
 
 /* Returns true if the plan of a call lets its input stay where it is. */
@@ -263,7 +208,7 @@ static bool may_stay(struct trip *trip, size_t i, bool *copies_out)
     const struct shoal_call *call = &trip->calls[i];
     const uint64_t least = comm->context->settings.fabric.gpudirect_bytes;
     if (!least || !comm->context->network || !shoal_network_exports(comm->context->network) ||
-        shoal_call_has_peer(call->collective) || !trip->legs[i].sides[SHOAL_INPUT].call || has_tensors(call) ||
+        shoal_call_has_peer(call->collective) || !trip->legs[i].sides[SHOAL_INPUT].call || shoal_call_has_tensors(call) ||
         operand_bytes(comm, call, SHOAL_INPUT) < least)
         return false;
     shoal_progress_lock(comm->context->progress);
@@ -294,10 +239,11 @@ static bool open_stay(struct trip *trip, size_t i)
 static void open_in_ring(struct trip *trip, const struct shoal_call *call, struct side *side)
 {
     const int size = trip->comm->size;
-    const bool is_any_partitioned = is_partitioned(call, SHOAL_INPUT) || is_partitioned(call, SHOAL_OUTPUT);
+    const bool is_any_partitioned =
+        shoal_call_is_partitioned(call, SHOAL_INPUT) || shoal_call_is_partitioned(call, SHOAL_OUTPUT);
     struct shoal_device_ring *ring = shoal_gpu_port_ring(trip->port->port, side->operand == SHOAL_INPUT);
     SHOAL_ASSERT(!side->ring_operand && side->call);
-    side->ring_operand = shoal_device_ring_open(ring, is_partitioned(call, side->operand) ? size : 1,
+    side->ring_operand = shoal_device_ring_open(ring, shoal_call_is_partitioned(call, side->operand) ? size : 1,
                                                 is_any_partitioned ? size : 1, call->count, shoal_type_bytes(call->type));
 }
 
@@ -317,14 +263,12 @@ static enum shoal_status open_leg(struct trip *trip, size_t i)
     struct shoal_comm *comm = trip->comm;
     struct side *sides = trip->legs[i].sides;
     struct shoal_operand *operands[2] = {NULL, NULL};
-    SHOAL_TRY(copy_call(trip, i));
     bool has_all = true;
     for (int operand = 0; operand < 2 && has_all; operand++) {
         operands[operand] = sides[operand].call ? open_side(trip, i, &sides[operand]) : NULL;
         has_all = !sides[operand].call || operands[operand];
     }
-    if (has_all &&
-        shoal_call_put_operands(&trip->calls[i], comm->rank, comm->size, operands[SHOAL_INPUT], operands[SHOAL_OUTPUT]))
+    if (has_all && put_operands(trip, i, operands[SHOAL_INPUT], operands[SHOAL_OUTPUT]))
         return SHOAL_OK;
     shoal_operand_drop(operands[SHOAL_INPUT]);
     shoal_operand_drop(operands[SHOAL_OUTPUT]);
@@ -351,10 +295,9 @@ static enum shoal_status prepare_sum(struct trip *trip)
     struct shoal_call *call = &trip->calls[0];
     SHOAL_ASSERT(trip->count == 1 && !trip->port && !trip->sum);
     SHOAL_TRY(shoal_gpu_peers_check(peers, trip->calls->stream));
-    SHOAL_TRY(copy_call(trip, 0));
     trip->sum = shoal_device_sum_open(shoal_gpu_peers_stage(peers), call->count, shoal_type_bytes(call->type));
     struct shoal_operand *both = trip->sum ? shoal_operand_of_device_sum(trip->sum) : NULL;
-    if (both && shoal_call_put_operands(call, comm->rank, comm->size, both, both))
+    if (both && put_operands(trip, 0, both, both))
         return SHOAL_OK;
     if (both)
         shoal_operand_drop(both);
@@ -368,7 +311,7 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
 {
     const struct side *side = arg;
     const struct shoal_call *call = side->call;
-    const int peer = is_partitioned(call, side->operand) ? part : side->rank;
+    const int peer = shoal_call_is_partitioned(call, side->operand) ? part : side->rank;
     const bool is_input = side->operand == SHOAL_INPUT;
     const size_t length = shoal_call_has_peer(call->collective) ? call->count
                           : is_input                            ? shoal_call_length(call, side->rank, side->rank, peer)
@@ -384,11 +327,11 @@ static unsigned long long find_element(const void *arg, int part, size_t at, siz
 static unsigned long long find_own_element(const void *arg, int part, size_t at, size_t *run)
 {
     const struct side *side = arg;
-    const bool is_in_parts = is_partitioned(side->call, SHOAL_OUTPUT);
+    const bool is_in_parts = shoal_call_is_partitioned(side->call, SHOAL_OUTPUT);
     SHOAL_ASSERT(side->own && side->operand == SHOAL_OUTPUT);
     if (side->rank != (is_in_parts ? part : side->call->root))
         return 0;
-    return find_element(side->own, is_partitioned(side->call, SHOAL_INPUT) ? side->rank : 0, at, run);
+    return find_element(side->own, shoal_call_is_partitioned(side->call, SHOAL_INPUT) ? side->rank : 0, at, run);
 }
 
 /* ---- Posting ------------------------------------------------------------------------------------------------------------- */

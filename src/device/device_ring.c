@@ -35,16 +35,16 @@ void shoal_device_ring_init(struct shoal_device_ring *ring, bool is_inward, unsi
 }
 
 /* Rows begin at cache lines, unless that leaves no room for a row. */
-static size_t row_elements(size_t slot_bytes, int parts, size_t element)
+static size_t row_elements(size_t slot_bytes, int parts, size_t element_bytes)
 {
     const size_t row = slot_bytes / (size_t)parts;
-    return (row >= SHOAL_CACHE_LINE ? row / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE : row) / element;
+    return (row >= SHOAL_CACHE_LINE ? row / SHOAL_CACHE_LINE * SHOAL_CACHE_LINE : row) / element_bytes;
 }
 
 /* A range touches one unit more than it fills. */
-static size_t units_of_range(size_t slot_bytes, int parts, size_t element, size_t range_elements)
+static size_t units_of_range(size_t slot_bytes, int parts, size_t element_bytes, size_t range_elements)
 {
-    const size_t unit = row_elements(slot_bytes, parts, element);
+    const size_t unit = row_elements(slot_bytes, parts, element_bytes);
     return (range_elements + unit - 1) / unit + 1;
 }
 
@@ -164,7 +164,7 @@ void shoal_device_ring_drop(struct shoal_device_ring_operand *operand)
 /* ---- Operands ------------------------------------------------------------------------------------------------------------ */
 
 struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_ring *ring, int parts, int most_parts,
-                                                         size_t count, size_t element)
+                                                         size_t count, size_t element_bytes)
 {
     struct shoal_device_ring_operand *operand = calloc(1, sizeof *operand + ring->slots * sizeof operand->released[0]);
     if (!operand)
@@ -172,10 +172,10 @@ struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_rin
     operand->ring = ring;
     atomic_init(&operand->holders, 2);
     operand->parts = parts;
-    operand->element = element;
+    operand->element_bytes = element_bytes;
     operand->count = count;
-    operand->unit_elements = row_elements(ring->slot_bytes, most_parts, element);
-    operand->row_bytes = operand->unit_elements * element;
+    operand->unit_elements = row_elements(ring->slot_bytes, most_parts, element_bytes);
+    operand->row_bytes = operand->unit_elements * element_bytes;
     return operand;
 }
 
@@ -260,7 +260,7 @@ char *shoal_device_ring_at(const struct shoal_device_ring_operand *operand, int 
     const struct shoal_device_ring *ring = operand->ring;
     const size_t slot = (operand->first + at / operand->unit_elements) % ring->slots;
     return ring->data + slot * ring->slot_bytes + (size_t)part * operand->row_bytes +
-           at % operand->unit_elements * operand->element;
+           at % operand->unit_elements * operand->element_bytes;
 }
 
 /* ---- Rings that peers reach ---------------------------------------------------------------------------------------------- */
@@ -272,13 +272,13 @@ void shoal_device_card_describe(struct shoal_device_card *card, const struct sho
     card->rings[ring->is_inward].slot_bytes = ring->slot_bytes;
 }
 
-char *shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
+char *shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
 {
     const size_t slots = (size_t)lent->card->rings[lent->is_inward].slots;
     const size_t slot_bytes = (size_t)lent->card->rings[lent->is_inward].slot_bytes;
     char *const data = (char *)(uintptr_t)lent->card + lent->card->rings[lent->is_inward].data;
-    const size_t unit = row_elements(slot_bytes, lent->most_parts, lent->element);
+    const size_t unit = row_elements(slot_bytes, lent->most_parts, lent->element_bytes);
     const size_t slot = ((size_t)(lent->first - data) / slot_bytes + at / unit) % slots;
     *run = shoal_min_size(*run, unit - at % unit);
-    return data + slot * slot_bytes + ((size_t)part * unit + at % unit) * lent->element;
+    return data + slot * slot_bytes + ((size_t)part * unit + at % unit) * lent->element_bytes;
 }

@@ -88,7 +88,7 @@ struct shoal_device_ring_operand {
     bool stays; /* an input that stays on the device */
     atomic_int holders;
     int parts;
-    size_t element;       /* bytes per element */
+    size_t element_bytes;
     size_t count;         /* elements of the longest part */
     size_t unit_elements; /* elements of each part in a unit */
     size_t row_bytes;     /* bytes from part to part in a slot */
@@ -124,7 +124,7 @@ void shoal_device_ring_let_go(struct shoal_device_ring *ring);
  * the other's ring has slots for: most_parts is the larger number of parts of the two. count is the elements of the longest
  * part. The engine and the poster hold the operand. Returns NULL if out of memory. */
 struct shoal_device_ring_operand *shoal_device_ring_open(struct shoal_device_ring *ring, int parts, int most_parts,
-                                                         size_t count, size_t element);
+                                                         size_t count, size_t element_bytes);
 /* Opens an input that stays on the device, in a ring whose slots hold no bytes. It takes over the caller's hold on the
  * registration, and releases it at its end. Returns NULL if out of memory; then the caller still has the hold. */
 struct shoal_device_ring_operand *shoal_device_ring_open_stay(struct shoal_device_ring *ring, size_t count,
@@ -173,10 +173,10 @@ struct shoal_device_lent {
     bool is_inward;
     const char *first; /* as its rank's `lent_at` returned it */
     int most_parts;    /* as in shoal_device_ring_open() */
-    size_t element;
+    size_t element_bytes;
 };
 /* Returns the address of element `at` of a part. *run is reduced to the number of contiguous elements from there. */
-char *shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
+char *shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
 
 /* ---- Queries of the poster about unit 0, 1, ... of an operand ------------------------------------------------------------ */
 

@@ -47,16 +47,16 @@ static void stage_let_go(struct shoal_device_stage *stage)
 
 /* ---- Functions for the poster -------------------------------------------------------------------------------------------- */
 
-struct shoal_device_sum *shoal_device_sum_open(struct shoal_device_stage *stage, size_t count, size_t element)
+struct shoal_device_sum *shoal_device_sum_open(struct shoal_device_stage *stage, size_t count, size_t element_bytes)
 {
     struct shoal_device_sum *sum = calloc(1, sizeof *sum);
     if (!sum)
         return NULL;
     sum->stage = stage;
     atomic_init(&sum->holders, 2);
-    sum->element = element;
+    sum->element_bytes = element_bytes;
     sum->count = count;
-    sum->unit_elements = stage->options.slot_bytes / element;
+    sum->unit_elements = stage->options.slot_bytes / element_bytes;
     sum->units = (count + sum->unit_elements - 1) / sum->unit_elements;
     return sum;
 }
@@ -102,7 +102,7 @@ size_t shoal_device_sum_slice(const struct shoal_device_sum *sum, const struct s
 {
     const size_t hosts = (size_t)sum->stage->options.hosts, parts = (size_t)sum->stage->options.ranks * hosts;
     const size_t count = unit->end - unit->begin;
-    const size_t each = hosts * shoal_round_up((count + parts - 1) / parts, SHOAL_CACHE_LINE / sum->element);
+    const size_t each = hosts * shoal_round_up((count + parts - 1) / parts, SHOAL_CACHE_LINE / sum->element_bytes);
     const size_t begin = shoal_min_size((size_t)rank * each, count);
     *length_out = shoal_min_size(each, count - begin);
     return begin;
@@ -116,7 +116,7 @@ char *shoal_device_sum_address(const struct shoal_device_sum *sum, const struct 
     size_t length;
     const size_t begin = shoal_device_sum_slice(sum, unit, stage->options.rank, &length);
     SHOAL_ASSERT(stage->slices && at >= begin && at <= begin + length);
-    return stage->slices + number * slice_bytes(&stage->options) + (at - begin) * sum->element;
+    return stage->slices + number * slice_bytes(&stage->options) + (at - begin) * sum->element_bytes;
 }
 
 /* ---- Functions for the engine -------------------------------------------------------------------------------------------- */

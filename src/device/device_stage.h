@@ -59,8 +59,8 @@ struct shoal_device_sum {
     struct shoal_device_stage *stage;
     atomic_int holders;
     atomic_bool is_on_streams;
-    size_t element; /* bytes */
-    size_t count;   /* elements */
+    size_t element_bytes;
+    size_t count; /* elements */
     size_t unit_elements;
     uint64_t first; /* number of its first unit in the stage */
     uint64_t units;
@@ -76,7 +76,7 @@ void shoal_device_stage_init(struct shoal_device_stage *stage, const struct shoa
 /* ---- Functions for the poster -------------------------------------------------------------------------------------------- */
 
 /* The engine and the poster hold the sum. Returns NULL if out of memory. */
-struct shoal_device_sum *shoal_device_sum_open(struct shoal_device_stage *stage, size_t count, size_t element);
+struct shoal_device_sum *shoal_device_sum_open(struct shoal_device_stage *stage, size_t count, size_t element_bytes);
 /* Assigns the next units to the sum, before the engine sees it. Ranks reserve in the order of their calls, so a unit has the
  * same slot on all ranks. Each reserved unit must be put on the streams, unless the communicator has failed or the units are
  * given back. */

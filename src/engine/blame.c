@@ -78,16 +78,30 @@ static bool is_leaving(const struct shoal_engine *engine, const struct shoal_req
     return !shoal_request_is_message(request) && shoal_runner_is_leaving(engine, request);
 }
 
+/* Returns true if helper threads copy the message: it waits for them, or for its other side, which does. */
+static bool is_copied_by_helpers(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_request *other = shoal_p2p_other_side(engine, request);
+    return shoal_p2p_is_helped(request) || (other && shoal_p2p_is_helped(other));
+}
+
+/* Returns true if the request waits for the owner of an operand of this rank, which may be that of its other side. */
+static bool awaits_owner(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_request *other = shoal_p2p_other_side(engine, request);
+    return shoal_runner_is_unready(engine, request) || (other && shoal_runner_is_unready(engine, other));
+}
+
 struct shoal_engine_wait shoal_engine_find_wait(const struct shoal_engine *engine, struct shoal_request *request)
 {
     SHOAL_ASSERT(request->engine == engine);
     struct shoal_engine_wait wait = {.request = request, .first_open = first_open(engine)};
     int step;
     wait.is_any_behind = is_any_behind(engine, wait.first_open);
-    wait.is_for_owner = shoal_runner_is_unready(engine, request);
+    wait.is_for_owner = awaits_owner(engine, request);
     shoal_runner_find_step(engine, request, &step, &wait.peer);
     if (shoal_call_has_peer(request->call.collective))
-        wait.peer = shoal_p2p_is_helped(request) ? -1 : request->call.root;
+        wait.peer = is_copied_by_helpers(engine, request) ? -1 : request->call.root;
     return wait;
 }
 
@@ -224,7 +238,7 @@ int shoal_blame_name(struct shoal_engine *engine, struct shoal_request *request,
     if (named == 0)
         snprintf(text, bytes, "%s",
                  is_leaving(engine, request) ? "its data to leave"
-                 : shoal_runner_is_helped(engine, request) || shoal_p2p_is_helped(request)
+                 : shoal_runner_is_helped(engine, request) || is_copied_by_helpers(engine, request)
                      ? "its own helper threads, which get no core (SHOAL_THREADS)"
                      : "the operations before it");
     return first;

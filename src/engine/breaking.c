@@ -99,7 +99,7 @@ void shoal_engine_end_all(struct shoal_engine *engine)
     const struct shoal_failure *failure = shoal_engine_failure(engine);
     struct shoal_request *const all = shoal_intake_drop(engine);
     SHOAL_ASSERT(failure);
-    shoal_engine_drop_chunks(engine);
+    shoal_runner_drop_chunks(engine);
     shoal_p2p_stop_copies(engine);
     log_broken(engine, failure);
     shoal_engine_hold_inputs(engine, all);

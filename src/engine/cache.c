@@ -1,6 +1,6 @@
 /* What an engine keeps from one operation to the next: plans and peer sets. Both depend on the algorithm and the root, so a
  * program that alternates roots needs one of each for every root. Each list has the most recently used entry first. When a list
- * holds more than engine->kept_bytes, its least recently used entry is freed. */
+ * holds more than engine->cache.kept_bytes, its least recently used entry is freed. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,16 +27,16 @@ static size_t plan_bytes(const struct shoal_cached_plan *cached)
 /* Frees plans from the end of the list, skipping those that an operation uses. */
 static void evict_plans(struct shoal_engine *engine)
 {
-    while (engine->plans_bytes > engine->kept_bytes) {
+    while (engine->cache.plans_bytes > engine->cache.kept_bytes) {
         struct shoal_cached_plan **last = NULL;
-        for (struct shoal_cached_plan **link = &engine->plans; *link; link = &(*link)->next)
+        for (struct shoal_cached_plan **link = &engine->cache.plans; *link; link = &(*link)->next)
             last = (*link)->users ? last : link;
         if (!last)
             return;
         struct shoal_cached_plan *cached = *last;
         *last = cached->next;
-        SHOAL_ASSERT(engine->plans_bytes >= plan_bytes(cached));
-        engine->plans_bytes -= plan_bytes(cached);
+        SHOAL_ASSERT(engine->cache.plans_bytes >= plan_bytes(cached));
+        engine->cache.plans_bytes -= plan_bytes(cached);
         free_plan(cached);
     }
 }
@@ -52,18 +52,18 @@ static bool is_plan_for(const struct shoal_cached_plan *cached, const struct sho
 static struct shoal_cached_plan *take_from(struct shoal_engine *engine, struct shoal_cached_plan **link)
 {
     struct shoal_cached_plan *cached = *link;
-    if (!cached || cached == engine->plans)
+    if (!cached || cached == engine->cache.plans)
         return cached;
     *link = cached->next;
-    cached->next = engine->plans;
-    engine->plans = cached;
+    cached->next = engine->cache.plans;
+    engine->cache.plans = cached;
     return cached;
 }
 
 static struct shoal_cached_plan *find_kept(struct shoal_engine *engine, const struct shoal_request *request,
                                            const struct shoal_algorithm *entry, const uint8_t *shared)
 {
-    struct shoal_cached_plan **link = &engine->plans;
+    struct shoal_cached_plan **link = &engine->cache.plans;
     while (*link && !is_plan_for(*link, request, entry, shared, 2 * (size_t)engine->size))
         link = &(*link)->next;
     return take_from(engine, link);
@@ -89,7 +89,7 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
     shoal_plan_init(&cached->plan, engine->rank, engine->size);
     entry->build(&cached->plan, view, engine->rank, request->call.root);
-    engine->plans_built++;
+    engine->cache.plans_built++;
     cached->shared = malloc(flags);
     cached->named = calloc(flags, 1);
     if (!cached->shared || !cached->named || cached->plan.status != SHOAL_OK) {
@@ -97,7 +97,8 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a plan of %d ranks", engine->size);
     }
     memcpy(cached->shared, view->shared_input, flags);
-    cached->is_lent = memchr(cached->shared, SHOAL_SHARING_LENT, flags) != NULL;
+    cached->reaches_operands =
+        memchr(cached->shared, SHOAL_SHARING_SHARED, flags) || memchr(cached->shared, SHOAL_SHARING_LENT, flags);
     cache_find_named(&cached->plan, cached->named);
     cached->entry = entry;
     cached->root = request->call.root;
@@ -106,9 +107,9 @@ static enum shoal_status build_plan(struct shoal_engine *engine, const struct sh
     shoal_log_line(engine->log, SHOAL_LOG_DEBUG, "engine", "%s: %s of %zu bytes runs as %s, %u steps, %d staging buffer parts",
                    engine->name, shoal_collective_traits(entry->collective)->name, request->bytes,
                    entry->variants[cached->reach], cached->plan.step_count, cached->plan.parts);
-    cached->next = engine->plans;
-    engine->plans = cached;
-    engine->plans_bytes += plan_bytes(cached);
+    cached->next = engine->cache.plans;
+    engine->cache.plans = cached;
+    engine->cache.plans_bytes += plan_bytes(cached);
     *cached_out = cached;
     return SHOAL_OK;
 }
@@ -168,7 +169,7 @@ static bool is_guess(const struct shoal_engine *engine, const struct shoal_reque
 bool shoal_engine_guess_plan(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
-    struct shoal_cached_plan **link = &engine->plans;
+    struct shoal_cached_plan **link = &engine->cache.plans;
     while (*link && !is_guess(engine, request, &selection, *link))
         link = &(*link)->next;
     struct shoal_cached_plan *cached = take_from(engine, link);
@@ -215,8 +216,8 @@ enum shoal_status shoal_engine_find_plan(struct shoal_engine *engine, struct sho
 
 static void free_peer_set(struct shoal_engine *engine, struct shoal_peer_set *peer_set)
 {
-    SHOAL_ASSERT(engine->peer_sets_bytes >= peer_set->bytes);
-    engine->peer_sets_bytes -= peer_set->bytes;
+    SHOAL_ASSERT(engine->cache.peer_sets_bytes >= peer_set->bytes);
+    engine->cache.peer_sets_bytes -= peer_set->bytes;
     shoal_rounds_fini(&peer_set->rounds);
     free(peer_set->lists);
     free(peer_set);
@@ -230,9 +231,9 @@ static bool is_in_use(const struct shoal_peer_set *peer_set, uint64_t sequence)
 
 static void evict_peer_sets(struct shoal_engine *engine, uint64_t sequence)
 {
-    while (engine->peer_sets_bytes > engine->kept_bytes) {
+    while (engine->cache.peer_sets_bytes > engine->cache.kept_bytes) {
         struct shoal_peer_set **last = NULL;
-        for (struct shoal_peer_set **link = &engine->peer_sets; *link; link = &(*link)->next)
+        for (struct shoal_peer_set **link = &engine->cache.peer_sets; *link; link = &(*link)->next)
             last = is_in_use(*link, sequence) ? last : link;
         if (!last)
             return;
@@ -244,7 +245,7 @@ static void evict_peer_sets(struct shoal_engine *engine, uint64_t sequence)
 
 static struct shoal_peer_set **find_kept_set(struct shoal_engine *engine, const struct shoal_algorithm *entry, int root)
 {
-    struct shoal_peer_set **link = &engine->peer_sets;
+    struct shoal_peer_set **link = &engine->cache.peer_sets;
     while (*link && ((*link)->entry != entry || (*link)->root != root))
         link = &(*link)->next;
     return link;
@@ -257,8 +258,8 @@ bool shoal_engine_find_peer_set(struct shoal_engine *engine, const struct shoal_
     if (!peer_set)
         return false;
     *link = peer_set->next;
-    peer_set->next = engine->peer_sets;
-    engine->peer_sets = peer_set;
+    peer_set->next = engine->cache.peer_sets;
+    engine->cache.peer_sets = peer_set;
     peer_set->last_sequence = request->sequence;
     request->peer_set = peer_set;
     return true;
@@ -300,15 +301,15 @@ bool shoal_engine_keep_peer_set(struct shoal_engine *engine, struct shoal_peer_s
     SHOAL_ASSERT(sources <= met && peer_set->is_source[engine->rank]); /* sources are members, and this rank is one */
     peer_set->lists = malloc((met + sources + 1) * sizeof *peer_set->lists);
     peer_set->bytes = sizeof *peer_set + 2 * (size_t)engine->size + (met + sources) * sizeof *peer_set->lists;
-    engine->peer_sets_bytes += peer_set->bytes;
+    engine->cache.peer_sets_bytes += peer_set->bytes;
     if (!peer_set->lists) {
         free_peer_set(engine, peer_set);
         return false;
     }
     peer_set->met = list(peer_set->is_member, engine->size, peer_set->lists);
     peer_set->sources = list(peer_set->is_source, engine->size, peer_set->lists + met);
-    peer_set->next = engine->peer_sets;
-    engine->peer_sets = peer_set;
+    peer_set->next = engine->cache.peer_sets;
+    engine->cache.peer_sets = peer_set;
     peer_set->last_sequence = request->sequence;
     request->peer_set = peer_set;
     evict_peer_sets(engine, request->sequence);
@@ -326,7 +327,7 @@ enum shoal_status shoal_engine_find_peers(struct shoal_engine *engine, const str
         return SHOAL_OK;
     shoal_plan_init(&plan, engine->rank, engine->size);
     entry->build(&plan, &view, engine->rank, root);
-    engine->plans_built++;
+    engine->cache.plans_built++;
     struct shoal_peer_set *peer_set = plan.status == SHOAL_OK ? shoal_engine_make_peer_set(engine, entry, root) : NULL;
     if (peer_set)
         shoal_plan_find_peers(&plan, &view, peer_set->is_member);
@@ -380,7 +381,7 @@ bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct
     enum shoal_only_put only_put = kept ? kept->only_put : SHOAL_ONLY_PUT_UNKNOWN;
     if (only_put == SHOAL_ONLY_PUT_UNKNOWN) {
         only_put = find_only_put(engine, request, entry, &is_final);
-        engine->plans_built++;
+        engine->cache.plans_built++;
         if (kept && is_final)
             kept->only_put = only_put;
     }
@@ -392,15 +393,15 @@ bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct
 
 void shoal_engine_free_kept(struct shoal_engine *engine)
 {
-    while (engine->plans) {
-        struct shoal_cached_plan *cached = engine->plans;
-        engine->plans = cached->next;
+    while (engine->cache.plans) {
+        struct shoal_cached_plan *cached = engine->cache.plans;
+        engine->cache.plans = cached->next;
         SHOAL_ASSERT(!cached->users); /* every request has ended */
         free_plan(cached);
     }
-    while (engine->peer_sets) {
-        struct shoal_peer_set *peer_set = engine->peer_sets;
-        engine->peer_sets = peer_set->next;
+    while (engine->cache.peer_sets) {
+        struct shoal_peer_set *peer_set = engine->cache.peer_sets;
+        engine->cache.peer_sets = peer_set->next;
         free_peer_set(engine, peer_set);
     }
 }

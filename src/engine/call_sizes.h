@@ -8,12 +8,12 @@
 /* Returns the elements that a rank contributes: all of a whole operand, or all parts together. */
 static inline size_t shoal_engine_contributed(const struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
-    const struct shoal_layout *layout = request->call.layout;
+    const struct shoal_call_parts *parts = shoal_call_parts(&request->call);
     if (!request->shape->is_input_partitioned)
         return shoal_call_length(&request->call, engine->rank, from, 0);
-    if (!layout || shoal_layout_is_even(layout))
+    if (!parts)
         return request->call.count * (size_t)engine->size;
-    return layout->sent_at[engine->size - 1] + layout->sent[engine->size - 1]; /* the parts follow each other without gaps */
+    return parts->sent_at[engine->size - 1] + parts->sent[engine->size - 1]; /* they follow each other without gaps */
 }
 
 /* Returns the payload bytes that a rank's announcement of a direct operation carries. */
@@ -46,7 +46,7 @@ static inline struct shoal_selection shoal_engine_selection(const struct shoal_e
                                     .bytes = request->bytes,
                                     .payload_bytes = shoal_engine_most_payload_bytes(engine, request),
                                     .inline_bytes = engine->settings->inline_bytes,
-                                    .is_uneven = request->call.layout && !shoal_layout_is_even(request->call.layout),
+                                    .is_uneven = shoal_call_parts(&request->call) != NULL,
                                     .sends_cheaply = engine->transport->sends_cheaply,
                                     .is_by_owners = shoal_call_way(&request->call) == SHOAL_WAY_OWNERS,
                                     .tuning = engine->tuning};

@@ -217,7 +217,7 @@ static void fill_request(struct shoal_engine *engine, const struct shoal_call *c
     request->next_missing = request->next_expected = 0;
     request->peer_set = NULL;
     request->early_steps = 0;
-    request->stores.trial = request->width.trial = NULL;
+    request->stores.trial = request->width.trial = request->lanes.trial = NULL;
     request->round = -1;
     request->has_sent = false;
     request->excused_ns = 0;
@@ -250,7 +250,7 @@ static void post_collective(struct shoal_engine *engine, struct shoal_request *r
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
     request->is_direct = shoal_select_is_direct(&selection, &request->in_rounds);
     request->needed = find_needed(engine, request);
-    request->payload_bytes = shoal_call_has_peer_counts(call) ? (size_t)engine->locals * sizeof *call->layout->peer_counts
+    request->payload_bytes = shoal_call_has_peer_counts(call) ? (size_t)engine->locals * sizeof(struct shoal_call_part)
                              : request->is_direct             ? shoal_engine_payload_bytes(engine, request, engine->rank)
                                                               : 0;
     push_queue(engine, request);
@@ -376,14 +376,14 @@ static shoal_location locate_operand(struct shoal_engine *engine, struct shoal_r
 }
 
 /* Collects the counts of this host's ranks into one array, which follows the counts of all ranks. */
-static const struct shoal_call_part *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_layout *layout)
+static const struct shoal_call_part *pick_local_peer_counts(const struct shoal_engine *engine, struct shoal_call_parts *parts)
 {
-    struct shoal_call_part *picked = layout->peer_counts + layout->size;
+    struct shoal_call_part *picked = parts->peer_counts + parts->size;
     if (engine->hosts == 1)
-        return layout->peer_counts;
+        return parts->peer_counts;
     for (int r = 0, count = 0; r < engine->size; r++) {
         if (shoal_engine_is_local(engine, r))
-            picked[count++] = layout->peer_counts[r];
+            picked[count++] = parts->peer_counts[r];
     }
     return picked;
 }
@@ -396,8 +396,8 @@ static const void *find_payload(struct shoal_engine *engine, const struct shoal_
     if (!request->payload_bytes)
         return NULL;
     if (shoal_call_has_peer_counts(call))
-        return pick_local_peer_counts(engine, call->layout);
-    return call->layout ? shoal_engine_pack(engine, request) : call->input;
+        return pick_local_peer_counts(engine, call->layout->parts);
+    return call->layout ? shoal_runner_pack(engine, request) : call->input;
 }
 
 /* Returns a hash of the values that must agree but have no field of their own. */
@@ -423,7 +423,7 @@ static const uint8_t *find_receivers(const struct shoal_request *request)
 /* Starts with the next rank, so that not all ranks send to the same rank first. */
 static void send_notices(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    const struct shoal_call_part *peer_counts = request->call.layout->peer_counts;
+    const struct shoal_call_part *peer_counts = request->call.layout->parts->peer_counts;
     for (int i = 1; i < engine->size; i++) {
         const int peer = (engine->rank + i) % engine->size;
         if (!shoal_engine_is_local(engine, peer) && shoal_peer_set_has(request->peer_set, peer))
@@ -476,7 +476,7 @@ static void engine_announce(struct shoal_engine *engine, struct shoal_request *r
         shoal_operand_release(shoal_call_operand(call, SHOAL_INPUT), 0, call->count);
     if (request->is_direct || engine->hosts > 1)
         return;
-    shoal_engine_start_early(engine, request);
+    shoal_runner_start_early(engine, request);
     heed_failed_step(engine);
 }
 
@@ -491,7 +491,7 @@ void shoal_engine_fail_request(struct shoal_engine *engine, struct shoal_request
 static bool engine_meet(struct shoal_engine *engine, struct shoal_request *request)
 {
     const enum shoal_status status =
-        request->in_rounds ? shoal_engine_prepare_rounds(engine, request) : shoal_engine_prepare_hosts(engine, request);
+        request->in_rounds ? shoal_engine_prepare_rounds(engine, request) : shoal_runner_prepare_hosts(engine, request);
     if (status != SHOAL_OK)
         shoal_engine_fail_request(engine, request, status);
     return status == SHOAL_OK;
@@ -627,12 +627,12 @@ static bool start_announced(struct shoal_engine *engine)
             if (!shoal_runner_is_ready(engine, request, SHOAL_OUTPUT, 0, request->call.count))
                 return did;
             did = true;
-            shoal_engine_finish_direct(engine, request);
+            shoal_runner_finish_direct(engine, request);
             request->state = SHOAL_REQUEST_DONE;
             continue;
         }
         did = true;
-        const enum shoal_status status = shoal_engine_prepare(engine, request);
+        const enum shoal_status status = shoal_runner_prepare(engine, request);
         if (status != SHOAL_OK) {
             shoal_engine_fail_request(engine, request, status);
             return true;
@@ -687,7 +687,7 @@ static bool progress_once(struct shoal_engine *engine)
     if (engine->intake.active_head) {
         did |= SHOAL_UNLIKELY(engine->size == 1) ? progress_alone(engine) : start_announced(engine);
         if (!engine->is_broken && (shoal_runner_is_busy(engine) || engine->intake.start_next)) {
-            did |= shoal_engine_run_chunks(engine);
+            did |= shoal_runner_run_chunks(engine);
             heed_failed_step(engine);
         }
         if (!engine->is_broken)

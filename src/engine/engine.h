@@ -91,6 +91,13 @@ const struct shoal_failure *shoal_engine_look_for_failure(struct shoal_engine *e
 /* Makes all ranks fail with this cause; NULL is the cause of shoal_comm_abort(). Any thread. Async-signal-safe. */
 void shoal_engine_abort(struct shoal_engine *engine, const struct shoal_failure *cause);
 
+/* One turn of the agreement of survivors (membership/survivors.h), also while the engine is broken. Like `agree` of
+ * transport/transport.h. */
+SHOAL_MUST_USE enum shoal_status shoal_engine_agree(struct shoal_engine *engine, const struct shoal_survivors_view *proposal,
+                                                    struct shoal_survivors_view *agreed_out);
+/* Returns the next rank, from `first` on, that the agreement waits for, and describes it in `how`; -1 if there is none. */
+int shoal_engine_unagreed(struct shoal_engine *engine, int first, char *how, size_t bytes);
+
 /* Returns the engine's flight recorder, for the functions of observe/recorder.h. */
 struct shoal_recorder *shoal_engine_recorder(struct shoal_engine *engine);
 /* Returns the flight record of the last operation that ended, or NULL if none has. */

@@ -48,9 +48,9 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
     const uint64_t start = engine->settings->counter_start;
     const size_t size = (size_t)engine->size;
     engine->addresses = calloc(SHOAL_ACTIVE_MAX * 4 * size, sizeof *engine->addresses);
-    engine->sources = calloc(size, sizeof(const void *));
-    engine->dests = calloc(size + 1, sizeof(void *));
-    engine->scaled = calloc(size, sizeof(const void *));
+    engine->scratch.sources = calloc(size, sizeof(const void *));
+    engine->scratch.dests = calloc(size + 1, sizeof(void *));
+    engine->scratch.scaled = calloc(size, sizeof(const void *));
     engine->shared = calloc(2 * size, sizeof *engine->shared);
     engine->nearest = calloc(size, sizeof *engine->nearest);
     engine->breakage = shoal_breakage_create();
@@ -60,8 +60,8 @@ static enum shoal_status engine_allocate(struct shoal_engine *engine, struct sho
     const enum shoal_status status = shoal_recorder_open(&engine->recorder, flights);
     if (status == SHOAL_OK)
         name_texts(&engine->recorder);
-    const bool has_scratch =
-        engine->sources && engine->dests && engine->scaled && engine->nearest && engine->shared && engine->most_locals;
+    const bool has_scratch = engine->scratch.sources && engine->scratch.dests && engine->scratch.scaled && engine->nearest &&
+                             engine->shared && engine->most_locals;
     const bool has_parts = engine->breakage && engine->stall && engine->dispute && shoal_runner_init(engine, start);
     if (!engine->addresses || !has_scratch || !has_parts || status != SHOAL_OK)
         return shoal_log_fail(engine->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator of %d ranks",
@@ -84,14 +84,8 @@ static void count_hosts(struct shoal_engine *engine)
     SHOAL_ASSERT(engine->local < engine->locals);
 }
 
-enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
+static void take_engine_options(struct shoal_engine *engine, const struct shoal_engine_options *options)
 {
-    const uint64_t start = options->settings->counter_start;
-    struct shoal_engine *engine = calloc(1, sizeof *engine);
-    if (!engine) {
-        options->transport->ops->destroy(options->transport, false);
-        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator");
-    }
     snprintf(engine->name, sizeof engine->name, "%s", options->name);
     engine->transport = options->transport;
     engine->ops = options->transport->ops;
@@ -103,26 +97,36 @@ enum shoal_status shoal_engine_create(const struct shoal_engine_options *options
     engine->log = options->log;
     engine->progress = options->progress;
     engine->waited = options->progress ? shoal_progress_waited(options->progress) : NULL;
-    engine->anchor = options->progress ? shoal_progress_anchor(options->progress) : NULL;
+    engine->clock.anchor = options->progress ? shoal_progress_anchor(options->progress) : NULL;
     engine->context_engines = options->progress ? shoal_progress_engines(options->progress) : NULL;
-    engine->now_ns = options->now_ns;
-    engine->now_arg = options->now_arg;
-    engine->on_break = shoal_engine_end_all;
+    engine->clock.now_ns = options->now_ns;
+    engine->clock.now_arg = options->now_arg;
     engine->timeout_ms = options->timeout_ms;
     engine->rank = options->transport->rank;
     engine->size = options->transport->size;
-    count_hosts(engine);
     engine->depth = (unsigned)options->settings->depth;
-    engine->kept_bytes = SHOAL_KEPT_BYTES;
+}
+
+enum shoal_status shoal_engine_create(const struct shoal_engine_options *options, struct shoal_engine **engine_out)
+{
+    struct shoal_engine *engine = calloc(1, sizeof *engine);
+    if (!engine) {
+        options->transport->ops->destroy(options->transport, false);
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "engine", "no memory for a communicator");
+    }
+    take_engine_options(engine, options);
+    count_hosts(engine);
+    engine->on_break = shoal_engine_end_all;
+    engine->cache.kept_bytes = SHOAL_KEPT_BYTES;
     engine->part_bytes = shoal_select_part_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
     engine->slot_bytes = shoal_select_slot_bytes(options->settings->chunk_bytes, engine->size, engine->hosts);
-    shoal_intake_init(engine, start);
+    shoal_intake_init(engine, options->settings->counter_start);
     const enum shoal_status status = engine_allocate(engine, options->flights);
     if (status != SHOAL_OK) {
         shoal_engine_destroy(engine);
         return status;
     }
-    shoal_recorder_note_threads(&engine->recorder, engine->helpers ? shoal_helpers_width(engine->helpers) : 1);
+    shoal_engine_note_threads(engine);
     *engine_out = engine;
     return SHOAL_OK;
 }
@@ -170,9 +174,9 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     shoal_recorder_fini(&engine->recorder);
     free(engine->addresses);
     free(engine->rounds_scratch);
-    free(engine->sources);
-    free(engine->dests);
-    free(engine->scaled);
+    free(engine->scratch.sources);
+    free(engine->scratch.dests);
+    free(engine->scratch.scaled);
     free(engine->nearest);
     free(engine->shared);
     shoal_breakage_destroy(engine->breakage);
@@ -180,6 +184,7 @@ void shoal_engine_destroy(struct shoal_engine *engine)
     shoal_dispute_destroy(engine->dispute);
     free(engine->stores);
     free(engine->widths);
+    free(engine->lanes);
     free(engine);
 }
 
@@ -202,7 +207,7 @@ void shoal_engine_memory(const struct shoal_engine *engine, struct shoal_memory_
     engine->ops->memory(engine->transport, usage);
     usage->local_bytes = sizeof *engine + sizeof(struct shoal_flight) + SHOAL_RECORDS * sizeof(struct shoal_record) +
                          shoal_breakage_bytes() + shoal_stall_bytes() + (size_t)engine->size * sizeof *engine->nearest +
-                         engine->plans_bytes + engine->peer_sets_bytes;
-    usage->local_bytes +=
-        (size_t)((engine->stores != NULL) + (engine->widths != NULL)) * SHOAL_TRIAL_COUNT * sizeof *engine->stores;
+                         engine->cache.plans_bytes + engine->cache.peer_sets_bytes;
+    usage->local_bytes += (size_t)((engine->stores != NULL) + (engine->widths != NULL) + (engine->lanes != NULL)) *
+                          SHOAL_TRIAL_COUNT * sizeof *engine->stores;
 }

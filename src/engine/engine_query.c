@@ -49,3 +49,22 @@ bool shoal_engine_uses(const struct shoal_engine *engine, shoal_location locatio
     }
     return false;
 }
+
+enum shoal_status shoal_engine_agree(struct shoal_engine *engine, const struct shoal_survivors_view *proposal,
+                                     struct shoal_survivors_view *agreed_out)
+{
+    return engine->ops->agree ? engine->ops->agree(engine->transport, proposal, agreed_out) : SHOAL_ERR_UNSUPPORTED;
+}
+
+int shoal_engine_unagreed(struct shoal_engine *engine, int first, char *how, size_t bytes)
+{
+    struct shoal_transport_peer name;
+    char state[256];
+    const int rank = engine->ops->unagreed ? engine->ops->unagreed(engine->transport, first) : -1;
+    if (rank < 0 || rank == engine->rank)
+        return rank;
+    engine->ops->peer_name(engine->transport, rank, &name);
+    engine->ops->describe(engine->transport, rank, state, sizeof state);
+    snprintf(how, bytes, "process %d on %s, %s", name.pid, name.host, state);
+    return rank;
+}

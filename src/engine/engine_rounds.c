@@ -61,7 +61,7 @@ static void rounds_reduce(struct shoal_engine *engine, const struct shoal_reques
 {
     void *const sum = result_of(request);
     const struct shoal_reduction operation = shoal_engine_pass(engine, &request->call, pass);
-    engine->kernels->reduce[request->call.type][operation.op](&sum, 1, engine->sources, count, request->call.count,
+    engine->kernels->reduce[request->call.type][operation.op](&sum, 1, engine->scratch.sources, count, request->call.count,
                                                               operation.argument, SHOAL_STORES_CACHED);
 }
 
@@ -69,7 +69,7 @@ static void sum_local(struct shoal_engine *engine, const struct shoal_request *r
 {
     const struct shoal_ranks *local = &request->peer_set->rounds.local;
     for (int i = 0; i < local->count; i++)
-        engine->sources[i] = shoal_engine_contribution_of(engine, request, local->at[i]);
+        engine->scratch.sources[i] = shoal_runner_contribution_of(engine, request, local->at[i]);
     rounds_reduce(engine, request, SHOAL_PASS_FIRST, local->count);
 }
 
@@ -81,8 +81,8 @@ static void rounds_add(struct shoal_engine *engine, const struct shoal_request *
         memcpy(sum, came, request->bytes);
         return;
     }
-    engine->sources[round->is_own_first ? 0 : 1] = sum;
-    engine->sources[round->is_own_first ? 1 : 0] = came;
+    engine->scratch.sources[round->is_own_first ? 0 : 1] = sum;
+    engine->scratch.sources[round->is_own_first ? 1 : 0] = came;
     rounds_reduce(engine, request, round->is_last_sum ? SHOAL_PASS_LAST : SHOAL_PASS_MIDDLE, 2);
 }
 
@@ -100,7 +100,7 @@ static void gather_local(struct shoal_engine *engine, const struct shoal_request
 {
     const struct shoal_ranks *local = &request->peer_set->rounds.local;
     for (int i = 0; i < local->count; i++)
-        rounds_put_part(request, local->at[i], shoal_engine_contribution_of(engine, request, local->at[i]));
+        rounds_put_part(request, local->at[i], shoal_runner_contribution_of(engine, request, local->at[i]));
 }
 
 static const void *collect_parts(struct shoal_engine *engine, const struct shoal_request *request, struct shoal_ranks parts)

@@ -19,6 +19,7 @@
 #include "engine/intake.h"
 #include "engine/mismatch.h"
 #include "engine/p2p.h"
+#include "engine/reduce_step.h"
 #include "engine/runner.h"
 #include "engine/stall.h"
 #include "engine/stores.h"
@@ -35,9 +36,9 @@ struct shoal_cached_plan {
     const struct shoal_algorithm *entry;
     enum shoal_collective_type collective;
     int root;
-    uint8_t *shared; /* [2 * size]: enum shoal_sharing of each rank's input, of each rank's output */
-    bool is_lent;    /* some rank lends an operand */
-    uint8_t *named;  /* [2 * size]: ranks whose input, whose output this rank's plan names */
+    uint8_t *shared;       /* [2 * size]: enum shoal_sharing of each rank's input, of each rank's output */
+    bool reaches_operands; /* some rank shares or lends an operand */
+    uint8_t *named;        /* [2 * size]: ranks whose input, whose output this rank's plan names */
     enum shoal_reach reach;
     uint32_t early_steps; /* shoal_plan_count_early */
     uint8_t hints;        /* the leader's hints when it was last used */
@@ -95,7 +96,7 @@ struct shoal_request {
             int next_expected;                     /* the lowest rank whose data have not been prefetched */
             struct shoal_cached_plan *cached;
             uint32_t early_steps;             /* steps of the first chunk that ran before all announcements arrived */
-            struct shoal_tried stores, width; /* rank 0: the trials that this operation's time belongs to */
+            struct shoal_tried stores, width, lanes; /* rank 0: the trials that this operation's time belongs to */
             void **memory[2];                 /* [size] each rank's operands in this process; NULL if out of reach */
             void **cards[2];                  /* [size] cards of lent operands (operand/lent.h), in this process; else NULL */
             size_t chunk_elements;            /* per whole operand, or per part */
@@ -138,6 +139,22 @@ typedef void (*shoal_step_fn)(void *arg, uint64_t sequence, size_t chunk, const 
 
 #define SHOAL_KEPT_BYTES ((size_t)8 << 20) /* limit for unused plans, and for unused peer sets */
 
+/* What is kept from one operation to the next (cache.c). */
+struct shoal_engine_cache {
+    struct shoal_cached_plan *plans; /* most recently used first, like the peer sets */
+    struct shoal_peer_set *peer_sets;
+    size_t plans_bytes, peer_sets_bytes;
+    size_t kept_bytes; /* limit for each of the two */
+    uint64_t plans_built;
+};
+
+/* The clock of deadlines, and how ticks are converted to it. */
+struct shoal_engine_clock {
+    uint64_t (*now_ns)(void *now_arg); /* NULL: CLOCK_MONOTONIC */
+    void *now_arg;
+    const struct shoal_clock_anchor *anchor; /* the progress engine's; NULL in a simulation */
+};
+
 #define SHOAL_TRIAL_COUNT 2048 /* a row for each collective and message */
 
 struct shoal_engine {
@@ -157,8 +174,7 @@ struct shoal_engine {
     struct shoal_engine *busy_next;              /* next in its list of engines with something under way */
     bool is_listed;                              /* it is in the busy list */
     bool is_closing;                             /* it is in neither list */
-    uint64_t (*now_ns)(void *now_arg);
-    void *now_arg;
+    struct shoal_engine_clock clock;
     uint32_t timeout_ms;
     int rank;
     int size;
@@ -170,27 +186,21 @@ struct shoal_engine {
     unsigned depth;
     size_t part_bytes; /* of one part of a staging slot */
     size_t slot_bytes; /* the size of a staging slot */
-    const struct shoal_clock_anchor *anchor;
 
     struct shoal_intake intake;
-    void **addresses; /* [SHOAL_ACTIVE_MAX][4 * size] */
-    struct shoal_peer_set *peer_sets;
-    char *rounds_scratch; /* [SHOAL_PAYLOAD_MAX] scratch: the data that a round sends */
-    const void **sources; /* [size] scratch */
-    void **dests;         /* [size + 1] scratch */
-    const void **scaled;  /* [size] scratch: the sources, after some had to be scaled */
-    uint16_t *nearest;    /* [size] scratch of blame.c */
-    uint8_t *shared;      /* [2 * size] scratch: like that of a cached plan */
+    void **addresses;                    /* [SHOAL_ACTIVE_MAX][4 * size] */
+    char *rounds_scratch;                /* [SHOAL_PAYLOAD_MAX] scratch: the data that a round sends */
+    struct shoal_extent_scratch scratch; /* [size] each, and one more destination */
+    uint16_t *nearest;                   /* [size] scratch of blame.c */
+    uint8_t *shared;                     /* [2 * size] scratch: like that of a cached plan */
 
     struct shoal_runner runner;
 
-    struct shoal_cached_plan *plans; /* most recently used first, like the peer sets */
-    size_t plans_bytes, peer_sets_bytes, kept_bytes;
+    struct shoal_engine_cache cache;
     struct shoal_operand *held; /* used by held.c */
     uint64_t held_until_ns;
-    uint64_t plans_built;
 
-    struct shoal_trial *stores, *widths; /* [SHOAL_TRIAL_COUNT], on ranks that have something to try */
+    struct shoal_trial *stores, *widths, *lanes; /* [SHOAL_TRIAL_COUNT], on ranks that have something to try */
 
     struct shoal_p2p *p2p;  /* sends and receives */
     unsigned message_count; /* number of messages under way */
@@ -303,6 +313,16 @@ static inline void shoal_engine_leave(struct shoal_engine *engine)
         engine->ops->leave(engine->transport);
 }
 
+/* A rank that fails publishes its failure. Then owners of operands continue, and so does its program: they may write to memory
+ * that this rank, or its owner, is reading. So the data count only if no rank has failed by the time they were read. A failure
+ * that is being published counts as well, because a rank that finds another one publishing waits only a moment. */
+static inline bool shoal_engine_do_data_count(const struct shoal_engine *engine)
+{
+    struct shoal_failure failure;
+    return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
+           !engine->ops->failed(engine->transport, &failure);
+}
+
 /* The phase of a collective, for the code that reports what it waits for. */
 enum shoal_phase {
     SHOAL_PHASE_QUEUED,
@@ -346,18 +366,19 @@ static inline bool shoal_request_is_awaited(struct shoal_request *request)
 /* Converts ticks to the clock of deadlines. */
 static inline uint64_t shoal_engine_time_ns(const struct shoal_engine *engine, uint64_t ticks)
 {
-    return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_anchor_time_ns(engine->anchor, ticks);
+    return engine->clock.now_ns ? engine->clock.now_ns(engine->clock.now_arg)
+                                : shoal_clock_anchor_time_ns(engine->clock.anchor, ticks);
 }
 
 static inline double shoal_engine_ns_per_tick(const struct shoal_engine *engine)
 {
-    return engine->anchor ? engine->anchor->ns_per_tick : 1;
+    return engine->clock.anchor ? engine->clock.anchor->ns_per_tick : 1;
 }
 
 /* The current time on the clock of deadlines. */
 static inline uint64_t shoal_engine_now_ns(const struct shoal_engine *engine)
 {
-    return engine->now_ns ? engine->now_ns(engine->now_arg) : shoal_clock_ns();
+    return engine->clock.now_ns ? engine->clock.now_ns(engine->clock.now_arg) : shoal_clock_ns();
 }
 
 /* ---- Between the engine's files ------------------------------------------------------------------------------------------ */
@@ -400,6 +421,8 @@ static inline void shoal_engine_release_plan(struct shoal_request *request)
 SHOAL_MUST_USE bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct shoal_request *request,
                                                       const struct shoal_selection *selection, bool *copies_out);
 void shoal_engine_free_kept(struct shoal_engine *engine);
+/* Publishes how many threads do the rank's work. */
+void shoal_engine_note_threads(struct shoal_engine *engine);
 
 /* held.c: called when the communicator fails. Keeps inputs of these requests that adapters may still read. */
 void shoal_engine_hold_inputs(struct shoal_engine *engine, struct shoal_request *list);

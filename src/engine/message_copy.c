@@ -81,6 +81,8 @@ static enum shoal_status await_copy(struct shoal_engine *engine, struct shoal_re
     if (!shoal_helpers_has_ended(engine->helpers, copy->posted - 1))
         return SHOAL_PENDING;
     end_copy(engine, request);
+    if (!shoal_engine_do_data_count(engine))
+        return SHOAL_PENDING;
     advance_copy(engine, request, copy->end);
     return SHOAL_OK;
 }
@@ -98,6 +100,8 @@ enum shoal_status shoal_message_copy(struct shoal_engine *engine, struct shoal_r
         return SHOAL_OK;
     copy_range(engine, request, request->message.offset, request->message.offset + most);
     shoal_engine_leave(engine);
+    if (!shoal_engine_do_data_count(engine))
+        return SHOAL_PENDING;
     advance_copy(engine, request, request->message.offset + most);
     return SHOAL_OK;
 }

@@ -212,12 +212,12 @@ static struct shoal_call_part peer_count_of(struct shoal_engine *engine, uint64_
 /* Stores where the peer's part is. Returns false if its length is not what this rank expects. */
 static SHOAL_NOINLINE bool heed_peer_count(struct shoal_engine *engine, struct shoal_request *request, int peer)
 {
-    struct shoal_layout *layout = request->call.layout;
-    if (!layout->peer_counts)
+    struct shoal_call_parts *parts = shoal_call_parts(&request->call);
+    if (!shoal_call_has_peer_counts(&request->call))
         return true;
     const struct shoal_call_part theirs = peer_count_of(engine, request->sequence, peer);
-    layout->peer_at[peer] = theirs.count ? (size_t)theirs.offset : 0;
-    return theirs.count == layout->received[peer];
+    parts->peer_at[peer] = theirs.count ? (size_t)theirs.offset : 0;
+    return theirs.count == parts->received[peer];
 }
 
 /* Only a pair of ranks knows that a length differs. A rank that differs from most others is the odd one. */
@@ -235,7 +235,7 @@ static struct lengths look_at_lengths(struct shoal_engine *engine, const struct 
             continue;
         if (!engine->ops->announcement(engine->transport, r, request->sequence)) {
             lengths.missing++;
-        } else if (peer_count_of(engine, request->sequence, r).count != request->call.layout->received[r]) {
+        } else if (peer_count_of(engine, request->sequence, r).count != request->call.layout->parts->received[r]) {
             lengths.first = lengths.first < 0 ? r : lengths.first;
             lengths.others++;
         }
@@ -261,7 +261,7 @@ static void fail_lengths(struct shoal_engine *engine, const struct shoal_request
              "to rank %d, which expects %zu",
              (unsigned long long)request->sequence, engine->name, failure.operation, peer, name.pid, name.host,
              (unsigned long long)peer_count_of(engine, request->sequence, peer).count, engine->rank,
-             request->call.layout->received[peer]);
+             request->call.layout->parts->received[peer]);
     if (lengths->others > 1)
         shoal_engine_append(failure.text, sizeof failure.text, "; so do %d of %d ranks that send to rank %d", lengths->others,
                             engine->size - 1, engine->rank);
@@ -293,7 +293,7 @@ bool shoal_engine_settle(struct shoal_engine *engine, bool is_urgent)
         return true;
     }
     const struct shoal_request *request = find_request(engine, sequence);
-    if (!request || !request->call.layout || !request->call.layout->peer_counts)
+    if (!request || !shoal_call_has_peer_counts(&request->call))
         return false;
     const struct lengths lengths = look_at_lengths(engine, request);
     const int named = is_odd(engine, &lengths) ? engine->rank : -1;

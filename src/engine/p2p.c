@@ -336,7 +336,8 @@ static void match(struct shoal_engine *engine, struct shoal_request *request, co
                   const void *data)
 {
     request->record->arrived = shoal_clock_ticks();
-    const bool is_whole = packet->kind == ASK || packet->bytes == request->bytes; /* the packet's sender may not be trusted */
+    /* The packet's sender may not be trusted. */
+    const bool is_whole = packet->kind == ASK ? !is_small(request) : packet->bytes == request->bytes;
     if (packet->count != request->call.count || packet->type != tagged_type_of(&request->call) || !is_whole) {
         fail_unfit(engine, request, packet);
         return;
@@ -398,13 +399,16 @@ static void p2p_take_answer(struct shoal_engine *engine, int peer, const struct 
         p2p_finish(engine, send, SHOAL_OK);
         return;
     }
+    const size_t granted = shoal_min_size(packet->offset, send->bytes) / send->element_bytes * send->element_bytes;
     send->message.phase = STREAMING;
-    send->message.granted = shoal_max_size(send->message.granted, shoal_min_size(packet->offset, send->bytes));
+    send->message.granted = shoal_max_size(send->message.granted, granted);
 }
 
-/* Returns false if the packet cannot be accepted now. */
+/* Returns false if the packet cannot be accepted now. One that belongs to no message of this rank is dropped. */
 static bool take_packet(struct shoal_engine *engine, int peer, const struct shoal_packet *packet)
 {
+    if (!engine->p2p && packet->kind != EAGER && packet->kind != ASK)
+        return true;
     switch (packet->kind) {
     case EAGER:
     case ASK:
@@ -412,8 +416,11 @@ static bool take_packet(struct shoal_engine *engine, int peer, const struct shoa
     case DATA:
         take_data(engine, peer, packet);
         return true;
-    default:
+    case GO:
+    case TAKEN:
         p2p_take_answer(engine, peer, packet);
+        return true;
+    default:
         return true;
     }
 }
@@ -478,7 +485,7 @@ static enum shoal_status p2p_push(struct shoal_engine *engine, const struct shoa
 /* Returns the data of a small send. Data that are not in plain memory are first packed. */
 static const void *find_small(struct shoal_engine *engine, const struct shoal_request *request)
 {
-    return message_operand(request) ? shoal_engine_pack(engine, request) : request->call.input;
+    return message_operand(request) ? shoal_runner_pack(engine, request) : request->call.input;
 }
 
 static enum shoal_status p2p_announce(struct shoal_engine *engine, struct shoal_request *request)
@@ -724,6 +731,15 @@ struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine)
 bool shoal_p2p_is_helped(const struct shoal_request *request)
 {
     return shoal_request_is_message(request) && request->message.copy.posted;
+}
+
+struct shoal_request *shoal_p2p_other_side(const struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const uint64_t id = shoal_request_is_message(request) && peer_of(request) == engine->rank ? request->message.id : 0;
+    struct shoal_request *other = id ? engine->p2p->head : NULL; /* a receive has no number before it meets its send */
+    while (other && (other == request || peer_of(other) != engine->rank || other->message.id != id))
+        other = other->next;
+    return other;
 }
 
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine)

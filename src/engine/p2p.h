@@ -38,6 +38,9 @@ struct shoal_request *shoal_p2p_oldest(struct shoal_engine *engine);
 struct shoal_request *shoal_p2p_awaited(struct shoal_engine *engine);
 /* Returns true if helper threads copy the message. */
 bool shoal_p2p_is_helped(const struct shoal_request *request);
+/* Returns the other side of a message from this rank to itself, or NULL: the program has not called it, or the message is to or
+ * from a peer. */
+struct shoal_request *shoal_p2p_other_side(const struct shoal_engine *engine, const struct shoal_request *request);
 /* Returns a number that changes whenever a message moves. */
 uint64_t shoal_p2p_mark(const struct shoal_engine *engine);
 /* Appends "; a message with tag 7 ..." if a receive waits and its peer has sent something else. */

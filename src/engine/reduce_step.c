@@ -43,7 +43,7 @@ struct shoal_extent shoal_extent_find(const struct shoal_engine *engine, const s
     return extent;
 }
 
-size_t shoal_extent_chunk(const struct shoal_chunk *chunk)
+size_t shoal_chunk_number(const struct shoal_chunk *chunk)
 {
     return chunk->first / chunk->request->chunk_elements;
 }
@@ -52,7 +52,7 @@ size_t shoal_extent_chunk(const struct shoal_chunk *chunk)
 static char *find_at_owner(const struct shoal_chunk *chunk, struct shoal_block block, size_t element)
 {
     const struct shoal_operand *input = shoal_call_operand(&chunk->request->call, SHOAL_INPUT);
-    return input->ops->block_address(input, block, shoal_extent_chunk(chunk), element - chunk->first);
+    return input->ops->block_address(input, block, shoal_chunk_number(chunk), element - chunk->first);
 }
 
 /* Returns the address of element `at` of a part in a peer's operand that is lent, and has that card. */

@@ -34,6 +34,6 @@ void shoal_extent_reduce(struct shoal_engine *engine, const struct shoal_chunk *
                          const struct shoal_step *step, size_t begin, size_t end, const struct shoal_extent_scratch *scratch);
 
 /* Returns the number of the chunk in its operation. */
-size_t shoal_extent_chunk(const struct shoal_chunk *chunk);
+size_t shoal_chunk_number(const struct shoal_chunk *chunk);
 
 #endif

@@ -11,7 +11,7 @@
 /* ---- Direct operations: the data travel with the announcements ----------------------------------------------------------- */
 
 /* The data are so small that each part is copied element by element of the tensors' list. */
-const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request)
+const void *shoal_runner_pack(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_call *call = &request->call;
     const int parts = request->shape->is_input_partitioned ? engine->size : 1;
@@ -25,7 +25,7 @@ const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_re
 }
 
 /* An input that is not contiguous was packed when it was announced. */
-const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from)
+const char *shoal_runner_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from)
 {
     if (from == engine->rank)
         return shoal_call_contiguous(&request->call, SHOAL_INPUT);
@@ -39,8 +39,8 @@ static size_t own_part_at(const struct shoal_engine *engine, const struct shoal_
     const struct shoal_call *call = &request->call;
     if (!request->shape->is_input_partitioned)
         return 0;
-    const struct shoal_layout *layout = call->layout;
-    const size_t at = layout && layout->sent ? layout->sent_at[engine->rank] : (size_t)engine->rank * call->count;
+    const struct shoal_call_parts *parts = shoal_call_parts(call);
+    const size_t at = parts && parts->sent ? parts->sent_at[engine->rank] : (size_t)engine->rank * call->count;
     return at * request->element_bytes;
 }
 
@@ -50,8 +50,8 @@ static void reduce_payloads(struct shoal_engine *engine, const struct shoal_requ
     const size_t at = own_part_at(engine, request), count = shoal_call_length(call, engine->rank, 0, engine->rank);
     void *const dest = shoal_call_contiguous(call, SHOAL_OUTPUT);
     for (int r = 0; r < engine->size; r++)
-        engine->sources[r] = shoal_engine_contribution_of(engine, request, r) + at;
-    engine->kernels->reduce[call->type][call->op](&dest, 1, engine->sources, engine->size, count,
+        engine->scratch.sources[r] = shoal_runner_contribution_of(engine, request, r) + at;
+    engine->kernels->reduce[call->type][call->op](&dest, 1, engine->scratch.sources, engine->size, count,
                                                   shoal_engine_operation(engine, call).argument, SHOAL_STORES_CACHED);
     if (SHOAL_UNLIKELY(dest != call->output))
         shoal_call_unpack(call, engine->rank, request->element_bytes, 0, count, dest);
@@ -64,7 +64,7 @@ static void copy_payload(struct shoal_engine *engine, const struct shoal_request
     const size_t count = shoal_call_length(call, engine->rank, from, engine->rank);
     if (!count)
         return;
-    const char *sent = shoal_engine_contribution_of(engine, request, from) + own_part_at(engine, request);
+    const char *sent = shoal_runner_contribution_of(engine, request, from) + own_part_at(engine, request);
     if (call->layout) {
         shoal_call_unpack(call, engine->rank, request->element_bytes, part, count, sent);
         return;
@@ -83,7 +83,7 @@ static void copy_payloads(struct shoal_engine *engine, const struct shoal_reques
     }
 }
 
-void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
+void shoal_runner_finish_direct(struct shoal_engine *engine, struct shoal_request *request)
 {
     SHOAL_ASSERT(request->is_direct && request->next_missing == engine->size);
     const struct shoal_shape *shape = request->shape;
@@ -240,7 +240,7 @@ static void agree_on_count(struct shoal_engine *engine, struct shoal_request *re
     request->bytes = request->call.count * request->element_bytes * (size_t)engine->size;
 }
 
-enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request)
+enum shoal_status shoal_runner_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request)
 {
     const struct shoal_view view = {.size = engine->size, .host = engine->transport->host, .shape = request->shape};
     const struct shoal_selection selection = shoal_engine_selection(engine, request);
@@ -261,12 +261,12 @@ static void cut_chunks(const struct shoal_engine *engine, struct shoal_request *
         shoal_round_up(shoal_min_size(request->call.count, request->chunk_elements), SHOAL_CACHE_LINE / request->element_bytes);
 }
 
-enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request)
+enum shoal_status shoal_runner_prepare(struct shoal_engine *engine, struct shoal_request *request)
 {
     if (engine->rank != engine->leader) /* the leader's hint decides for the whole host */
         request->announcement.descriptor.hints =
             engine->ops->announcement(engine->transport, engine->leader, request->sequence)->descriptor.hints;
-    if (request->call.layout && request->call.layout->peer_counts)
+    if (shoal_call_has_peer_counts(&request->call))
         agree_on_count(engine, request);
     request->chunk_count = request->chunks_started = request->chunks_done = 0;
     if (!request->call.count && !request->shape->is_empty) /* no rank waits for another: operands may be gone */
@@ -484,6 +484,8 @@ static enum shoal_status run_put(struct shoal_engine *engine, struct shoal_chunk
         chunk->is_packed = true;
     }
     source = is_apart ? chunk->packed->data : source;
+    if (SHOAL_UNLIKELY(engine->ops->limit_lanes != NULL))
+        engine->ops->limit_lanes(engine->transport, chunk->request->announcement.descriptor.hints & SHOAL_HINT_ONE_LANE);
     const enum shoal_status status =
         engine->ops->put(engine->transport, step->peer, slot, to.staging_at, source, from.elements * request->element_bytes);
     chunk->is_packed = is_apart && status == SHOAL_PENDING;
@@ -498,16 +500,6 @@ static bool is_left_to_owner(const struct shoal_chunk *chunk, const struct shoal
            source->operand == SHOAL_INPUT;
 }
 
-/* A rank that fails publishes its failure. Then owners continue, and may write to memory that this rank, or its owner, is
- * reading. So the data count only if no rank has failed by the time they were read. A failure that is being published counts as
- * well, because a rank that finds another one publishing waits only a moment. */
-static bool do_data_count(struct shoal_engine *engine)
-{
-    struct shoal_failure failure;
-    return !(engine->ops->is_failing && engine->ops->is_failing(engine->transport)) &&
-           !engine->ops->failed(engine->transport, &failure);
-}
-
 /* Lets the owner of the input do the step. */
 static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const struct shoal_chunk *chunk,
                                             const struct shoal_step *step)
@@ -516,23 +508,23 @@ static enum shoal_operand_does run_by_owner(struct shoal_engine *engine, const s
     struct shoal_operand *input = shoal_call_operand(&request->call, SHOAL_INPUT);
     const struct shoal_block *blocks = &request->cached->plan.blocks[step->first_block];
     const enum shoal_operand_does does =
-        input->ops->run(input, blocks[0], blocks[step->source_count], shoal_extent_chunk(chunk));
+        input->ops->run(input, blocks[0], blocks[step->source_count], shoal_chunk_number(chunk));
     if (does == SHOAL_OPERAND_IS_AT_WORK)
         note_unready(engine, request, SHOAL_INPUT, chunk->first, chunk_end(chunk));
     if (does != SHOAL_OPERAND_HAS_DONE)
         return does;
     if (request->unready.begin == chunk->first)
         request->unready.operand = 0;
-    return do_data_count(engine) ? does : SHOAL_OPERAND_IS_AT_WORK;
+    return shoal_engine_do_data_count(engine) ? does : SHOAL_OPERAND_IS_AT_WORK;
 }
 
 /* Returns true if the step is done, false if it has to wait. */
 static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chunk, unsigned slot,
                             const struct shoal_step *step)
 {
-    const bool is_lent = SHOAL_UNLIKELY(chunk->request->cached->is_lent);
+    const bool is_checked = chunk->request->cached->reaches_operands;
     if (SHOAL_UNLIKELY(chunk->posted))
-        return has_work_ended(engine, chunk) && (!is_lent || do_data_count(engine));
+        return has_work_ended(engine, chunk) && (!is_checked || shoal_engine_do_data_count(engine));
     if (shoal_operand_runs(shoal_call_operand(&chunk->request->call, SHOAL_INPUT))) {
         const enum shoal_operand_does does = run_by_owner(engine, chunk, step);
         if (does != SHOAL_OPERAND_DOES_NOTHING)
@@ -544,9 +536,8 @@ static bool run_reduce_step(struct shoal_engine *engine, struct shoal_chunk *chu
         return false;
     if (SHOAL_UNLIKELY(engine->helpers != NULL) && runner_post_work(engine, chunk, slot, step, run_part_of_step))
         return false;
-    const struct shoal_extent_scratch scratch = {engine->sources, engine->dests, engine->scaled};
-    shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &scratch);
-    return !is_lent || do_data_count(engine);
+    shoal_extent_reduce(engine, chunk, slot, step, 0, count_elements(engine, chunk, step), &engine->scratch);
+    return !is_checked || shoal_engine_do_data_count(engine);
 }
 
 /* Returns true if the step is done, false if it has to wait or has failed. */
@@ -663,7 +654,7 @@ static bool enter_operands(struct shoal_engine *engine)
 }
 
 /* Packed data may still be on its way, so it stays until the engine is freed. */
-void shoal_engine_drop_chunks(struct shoal_engine *engine)
+void shoal_runner_drop_chunks(struct shoal_engine *engine)
 {
     if (SHOAL_UNLIKELY(engine->runner.posted)) {
         stop_work(engine);
@@ -677,11 +668,11 @@ void shoal_engine_drop_chunks(struct shoal_engine *engine)
 
 /* The operation is the only one, so its first chunk uses the next slot. Steps may be repeated: they write only this rank's
  * staging buffer, and no rank reads it before a signal. */
-void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request)
+void shoal_runner_start_early(struct shoal_engine *engine, struct shoal_request *request)
 {
     struct shoal_chunk chunk = {.request = request, .unready = find_late(request)};
     const bool is_alone = shoal_intake_is_alone(engine, request) && !engine->runner.active;
-    if (!is_alone || !request->call.count || (request->call.layout && request->call.layout->peer_counts) ||
+    if (!is_alone || !request->call.count || shoal_call_has_peer_counts(&request->call) ||
         !shoal_engine_guess_plan(engine, request))
         return;
     shoal_engine_flush(engine); /* sleeping peers wake in the meantime */
@@ -701,7 +692,7 @@ void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request 
     request->unready.operand = 0; /* it waits for the others' announcements */
 }
 
-bool shoal_engine_run_chunks(struct shoal_engine *engine)
+bool shoal_runner_run_chunks(struct shoal_engine *engine)
 {
     SHOAL_ASSERT(!shoal_runner_failed_step(engine));
     bool did = run_start_chunks(engine);

@@ -61,24 +61,24 @@ void shoal_runner_fini(struct shoal_engine *engine);
 
 /* Over several hosts, before an operation with a plan is announced: finds its peers, and reserves the staging buffer that they
  * put into. */
-SHOAL_MUST_USE enum shoal_status shoal_engine_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request);
+SHOAL_MUST_USE enum shoal_status shoal_runner_prepare_hosts(struct shoal_engine *engine, struct shoal_request *request);
 /* Call this when all announcements have arrived. Finds the plan, the operands and the number of chunks (0 if nothing is to be
  * done). */
-SHOAL_MUST_USE enum shoal_status shoal_engine_prepare(struct shoal_engine *engine, struct shoal_request *request);
+SHOAL_MUST_USE enum shoal_status shoal_runner_prepare(struct shoal_engine *engine, struct shoal_request *request);
 /* For a request that is announced while nothing else is under way: runs what concerns this rank alone while the others'
  * announcements travel. Look for a failed step afterwards. */
-void shoal_engine_start_early(struct shoal_engine *engine, struct shoal_request *request);
+void shoal_runner_start_early(struct shoal_engine *engine, struct shoal_request *request);
 /* Does what can be done now. Returns true if anything was done. Requests whose last chunk has ended are done. Look for a failed
  * step afterwards. */
-bool shoal_engine_run_chunks(struct shoal_engine *engine);
+bool shoal_runner_run_chunks(struct shoal_engine *engine);
 /* For an engine that breaks: afterwards no chunk is under way. */
-void shoal_engine_drop_chunks(struct shoal_engine *engine);
+void shoal_runner_drop_chunks(struct shoal_engine *engine);
 /* Runs an operation whose data came with the announcements. */
-void shoal_engine_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
+void shoal_runner_finish_direct(struct shoal_engine *engine, struct shoal_request *request);
 /* The contribution of a rank to a direct operation, contiguous. */
-const char *shoal_engine_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from);
+const char *shoal_runner_contribution_of(struct shoal_engine *engine, const struct shoal_request *request, int from);
 /* The contiguous input of a direct operation. An input that is not is packed into the layout's scratch memory. */
-const void *shoal_engine_pack(struct shoal_engine *engine, const struct shoal_request *request);
+const void *shoal_runner_pack(struct shoal_engine *engine, const struct shoal_request *request);
 
 /* ---- Ranges that are not ready ------------------------------------------------------------------------------------------- */
 

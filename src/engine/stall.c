@@ -370,13 +370,20 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 /* Time between two looks at which rank a slow operation waits for. */
 #define WARN_AGAIN_NS SHOAL_NS_PER_S
 
+void shoal_engine_note_threads(struct shoal_engine *engine)
+{
+    bool is_fixed;
+    const int lanes = engine->ops->lanes ? engine->ops->lanes(engine->transport, &is_fixed) : 0;
+    shoal_recorder_note_threads(&engine->recorder, engine->helpers ? shoal_helpers_width(engine->helpers) : 1, 1 + lanes);
+}
+
 uint64_t shoal_engine_check(struct shoal_engine *engine, uint64_t now_ns)
 {
     SHOAL_ASSERT(!engine->is_in_progress); /* it may break the engine */
     struct shoal_stall *stall = engine->stall;
     const uint64_t every_ns = 100 * SHOAL_NS_PER_MS;
     if (engine->helpers)
-        shoal_recorder_note_threads(&engine->recorder, shoal_helpers_width(engine->helpers));
+        shoal_engine_note_threads(engine);
     if (engine->recorder.rejections)
         shoal_recorder_note_rejected(&engine->recorder);
     if (engine->is_fresh || engine->is_broken || !shoal_engine_is_busy(engine))

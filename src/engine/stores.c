@@ -38,7 +38,7 @@ static struct shoal_trial *trial_of(const struct shoal_request *request, struct 
 
 /* ---- Stores -------------------------------------------------------------------------------------------------------------- */
 
-static uint8_t choose_stores(struct shoal_engine *engine, struct shoal_request *request, bool is_width_tried)
+static uint8_t choose_stores(struct shoal_engine *engine, struct shoal_request *request, bool is_other_tried)
 {
     if (strcmp(engine->settings->stores, "cached") == 0)
         return 0;
@@ -49,7 +49,7 @@ static uint8_t choose_stores(struct shoal_engine *engine, struct shoal_request *
     struct shoal_trial *trial = trial_of(request, &engine->stores);
     if (!trial)
         return 0;
-    if (is_width_tried)
+    if (is_other_tried)
         return trial->is_second ? SHOAL_HINT_STREAMING : 0;
     request->stores.trial = trial;
     return shoal_trial_next(trial, &request->stores.use) ? SHOAL_HINT_STREAMING : 0;
@@ -87,6 +87,38 @@ static void report_width(struct shoal_engine *engine, const struct shoal_request
                        trial->is_second ? "one was faster than several" : "one was not faster");
 }
 
+/* ---- Lanes --------------------------------------------------------------------------------------------------------------- */
+
+/* The first way is all lanes. Smaller operations have no put that is worth a lane. */
+static uint8_t choose_lanes(struct shoal_engine *engine, struct shoal_request *request, bool *is_tried)
+{
+    const uint64_t bytes = request->announcement.descriptor.count * request->element_bytes;
+    bool is_fixed;
+    if (SHOAL_LIKELY(!engine->ops->lanes) || bytes < WIDTH_BYTES || shoal_call_is_asynchronous(&request->call) ||
+        !engine->ops->lanes(engine->transport, &is_fixed) || is_fixed)
+        return 0;
+    struct shoal_trial *trial = trial_of(request, &engine->lanes);
+    if (!trial)
+        return 0;
+    if (*is_tried)
+        return trial->is_second ? SHOAL_HINT_ONE_LANE : 0;
+    *is_tried = shoal_trial_is_under_way(trial);
+    request->lanes.trial = trial;
+    return shoal_trial_next(trial, &request->lanes.use) ? SHOAL_HINT_ONE_LANE : 0;
+}
+
+static void report_lanes(struct shoal_engine *engine, const struct shoal_request *request)
+{
+    const struct shoal_trial *trial = request->lanes.trial;
+    bool is_fixed;
+    const int threads = trial->is_second ? 1 : 1 + engine->ops->lanes(engine->transport, &is_fixed);
+    if (trial->agreed <= 1)
+        shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine",
+                       "%s of %zu bytes: %d thread%s at the network for each rank of this host: %s",
+                       shoal_collective_traits(request->call.collective)->name, request->bytes, threads,
+                       threads == 1 ? "" : "s", trial->is_second ? "one was faster than several" : "one was not faster");
+}
+
 /* ---- Copies of messages -------------------------------------------------------------------------------------------------- */
 
 bool shoal_trial_copy(struct shoal_engine *engine, uint64_t bytes, struct shoal_tried *tried)
@@ -110,16 +142,17 @@ void shoal_trial_learn_copy(struct shoal_engine *engine, uint64_t bytes, const s
                    trial->is_second ? "one was faster than several" : "one was not faster");
 }
 
-/* ---- Both ---------------------------------------------------------------------------------------------------------------- */
+/* ---- All ----------------------------------------------------------------------------------------------------------------- */
 
 uint8_t shoal_trial_hint(struct shoal_engine *engine, struct shoal_request *request)
 {
-    bool is_width_tried;
-    request->stores.trial = request->width.trial = NULL;
+    bool is_tried;
+    request->stores.trial = request->width.trial = request->lanes.trial = NULL;
     if (engine->rank != engine->leader)
         return 0;
-    const uint8_t width = choose_width(engine, request, &is_width_tried);
-    return width | choose_stores(engine, request, is_width_tried);
+    const uint8_t width = choose_width(engine, request, &is_tried);
+    const uint8_t lanes = choose_lanes(engine, request, &is_tried);
+    return width | lanes | choose_stores(engine, request, is_tried);
 }
 
 void shoal_trial_learn(struct shoal_engine *engine, const struct shoal_request *request)
@@ -130,4 +163,6 @@ void shoal_trial_learn(struct shoal_engine *engine, const struct shoal_request *
         (void)shoal_trial_note(stores->trial, stores->use, ticks);
     if (width->trial && shoal_trial_note(width->trial, width->use, ticks))
         report_width(engine, request);
+    if (request->lanes.trial && shoal_trial_note(request->lanes.trial, request->lanes.use, ticks))
+        report_lanes(engine, request);
 }

@@ -5,8 +5,9 @@
  *           the cores share a cache, and on virtual machines this changes within minutes
  *   width   whether helper threads work on an operation. They may not help if other programs use the cores. Not tried if
  *           SHOAL_THREADS is a number. Each receiver of large messages tries it for their copies by itself
+ *   lanes   whether other threads send, besides the one that makes progress. Not tried if SHOAL_NETWORK_THREADS is a number
  *
- * While a width is tried, the stores stay as they are. */
+ * While one of them is tried, the others stay as they are. */
 #ifndef SHOAL_ENGINE_STORES_H
 #define SHOAL_ENGINE_STORES_H
 

@@ -244,6 +244,27 @@ static void print_threads(FILE *out)
                 shoal_setting_from_environment("OMP_NUM_THREADS") ? "OMP_NUM_THREADS" : "it computes on a GPU");
 }
 
+/* How many threads at the network a rank with all cores of this process, and alone on its host, would have over TCP. */
+static void print_network_threads(FILE *out)
+{
+    struct shoal_settings settings;
+    char error[256];
+    if (shoal_settings_load(&settings, NULL, error, sizeof error) != SHOAL_OK)
+        return;
+    const int fixed = shoal_fabric_fixed_threads(&settings.fabric), helped = shoal_helpers_fixed_threads(&settings.helpers);
+    const struct shoal_helper_share share = {
+        shoal_topology_cores(),
+        shoal_helper_cores_of_framework(shoal_setting_from_environment("OMP_NUM_THREADS"), SHOAL_HELPER_GPU_FILE)};
+    const int left = settings.bootstrap.ports[0] ? 1 : shoal_helper_cores_width(share);
+    const int threads = shoal_fabric_auto_threads(helped && helped < left ? helped : left, 1);
+    fprintf(out, "network threads       ");
+    if (fixed)
+        fprintf(out, "%d for each rank over TCP (SHOAL_NETWORK_THREADS)\n", fixed);
+    else
+        fprintf(out, "%d over TCP for a rank with all of these cores%s\n", threads,
+                threads > 1 ? ", if that is faster than 1; fewer if ranks share the host" : "");
+}
+
 void shoal_print_topology(FILE *out)
 {
     char host[64] = "?";
@@ -254,6 +275,7 @@ void shoal_print_topology(FILE *out)
     fprintf(out, "cores                 %d usable by this process (affinity mask and container quota)\n",
             shoal_topology_cores());
     print_threads(out);
+    print_network_threads(out);
     fprintf(out, "memory                %.1f GiB left for shared memory (container limit and machine)\n",
             (double)left / (double)(1 << 30));
     fprintf(out, "shared memory         memfd segments; the size of /dev/shm does not matter\n");

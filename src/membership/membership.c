@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "membership/agreement.h"
 #include "membership/causes.h"
 #include "membership/control.h"
 
@@ -23,7 +24,7 @@
 _Static_assert(SHOAL_CONTROL_UNREACHABLE_MS + SHOAL_CONTROL_HEARTBEAT_MS + SHOAL_CAUSES_ALONE_MS < 9000, "ten seconds");
 _Static_assert(AGREE_S * 1000 > SHOAL_CAUSES_ALONE_MS && SHOAL_CAUSES_ALONE_MS > SHOAL_CAUSES_SETTLE_MS, "in turn");
 
-enum notice_kind { CANDIDATE = 1, DECISION, LEFT };
+enum notice_kind { CANDIDATE = 1, DECISION, LEFT, SURVIVORS };
 
 struct notice {
     uint64_t comm;
@@ -31,12 +32,15 @@ struct notice {
     uint32_t kind;
     int32_t rank;
 
-    struct shoal_failure failure; /* not part of LEFT, which ends before it */
+    struct shoal_failure
+        failure; /* not part of LEFT, which ends before it; in SURVIVORS a message of survivors.h replaces it */
 };
 
 #define LEFT_BYTES offsetof(struct notice, failure)
 
 _Static_assert(sizeof(struct notice) <= SHOAL_CONTROL_NOTICE_MAX, "a failure is one notice");
+_Static_assert(LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX <= SHOAL_CONTROL_NOTICE_MAX, "a message of survivors is one notice");
+
 struct left {
     uint64_t comm, completed;
     int rank;
@@ -161,6 +165,62 @@ static uint64_t decide_due(struct shoal_membership *membership, uint64_t now_ns)
     return next_ns == UINT64_MAX ? 0 : next_ns;
 }
 
+/* ---- Survivors, under the lock ------------------------------------------------------------------------------------------- */
+
+static void send_to_survivors(void *arg, const struct shoal_survivors_message *message)
+{
+    const struct shoal_membership_comm *member = arg;
+    unsigned char data[LEFT_BYTES + SHOAL_SURVIVORS_BYTES_MAX];
+    const struct notice head = {.comm = member->comm, .kind = SURVIVORS, .rank = member->rank};
+    memcpy(data, &head, LEFT_BYTES);
+    const size_t bytes = shoal_survivors_write(message, member->size, data + LEFT_BYTES);
+    const bool is_final = message->kind == SHOAL_SURVIVORS_DECISION || message->kind == SHOAL_SURVIVORS_ADOPTED;
+    (void)shoal_control_publish(member->membership->control, is_final ? SHOAL_CONTROL_VERDICT : SHOAL_CONTROL_OPINION, data,
+                                LEFT_BYTES + bytes);
+}
+
+static bool has_survivor_ended(void *arg, int rank)
+{
+    const struct shoal_membership_comm *member = arg;
+    return shoal_control_has_ended(member->membership->control, member->world_ranks[rank]);
+}
+
+static struct shoal_agreement *find_agreement(struct shoal_membership_comm *member)
+{
+    const struct shoal_agreement_path path = {member, send_to_survivors, has_survivor_ended};
+    if (!member->agreement)
+        member->agreement = shoal_agreement_create(member->rank, member->size, &path);
+    return member->agreement;
+}
+
+/* A message that arrives before this rank has the communicator, or without memory, is dropped: its sender repeats it. */
+static void receive_survivors(struct shoal_membership *membership, int from, const struct notice *head, const void *data,
+                              size_t bytes)
+{
+    struct shoal_membership_comm *member = find_member(membership, head->comm);
+    struct shoal_survivors_message message;
+    if (!member || head->rank < 0 || head->rank >= member->size || member->world_ranks[head->rank] != from ||
+        !shoal_survivors_read(data, bytes, member->size, &message) || !find_agreement(member))
+        return;
+    shoal_agreement_look(member->agreement);
+    shoal_agreement_receive(member->agreement, head->rank, &message);
+    (void)shoal_agreement_turn(member->agreement, shoal_clock_ns());
+}
+
+/* Returns when the next turn is due; 0 if none is. */
+static uint64_t turn_survivors(struct shoal_membership *membership, uint64_t now_ns)
+{
+    uint64_t next_ns = 0;
+    for (struct shoal_membership_comm *member = membership->members; member; member = member->next) {
+        if (!member->agreement)
+            continue;
+        shoal_agreement_look(member->agreement);
+        const uint64_t due_ns = shoal_agreement_turn(member->agreement, now_ns);
+        next_ns = due_ns && (!next_ns || due_ns < next_ns) ? due_ns : next_ns;
+    }
+    return next_ns;
+}
+
 /* ---- On the control thread ----------------------------------------------------------------------------------------------- */
 
 static bool was_closed(const struct shoal_membership *membership, uint64_t comm)
@@ -187,8 +247,13 @@ static void on_notice(void *arg, int from, const void *data, size_t bytes)
     struct notice notice = {0};
     if (bytes < LEFT_BYTES)
         return;
-    (void)from;
     memcpy(&notice, data, LEFT_BYTES);
+    if (notice.kind == SURVIVORS) {
+        pthread_mutex_lock(&membership->lock);
+        receive_survivors(membership, from, &notice, (const char *)data + LEFT_BYTES, bytes - LEFT_BYTES);
+        pthread_mutex_unlock(&membership->lock);
+        return;
+    }
     if (bytes != (notice.kind == LEFT ? LEFT_BYTES : sizeof notice))
         return;
     memcpy(&notice, data, bytes);
@@ -226,9 +291,9 @@ static uint64_t on_turn(void *arg, uint64_t now_ns)
     pthread_mutex_lock(&membership->lock);
     for (struct shoal_membership_comm *member = membership->members; member; member = member->next)
         propose_abort(membership, member);
-    const uint64_t next_ns = decide_due(membership, now_ns);
+    const uint64_t cause_ns = decide_due(membership, now_ns), survivors_ns = turn_survivors(membership, now_ns);
     pthread_mutex_unlock(&membership->lock);
-    return next_ns;
+    return !cause_ns || (survivors_ns && survivors_ns < cause_ns) ? survivors_ns : cause_ns;
 }
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
@@ -340,6 +405,8 @@ void shoal_membership_leave(struct shoal_membership *membership, struct shoal_me
         *link = member->next;
     membership->closed[membership->closed_count++ % CLOSED_MAX] = member->comm;
     propose_abort(membership, member); /* the control thread may not have handled it */
+    shoal_agreement_destroy(member->agreement);
+    member->agreement = NULL;
     pthread_mutex_unlock(&membership->lock);
 }
 
@@ -414,6 +481,30 @@ bool shoal_membership_heed_abort(struct shoal_membership_comm *member, struct sh
     if (atomic_exchange_explicit(&member->has_aborted, false, memory_order_acquire))
         shoal_membership_fail(member, &member->given);
     return shoal_cause_board_read(member->board, failure_out);
+}
+
+enum shoal_status shoal_membership_agree(struct shoal_membership_comm *member, const struct shoal_survivors_view *proposal,
+                                         struct shoal_survivors_view *agreed_out)
+{
+    struct shoal_membership *membership = member->membership;
+    enum shoal_status status = SHOAL_ERR_MEMORY;
+    pthread_mutex_lock(&membership->lock);
+    if (find_agreement(member) && (!proposal || shoal_agreement_propose(member->agreement, proposal))) {
+        shoal_agreement_look(member->agreement);
+        (void)shoal_agreement_turn(member->agreement, shoal_clock_ns());
+        status = shoal_agreement_result(member->agreement, agreed_out);
+    }
+    pthread_mutex_unlock(&membership->lock);
+    const bool is_given_up = shoal_control_is_lost(membership->control, member->world_ranks[member->rank]);
+    return status == SHOAL_PENDING && is_given_up ? SHOAL_ERR_PEER_LOST : status;
+}
+
+int shoal_membership_unagreed(struct shoal_membership_comm *member, int first)
+{
+    pthread_mutex_lock(&member->membership->lock);
+    const int rank = member->agreement ? shoal_agreement_missing(member->agreement, first) : -1;
+    pthread_mutex_unlock(&member->membership->lock);
+    return rank;
 }
 
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)

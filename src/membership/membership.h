@@ -18,6 +18,7 @@
 
 #include "bootstrap/bootstrap.h"
 #include "membership/cause_board.h"
+#include "membership/survivors.h"
 
 struct shoal_membership;
 
@@ -62,6 +63,8 @@ void shoal_membership_describe(struct shoal_membership *membership, int rank, ch
 struct shoal_membership_comm {
     uint64_t comm;
     int rank;                        /* this rank's number in the communicator */
+    int size;                        /* of the communicator */
+    const int *world_ranks;          /* [size] the numbers of its ranks in the world; the owner's */
     const char *host;                /* name of this rank's host */
     struct shoal_cause_board *board; /* this host's */
     void *arg;
@@ -72,6 +75,7 @@ struct shoal_membership_comm {
     struct shoal_failure given;                            /* written before the flags below are set */
     atomic_bool is_aborted;                                /* others must be informed */
     atomic_bool has_aborted;                               /* this rank has not waited for agreement yet */
+    struct shoal_agreement *agreement;                     /* among survivors, under the lock; NULL until one is needed */
     struct shoal_membership_comm *next;
 };
 
@@ -97,6 +101,15 @@ static inline bool shoal_membership_failed(struct shoal_membership_comm *comm, s
         return shoal_membership_heed_abort(comm, failure_out);
     return shoal_cause_board_read(comm->board, failure_out);
 }
+
+/* One turn of the agreement of survivors of a communicator over several hosts. With a proposal, this rank opens the agreement
+ * or changes its proposal. Returns PENDING until all have agreed; OK with the agreed view; ERR_PEER_LOST if the others have
+ * continued without this rank, or regard it as lost; ERR_MEMORY. Logs nothing. */
+SHOAL_MUST_USE enum shoal_status shoal_membership_agree(struct shoal_membership_comm *comm,
+                                                        const struct shoal_survivors_view *proposal,
+                                                        struct shoal_survivors_view *agreed_out);
+/* Returns the next rank of the communicator, from `first` on, that the agreement waits for; -1 if there is none. */
+int shoal_membership_unagreed(struct shoal_membership_comm *comm, int first);
 
 /* Informs the others that the rank (of the communicator) leaves it before its end. */
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed);

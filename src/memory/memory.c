@@ -377,7 +377,7 @@ static struct shoal_region *find_begin(struct shoal_memory *memory, const void *
     return region && region->begin == address && region->owner == owner && !region->freed ? region : NULL;
 }
 
-void shoal_memory_free_of_device(struct shoal_memory *memory, void *address)
+void shoal_memory_free_for_device(struct shoal_memory *memory, void *address)
 {
     shoal_memory_lock(memory);
     struct shoal_region *region = find_begin(memory, address, SHOAL_REGION_OWN);

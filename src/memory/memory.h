@@ -129,7 +129,7 @@ SHOAL_MUST_USE enum shoal_status shoal_memory_keep(struct shoal_memory *memory, 
 SHOAL_MUST_USE enum shoal_status shoal_memory_alloc_for_device(struct shoal_memory *memory, size_t bytes, const char *what,
                                                                void **address_out);
 /* Frees such a region. Call it when no device can use it. Acquires the guard itself. */
-void shoal_memory_free_of_device(struct shoal_memory *memory, void *address);
+void shoal_memory_free_for_device(struct shoal_memory *memory, void *address);
 
 /* Registers a range of the user's, bytes > 0. fd >= 0: the range is a shared mapping of that descriptor from offset on; the
  * region is SHARED and keeps a duplicate of fd. fd < 0: the region is HOST. The user must keep the range mapped until it is

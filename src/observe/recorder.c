@@ -193,10 +193,12 @@ void shoal_recorder_note_wait(struct shoal_recorder *recorder, int rank, uint64_
     atomic_store_explicit(&recorder->flight->waits_for, rank + 1, memory_order_relaxed);
 }
 
-void shoal_recorder_note_threads(struct shoal_recorder *recorder, int threads)
+void shoal_recorder_note_threads(struct shoal_recorder *recorder, int threads, int network_threads)
 {
     if (atomic_load_explicit(&recorder->flight->threads, memory_order_relaxed) != threads)
         atomic_store_explicit(&recorder->flight->threads, threads, memory_order_relaxed);
+    if (atomic_load_explicit(&recorder->flight->network_threads, memory_order_relaxed) != network_threads)
+        atomic_store_explicit(&recorder->flight->network_threads, network_threads, memory_order_relaxed);
 }
 
 void shoal_recorder_note_rejected(struct shoal_recorder *recorder)

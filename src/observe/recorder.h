@@ -96,6 +96,7 @@ struct shoal_flight {
     _Atomic uint64_t rejected;                            /* messages that the rank's endpoint has rejected so far */
     _Atomic uint64_t batch, noise_scale, noise_error;     /* doubles that the program publishes; 0: not known */
     _Atomic int32_t threads;                              /* that may do the rank's work at once */
+    _Atomic int32_t network_threads;                      /* that may send and receive at once */
 };
 
 struct shoal_recorder {
@@ -186,8 +187,8 @@ static inline double shoal_recorder_number(const _Atomic uint64_t *from)
 /* Stores which rank this one waits for (-1: none) and since when, in ticks. */
 void shoal_recorder_note_wait(struct shoal_recorder *recorder, int rank, uint64_t since);
 
-/* Stores how many threads may do the rank's work at once. */
-void shoal_recorder_note_threads(struct shoal_recorder *recorder, int threads);
+/* Stores how many threads may do the rank's work at once, and how many may send and receive. */
+void shoal_recorder_note_threads(struct shoal_recorder *recorder, int threads, int network_threads);
 /* Stores how many messages were rejected so far. Needs an endpoint, and the lock under which it counts. */
 void shoal_recorder_note_rejected(struct shoal_recorder *recorder);
 

@@ -240,6 +240,7 @@ static void watch_tell(const struct watch *watch, shoal_watch_fn fn, void *arg)
         .noise_scale = shoal_recorder_number(&flight->noise_scale),
         .noise_error = shoal_recorder_number(&flight->noise_error),
         .threads = atomic_load_explicit(&flight->threads, memory_order_relaxed),
+        .network_threads = atomic_load_explicit(&flight->network_threads, memory_order_relaxed),
     };
     const int32_t said = atomic_load_explicit(&flight->waits_for, memory_order_relaxed);
     if (said >= 1 && said <= flight->size)

@@ -19,12 +19,12 @@ static uint32_t fold(uint64_t hash)
 static bool make_scratch(const struct shoal_call *call, int rank, int size)
 {
     struct shoal_layout *layout = call->layout;
-    const size_t element = shoal_type_bytes(call->type);
-    const size_t bytes[2] = {shoal_call_bytes(call, SHOAL_INPUT, rank, size, element, rank),
-                             shoal_call_bytes(call, SHOAL_OUTPUT, rank, size, element, rank)};
+    const size_t element_bytes = shoal_type_bytes(call->type);
+    const size_t bytes[2] = {shoal_call_bytes(call, SHOAL_INPUT, rank, size, element_bytes, rank),
+                             shoal_call_bytes(call, SHOAL_OUTPUT, rank, size, element_bytes, rank)};
     bool has_all = true;
     for (int i = 0; i < 2 && bytes[SHOAL_INPUT] <= SHOAL_PAYLOAD_MAX; i++) {
-        if (layout->operands[i] && !layout->scratch[i])
+        if (layout->operands[i])
             layout->scratch[i] = malloc(bytes[i] + 1);
         has_all &= !layout->operands[i] || layout->scratch[i];
     }
@@ -52,6 +52,7 @@ static struct shoal_layout *make_of_tensors(const struct shoal_call *call)
     }
     if (has_all) {
         layout->detail = hash_tensors(arrays->tensors, arrays->tensor_count);
+        layout->is_received_in_row = true; /* parts of the vector that the tensors make */
         return layout;
     }
     shoal_layout_free(layout);
@@ -78,28 +79,61 @@ static bool copy_parts(int size, const size_t *counts, const size_t *at, size_t 
     return true;
 }
 
-static bool fill_parts(struct shoal_layout *layout, const size_t *sent, const size_t *sent_at, const size_t *received,
-                       const size_t *received_at)
+static bool fill_parts(struct shoal_call_parts *parts, const struct shoal_call_arrays *arrays)
 {
     size_t *sent_row = NULL;
-    const bool has_sent = !sent || copy_parts(layout->size, sent, sent_at, &layout->sent, &layout->sent_at, &sent_row);
+    const bool has_sent =
+        !arrays->sent || copy_parts(parts->size, arrays->sent, arrays->sent_at, &parts->sent, &parts->sent_at, &sent_row);
     free(sent_row);
-    if (!has_sent)
-        return false;
-    layout->is_received_in_row = !received_at;
-    return !received ||
-           copy_parts(layout->size, received, received_at, &layout->received, &layout->received_at, &layout->received_row);
+    return has_sent && (!arrays->received || copy_parts(parts->size, arrays->received, arrays->received_at, &parts->received,
+                                                        &parts->received_at, &parts->received_row));
 }
 
-static bool layout_fill_peer_counts(struct shoal_layout *layout)
+static bool fill_peer_counts(struct shoal_call_parts *parts)
 {
-    layout->peer_counts = malloc(2 * (size_t)layout->size * sizeof *layout->peer_counts);
-    layout->peer_at = calloc((size_t)layout->size, sizeof *layout->peer_at);
-    if (!layout->peer_counts || !layout->peer_at)
+    parts->peer_counts = malloc(2 * (size_t)parts->size * sizeof *parts->peer_counts);
+    parts->peer_at = calloc((size_t)parts->size, sizeof *parts->peer_at);
+    if (!parts->peer_counts || !parts->peer_at)
         return false;
-    for (int i = 0; i < layout->size; i++)
-        layout->peer_counts[i] = (struct shoal_call_part){layout->sent[i], layout->sent_at[i]};
+    for (int i = 0; i < parts->size; i++)
+        parts->peer_counts[i] = (struct shoal_call_part){parts->sent[i], parts->sent_at[i]};
     return true;
+}
+
+static void leave_parts(struct shoal_call_parts *parts)
+{
+    /* acq_rel: what the other holder did with them happens before they are freed. */
+    if (!parts || atomic_fetch_sub_explicit(&parts->holders, 1, memory_order_acq_rel) > 1)
+        return;
+    free(parts->sent);
+    free(parts->sent_at);
+    free(parts->received);
+    free(parts->received_at);
+    free(parts->received_row);
+    free(parts->peer_at);
+    free(parts->peer_counts);
+    free(parts);
+}
+
+static struct shoal_call_parts *hold_parts(struct shoal_call_parts *parts)
+{
+    if (parts)
+        atomic_fetch_add_explicit(&parts->holders, 1, memory_order_relaxed);
+    return parts;
+}
+
+/* Returns NULL if out of memory. */
+static struct shoal_call_parts *make_call_parts(const struct shoal_call_arrays *arrays, int size, bool has_peer_counts)
+{
+    struct shoal_call_parts *parts = calloc(1, sizeof *parts);
+    if (!parts)
+        return NULL;
+    atomic_init(&parts->holders, 1);
+    parts->size = size;
+    if (fill_parts(parts, arrays) && (!has_peer_counts || fill_peer_counts(parts)))
+        return parts;
+    leave_parts(parts);
+    return NULL;
 }
 
 /* Returns NULL if out of memory. */
@@ -108,14 +142,13 @@ static struct shoal_layout *make_of_parts(const struct shoal_call_arrays *arrays
     const bool has_peer_counts = arrays->sent && arrays->received; /* each rank sends its peers their counts */
     SHOAL_ASSERT(arrays->sent || arrays->received);
     struct shoal_layout *layout = calloc(1, sizeof *layout);
-    if (!layout)
-        return NULL;
-    layout->size = size;
-    if (!fill_parts(layout, arrays->sent, arrays->sent_at, arrays->received, arrays->received_at) ||
-        (has_peer_counts && !layout_fill_peer_counts(layout))) {
+    if (layout)
+        layout->parts = make_call_parts(arrays, size, has_peer_counts);
+    if (!layout || !layout->parts) {
         shoal_layout_free(layout);
         return NULL;
     }
+    layout->is_received_in_row = !arrays->received_at;
     /* If peers receive the counts, they are compared one by one. */
     uint64_t hash = shoal_hash_bytes(SHOAL_HASH_START, "parts", 5);
     if (!has_peer_counts)
@@ -141,54 +174,41 @@ bool shoal_call_lay_out(struct shoal_call *call, int rank, int size)
     return false;
 }
 
-/* One object may be both. */
-static void drop_both(struct shoal_operand *const *operands)
-{
-    shoal_operand_drop(operands[SHOAL_INPUT]);
-    if (operands[SHOAL_OUTPUT] != operands[SHOAL_INPUT])
-        shoal_operand_drop(operands[SHOAL_OUTPUT]);
-}
-
-static void free_scratch(struct shoal_layout *layout)
+/* Moves the operands that `put` does not replace. */
+static void move_kept(struct shoal_layout *from, struct shoal_layout *to, struct shoal_operand *const *put)
 {
     for (int i = 0; i < 2; i++) {
-        if (layout->operands[i])
+        if (put[i])
             continue;
-        free(layout->scratch[i]);
-        layout->scratch[i] = NULL;
-    }
-}
-
-/* Sets the operands that are not NULL, and returns the former ones. */
-static void swap_operands(struct shoal_layout *layout, struct shoal_operand *const *operands, struct shoal_operand **former)
-{
-    for (int i = 0; i < 2; i++) {
-        former[i] = operands[i] ? layout->operands[i] : NULL;
-        layout->operands[i] = operands[i] ? operands[i] : layout->operands[i];
+        to->operands[i] = from->operands[i];
+        from->operands[i] = NULL;
     }
 }
 
 bool shoal_call_put_operands(struct shoal_call *call, int rank, int size, struct shoal_operand *input,
-                             struct shoal_operand *output)
+                             struct shoal_operand *output, struct shoal_layout **former_out)
 {
-    struct shoal_layout *const before = call->layout;
     struct shoal_operand *const operands[2] = {input, output};
-    struct shoal_operand *former[2];
-    if (!before && !(call->layout = calloc(1, sizeof *call->layout)))
+    struct shoal_layout *const former = call->layout, *const layout = calloc(1, sizeof *layout);
+    if (!layout)
         return false;
-    call->layout->is_received_in_row |= !before;
-    swap_operands(call->layout, operands, former);
+    *layout = (struct shoal_layout){.operands = {input, output}, .is_received_in_row = true};
+    if (former) {
+        layout->parts = hold_parts(former->parts);
+        layout->is_received_in_row = former->is_received_in_row;
+        layout->detail = former->detail;
+        move_kept(former, layout, operands);
+    }
+    call->layout = layout;
     if (make_scratch(call, rank, size)) {
-        drop_both(former);
+        *former_out = former;
         return true;
     }
-    for (int i = 0; i < 2; i++)
-        call->layout->operands[i] = operands[i] ? former[i] : call->layout->operands[i];
-    free_scratch(call->layout);
-    if (!before) {
-        free(call->layout);
-        call->layout = NULL;
-    }
+    if (former)
+        move_kept(layout, former, operands);
+    layout->operands[SHOAL_INPUT] = layout->operands[SHOAL_OUTPUT] = NULL; /* still the caller's */
+    shoal_layout_free(layout);
+    call->layout = former;
     return false;
 }
 
@@ -196,16 +216,12 @@ void shoal_layout_free(struct shoal_layout *layout)
 {
     if (!layout)
         return;
-    drop_both(layout->operands);
+    shoal_operand_drop(layout->operands[SHOAL_INPUT]);
+    if (layout->operands[SHOAL_OUTPUT] != layout->operands[SHOAL_INPUT]) /* one object may be both */
+        shoal_operand_drop(layout->operands[SHOAL_OUTPUT]);
     free(layout->scratch[SHOAL_INPUT]);
     free(layout->scratch[SHOAL_OUTPUT]);
-    free(layout->sent);
-    free(layout->sent_at);
-    free(layout->received);
-    free(layout->received_at);
-    free(layout->received_row);
-    free(layout->peer_at);
-    free(layout->peer_counts);
+    leave_parts(layout->parts);
     free(layout);
 }
 
@@ -247,20 +263,17 @@ static size_t end_of_parts(const size_t *counts, const size_t *at, int size)
 size_t shoal_call_bytes(const struct shoal_call *call, enum shoal_block_operand operand, int rank, int size,
                         size_t element_bytes, int owner)
 {
-    const struct shoal_layout *layout = call->layout;
-    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
+    const struct shoal_call_parts *parts = shoal_call_parts(call);
     const bool is_input = operand == SHOAL_INPUT;
-    if (!layout || shoal_layout_is_even(layout)) {
-        const bool is_partitioned = is_input ? shape->is_input_partitioned : shape->is_output_partitioned;
-        return call->count * (size_t)(is_partitioned ? size : 1) * element_bytes;
-    }
-    const size_t *parts = is_input ? layout->sent : layout->received;
     if (!parts)
-        return (is_input ? layout->received : layout->sent)[owner] * element_bytes;
-    if (is_input && owner != rank && layout->peer_at)
-        return layout->received[owner] ? (layout->peer_at[owner] + layout->received[owner]) * element_bytes : 0;
-    const size_t *at = is_input ? layout->sent_at : owner == rank ? layout->received_at : layout->received_row;
-    return end_of_parts(parts, at, size) * element_bytes;
+        return call->count * (size_t)(shoal_call_is_partitioned(call, operand) ? size : 1) * element_bytes;
+    const size_t *counts = is_input ? parts->sent : parts->received;
+    if (!counts)
+        return (is_input ? parts->received : parts->sent)[owner] * element_bytes;
+    if (is_input && owner != rank && parts->peer_at)
+        return parts->received[owner] ? (parts->peer_at[owner] + parts->received[owner]) * element_bytes : 0;
+    const size_t *at = is_input ? parts->sent_at : owner == rank ? parts->received_at : parts->received_row;
+    return end_of_parts(counts, at, size) * element_bytes;
 }
 
 /* Peers know the offsets of an output's parts only if the parts follow each other. An all-to-all in place overwrites what peers

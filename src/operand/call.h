@@ -7,6 +7,8 @@
 #ifndef SHOAL_OPERAND_CALL_H
 #define SHOAL_OPERAND_CALL_H
 
+#include <stdatomic.h>
+
 #include "base/assert.h"
 #include "operand/operand.h"
 #include "transport/transport.h"
@@ -19,21 +21,29 @@ struct shoal_call_part {
 };
 #define SHOAL_CALL_PARTS_MAX (SHOAL_PAYLOAD_MAX / sizeof(struct shoal_call_part))
 
+/* Parts of different lengths. If an owner copies operands, two layouts share them: the call's, and the one that it had
+ * before. */
+struct shoal_call_parts {
+    atomic_int holders; /* layouts */
+    int size;           /* number of ranks */
+    /* [size] each; NULL if equal or if the operand is not partitioned. */
+    size_t *sent; /* input: elements for each rank, and their offsets */
+    size_t *sent_at;
+    size_t *received; /* output: elements from each rank, and their offsets */
+    size_t *received_at;
+    size_t *received_row; /* like received_at, but as if the parts were contiguous */
+    /* Only the engine uses these. */
+    size_t *peer_at;                     /* after all announcements: offset of each peer's part for this rank in its input */
+    struct shoal_call_part *peer_counts; /* [2 * size]: one for each rank; then room for those of this host's ranks, packed */
+};
+
 struct shoal_layout {
-    int size; /* number of ranks */
     /* The input and the output (enum shoal_block_operand). NULL: plain memory, or the rank does not have it. */
     struct shoal_operand *operands[2];
     /* For operands with an object: memory for a contiguous copy of each. NULL if the input would not fit into an announcement's
      * payload. */
     char *scratch[2];
-    /* Parts of different lengths, [size] each; NULL if equal or if the operand is not partitioned. */
-    size_t *sent; /* input: elements for each rank, and their offsets */
-    size_t *sent_at;
-    size_t *received; /* output: elements from each rank, and their offsets */
-    size_t *received_at;
-    size_t *received_row;                /* like received_at, but as if the parts were contiguous */
-    size_t *peer_at;                     /* after all announcements: offset of each peer's part for this rank in its input */
-    struct shoal_call_part *peer_counts; /* [2 * size]: one for each rank; then room for those of this host's ranks, packed */
+    struct shoal_call_parts *parts; /* NULL if all have the same length */
     bool is_received_in_row;
     uint32_t detail; /* for the descriptor */
 };
@@ -70,31 +80,45 @@ struct shoal_call {
 /* Makes the operands that the call's arrays describe, for a rank of `size`. Sums of counts must fit into size_t. A single
  * tensor becomes plain memory. Returns false if out of memory; then nothing has changed. */
 SHOAL_MUST_USE bool shoal_call_lay_out(struct shoal_call *call, int rank, int size);
-/* Replaces the call's operands; NULL keeps what there is. One object may be both. They are dropped with the layout. Returns
- * false if out of memory; then nothing has changed. */
+/* Replaces the call's operands, by a layout with these; NULL keeps what there is. One object may be both. They are dropped with
+ * the layout. *former_out becomes the caller's: the layout that the call had, with the operands that were replaced, or NULL.
+ * Returns false if out of memory; then nothing has changed. */
 SHOAL_MUST_USE bool shoal_call_put_operands(struct shoal_call *call, int rank, int size, struct shoal_operand *input,
-                                            struct shoal_operand *output);
+                                            struct shoal_operand *output, struct shoal_layout **former_out);
 /* Also drops the operands. NULL is allowed. */
 void shoal_layout_free(struct shoal_layout *layout);
 /* Frees the layouts of calls that are not posted; returns status. */
 enum shoal_status shoal_call_drop(const struct shoal_call *calls, size_t count, enum shoal_status status);
 
-/* Returns true if all parts have the same length. */
-static inline bool shoal_layout_is_even(const struct shoal_layout *layout)
+/* Returns the call's parts, or NULL if all have the same length. */
+static inline struct shoal_call_parts *shoal_call_parts(const struct shoal_call *call)
 {
-    return !layout->sent && !layout->received;
+    return SHOAL_LIKELY(!call->layout) ? NULL : call->layout->parts;
 }
 
 /* Returns true for an all-to-all with parts of different lengths: ranks send their peers the counts. */
 static inline bool shoal_call_has_peer_counts(const struct shoal_call *call)
 {
-    return call->layout && call->layout->peer_counts;
+    return shoal_call_parts(call) && call->layout->parts->peer_counts;
 }
 
 /* Returns true for a send or a receive: the call's root is its peer. */
 static inline bool shoal_call_has_peer(enum shoal_collective_type collective)
 {
     return collective == SHOAL_COLLECTIVE_SEND || collective == SHOAL_COLLECTIVE_RECV;
+}
+
+/* Returns true if the operand has a part for each rank. */
+static inline bool shoal_call_is_partitioned(const struct shoal_call *call, enum shoal_block_operand operand)
+{
+    const struct shoal_shape *shape = &shoal_collective_traits(call->collective)->shape;
+    return operand == SHOAL_INPUT ? shape->is_input_partitioned : shape->is_output_partitioned;
+}
+
+/* Returns true if several tensors are one vector. A single tensor is plain memory. */
+static inline bool shoal_call_has_tensors(const struct shoal_call *call)
+{
+    return call->arrays && call->arrays->has_tensors && call->arrays->tensor_count != 1;
 }
 
 /* Returns the object of an operand, or NULL if it is plain memory. */
@@ -121,13 +145,13 @@ static inline enum shoal_way shoal_call_way(const struct shoal_call *call)
  * ranks. */
 static inline size_t shoal_call_length(const struct shoal_call *call, int rank, int from, int to)
 {
-    const struct shoal_layout *layout = call->layout;
-    if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
+    const struct shoal_call_parts *parts = shoal_call_parts(call);
+    if (SHOAL_LIKELY(!parts))
         return call->count;
-    SHOAL_ASSERT(from == rank || to == rank || !layout->sent || !layout->received);
-    if (layout->sent && (from == rank || !layout->received))
-        return layout->sent[to];
-    return layout->received[from];
+    SHOAL_ASSERT(from == rank || to == rank || !parts->sent || !parts->received);
+    if (parts->sent && (from == rank || !parts->received))
+        return parts->sent[to];
+    return parts->received[from];
 }
 
 /* Returns the offset of a part of `owner`'s operand, in elements from its start, as seen on `rank`. For several tensors it is
@@ -135,12 +159,12 @@ static inline size_t shoal_call_length(const struct shoal_call *call, int rank, 
 static inline size_t shoal_call_part_at(const struct shoal_call *call, int rank, enum shoal_block_operand operand, int owner,
                                         int part)
 {
-    const struct shoal_layout *layout = call->layout;
-    if (SHOAL_LIKELY(!layout) || shoal_layout_is_even(layout))
+    const struct shoal_call_parts *parts = shoal_call_parts(call);
+    if (SHOAL_LIKELY(!parts))
         return (size_t)part * call->count;
     if (operand == SHOAL_INPUT)
-        return !layout->sent ? 0 : owner != rank && layout->peer_at ? layout->peer_at[owner] : layout->sent_at[part];
-    return !layout->received ? 0 : owner == rank ? layout->received_at[part] : layout->received_row[part];
+        return !parts->sent ? 0 : owner != rank && parts->peer_at ? parts->peer_at[owner] : parts->sent_at[part];
+    return !parts->received ? 0 : owner == rank ? parts->received_at[part] : parts->received_row[part];
 }
 
 /* Returns the address of element `at` of a part of this rank's operand, in a range that is ready. *run is reduced to the number

@@ -1,5 +1,5 @@
 /* The only memory that ranks lend each other is a ring of a device, with its card at the beginning of the same segment
- * (comm/device_memory.c). */
+ * (operand/device_memory.c). */
 #include "operand/lent.h"
 
 #include "device/device_ring.h"
@@ -16,6 +16,6 @@ char *shoal_lent_address(const struct shoal_lent *lent, int part, size_t at, siz
                                               .is_inward = lent->operand == SHOAL_INPUT,
                                               .first = lent->first,
                                               .most_parts = lent->most_parts,
-                                              .element = lent->element_bytes};
-    return shoal_device_lent_at(&in_ring, part, at, run);
+                                              .element_bytes = lent->element_bytes};
+    return shoal_device_lent_address(&in_ring, part, at, run);
 }

@@ -12,7 +12,7 @@ struct span {
 
 struct tensors {
     struct shoal_operand base;
-    size_t element; /* bytes */
+    size_t element_bytes;
     size_t count;
     struct span spans[];
 };
@@ -39,7 +39,7 @@ static char *tensors_address(const struct shoal_operand *operand, int part, size
     const size_t offset = (size_t)part * span->count + at - span->start;
     *run = shoal_min_size(*run, span->start + span->count - at);
     /* Integers, because C does not define NULL plus a number, and an empty tensor may have no address. */
-    return (char *)((uintptr_t)span->memory + offset * tensors->element);
+    return (char *)((uintptr_t)span->memory + offset * tensors->element_bytes);
 }
 
 static void tensors_drop(struct shoal_operand *operand)
@@ -56,7 +56,7 @@ struct shoal_operand *shoal_operand_of_tensors(enum shoal_block_operand which, s
     if (!tensors)
         return NULL;
     tensors->base = (struct shoal_operand){.ops = &tensors_ops};
-    tensors->element = element_bytes;
+    tensors->element_bytes = element_bytes;
     tensors->count = count;
     tensors->spans[0] = (struct span){.start = 0}; /* for a call without tensors */
     size_t start = 0;

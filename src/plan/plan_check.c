@@ -813,10 +813,10 @@ static struct refusal refuse_device(const struct operation *operation, int rank,
 static struct refusal refuse_block(const struct check *check, int rank, struct cursor at, const struct shoal_step *step,
                                    const struct shoal_block *block, bool is_dest)
 {
-    const struct shoal_view *view = check->operations[at.operation].question->view;
+    const struct operation *operation = &check->operations[at.operation];
+    const struct shoal_view *view = operation->question->view;
     const struct shoal_plan *plan = plan_of(check, at.operation, rank);
     const bool is_work = names_slot(plan, step->first_block, (uint32_t)step->source_count + step->dest_count);
-    const struct operation *operation = &check->operations[at.operation];
     const bool is_there = block->rank < check->size && block->operand <= SHOAL_OUTPUT;
     const bool is_shared = !is_there || lent_by(operation, block->rank) & 1u << block->operand ||
                            (block->operand == SHOAL_INPUT ? shoal_view_shares_input(view, block->rank)
@@ -824,7 +824,7 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
 
     if (block->rank >= check->size || block->of == 0 || block->index >= block->of || block->operand > SHOAL_ON_DEVICE)
         return (struct refusal){"range", "there is no such block"};
-    if (block->of % shoal_shape_parts(check->operations[at.operation].shape, *block, check->size))
+    if (block->of % shoal_shape_parts(operation->shape, *block, check->size))
         return (struct refusal){"range", "its operand is in parts, one for each rank"};
     if (block->operand == SHOAL_STAGING && !block->bin && block->part >= plan->parts)
         return (struct refusal){"range", "the staging buffer has no such part"};
@@ -842,7 +842,7 @@ static struct refusal refuse_block(const struct check *check, int rank, struct c
         return (struct refusal){"form", "a put writes from this rank's block to the peer's"};
     if (step->kind == SHOAL_STEP_PUT && is_dest && block->operand != SHOAL_STAGING)
         return (struct refusal){"form", "a put goes into a staging buffer"};
-    const struct refusal of_device = refuse_device(&check->operations[at.operation], rank, step, block, is_work, is_dest);
+    const struct refusal of_device = refuse_device(operation, rank, step, block, is_work, is_dest);
     if (of_device.kind || block->rank == rank)
         return of_device;
     if (!is_shared)

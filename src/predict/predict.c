@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/assert.h"
+#include "device/device_ring.h"
 #include "predict/predict_copiers.h"
 #include "predict/predict_script.h"
 #include "predict/predict_wire.h"
@@ -70,7 +71,8 @@ struct machine {
     size_t finished_capacity;
     uint64_t finished_by_all;
     uint64_t started_most;
-    uint64_t ahead; /* chunks by which copies are ahead of the ranks */
+    uint64_t ahead;      /* chunks by which copies are ahead of the ranks */
+    uint64_t ring_units; /* of a rank, each way, if nothing else is asked for */
     uint64_t skipped;
     uint64_t skipped_ps;
     uint64_t chunk_ps;
@@ -176,13 +178,23 @@ static uint64_t bytes_up_to(struct machine *machine, int rank, bool is_in, uint6
     return shoal_min_size(all, chunks * shoal_cast_bytes(&machine->cast, rank, is_in, machine->cast.chunk_elements));
 }
 
-/* Returns units enough for a chunk (or all data that travel with an announcement), wherever it begins in a unit, plus two that
- * arrive meanwhile; or the number asked for, if larger. */
+/* Returns the units of a ring as communicators make it: it has room for a chunk of any collective. With many ranks a chunk that
+ * is in parts needs most, and the ring holds several chunks of an all-reduce. */
+static unsigned usual_ring_units(const struct machine *machine)
+{
+    const struct shoal_case *asked = machine->asked;
+    const int size = asked->view.size, hosts = asked->hosts;
+    const size_t whole = shoal_select_most_chunk_bytes(asked->chunk_bytes, size, hosts, false);
+    const size_t part = shoal_select_most_chunk_bytes(asked->chunk_bytes, size, hosts, true);
+    return shoal_device_ring_slots(machine->model->unit_bytes, whole, size, part);
+}
+
+/* Returns that number, or the number asked for, if larger. At least, all data that travel with an announcement have room. */
 static uint64_t ring_units(struct machine *machine, int rank, bool is_in)
 {
     const uint64_t all = *shoal_copiers_bytes(&machine->copies, rank, is_in);
     const uint64_t range = machine->cast.chunks ? bytes_up_to(machine, rank, is_in, 1) : all;
-    const uint64_t least = shoal_copiers_units(&machine->copies, range) + 3;
+    const uint64_t least = shoal_max_size(shoal_copiers_units(&machine->copies, range) + 3, machine->ring_units);
     return shoal_max_size(least, machine->model->ring_bytes / machine->model->unit_bytes);
 }
 
@@ -753,6 +765,7 @@ static enum shoal_status set_up(struct machine *machine)
             *shoal_copiers_bytes(&machine->copies, rank, is_in) =
                 shoal_cast_bytes(&machine->cast, rank, is_in, machine->asked->count);
     }
+    machine->ring_units = is_on_gpu(machine) ? usual_ring_units(machine) : 0;
     machine->ahead = chunks_ahead(machine);
     return SHOAL_OK;
 }

@@ -8,7 +8,8 @@
  *            emulated on one machine, all ranks take turns on its cores.
  *   threads  if a rank has several, they do its large reductions together, in the order in which its chunks come to them:
  *            with n threads in an nth of the time, but no faster than the host's memory. Meanwhile the rank continues with
- *            other chunks. While its own thread sends, receives or signals, the others go on without it.
+ *            other chunks. While its own thread sends, receives or signals, the others go on without it. Threads at the
+ *            network share the bytes of all messages evenly.
  *   network  each host has one adapter, or one below each switch with its share of the rate. It sends and receives at its
  *            rate at the same time. Messages are split into frames; receiving hosts take turns, frame by frame, and frames
  *            to one host stay in order. A frame travels for the latency, then waits until the adapter there has received the
@@ -44,14 +45,14 @@ struct shoal_model {
     double wire_ps;      /* per byte */
     double line_ps;      /* per byte that finds tokens */
     double memory_ps;    /* per byte read or written */
-    double stack_ps;     /* CPU time per byte sent, and per byte received */
+    double stack_ps;     /* CPU time per byte sent, and per byte received, divided by the threads at the network */
     double pcie_ps;      /* per byte between a GPU and host memory, one way; 0: operands are in host memory */
     double switch_ps;    /* per byte up or down at a switch, for all below it; 0: no limit */
     double nvlink_ps;    /* per byte that a GPU sends and receives */
     double host_ps;      /* per byte that a host's ranks and their copies read and write; 0: no limit */
     uint64_t copy_ps;    /* before a copy's first byte */
     size_t unit_bytes;   /* of a copy; 0 if there are none */
-    size_t ring_bytes;   /* of host memory for units, each way; 0: as much as a ring needs */
+    size_t ring_bytes;   /* of host memory for units, each way; 0: as much as communicators have */
     int switch_ranks;    /* below a switch; 0: all of a host */
     size_t header_bytes;
     size_t frame_bytes;

@@ -81,6 +81,7 @@ static enum shoal_status check_bounds(const struct inquiry *inquiry)
         {"copy_us", simulation->copy_us, 0, US_MOST, false},
         {"host_memory_gb_s", simulation->host_memory_gb_s, RATE_LEAST, RATE_MOST, true},
         {"threads", (double)simulation->threads, 1, SHOAL_HELPERS_MAX, true},
+        {"network_threads", (double)simulation->network_threads, 1, SHOAL_NETWORK_THREADS_MAX, true},
     };
     for (size_t i = 0; i < SHOAL_COUNT_OF(bounds); i++) {
         const struct bound *bound = &bounds[i];
@@ -169,10 +170,10 @@ static void model_gpus(const struct inquiry *inquiry, struct shoal_model *model)
     model->ring_bytes = simulation->ring_bytes;
 }
 
-/* Helpers have cores of their own, unless there is a number of cores. */
-static int threads_of(const struct shoal_simulation *simulation, size_t ranks)
+/* Threads have cores of their own, unless there is a number of cores. */
+static int threads_of(const struct shoal_simulation *simulation, size_t wanted, size_t ranks)
 {
-    const size_t threads = simulation->threads ? simulation->threads : 1, each = simulation->cores / ranks;
+    const size_t threads = wanted ? wanted : 1, each = simulation->cores / ranks;
     const size_t most = !simulation->cores ? threads : each ? each : 1;
     return (int)(threads < most ? threads : most);
 }
@@ -193,11 +194,12 @@ static struct shoal_model model_of(const struct inquiry *inquiry)
                                 .wire_ps = wire_ps,
                                 .line_ps = wire_ps,
                                 .memory_ps = ps_per_byte(simulation->memory_gb_s),
-                                .stack_ps = ps_per_byte(simulation->stack_gb_s),
+                                .stack_ps = ps_per_byte(simulation->stack_gb_s) /
+                                            threads_of(simulation, simulation->network_threads, ranks),
                                 .header_bytes = simulation->header_bytes,
                                 .frame_bytes = simulation->frame_bytes,
                                 .cores = (int)(simulation->cores ? simulation->cores : ranks),
-                                .threads = threads_of(simulation, ranks),
+                                .threads = threads_of(simulation, simulation->threads, ranks),
                                 .is_one_machine = simulation->one_machine};
     if (simulation->burst_bytes)
         model.line_ps = ps_per_byte(simulation->burst_gbit_s / 8);

@@ -53,6 +53,8 @@ struct shoal_descriptor {
 /* The rank lends that operand (plan/plan.h). Each rank sets these hints for itself; they mean nothing to remote ranks. */
 #define SHOAL_HINT_LENT_INPUT 8
 #define SHOAL_HINT_LENT_OUTPUT 16
+/* Rank 0 sets this hint and all ranks of its host follow it: only the thread that makes progress sends (`limit_lanes`). */
+#define SHOAL_HINT_ONE_LANE 32
 
 struct shoal_announcement {
     struct shoal_descriptor descriptor;
@@ -92,6 +94,7 @@ struct shoal_transport_peer {
     int pid;
 };
 
+struct shoal_survivors_view;
 struct shoal_transport;
 
 struct shoal_transport_ops {
@@ -149,6 +152,12 @@ struct shoal_transport_ops {
     /* Returns true if an adapter makes the puts to that peer and reads registered memory that the CPU may be unable to read:
      * then the source of a put may be such memory, while an operand holds its registration. It stays true. NULL: never. */
     bool (*reads_registered_for)(struct shoal_transport *, int peer);
+
+    /* Returns how many other threads may make puts; *is_fixed_out is true if that number was set, not chosen. It stays. NULL:
+     * none. */
+    int (*lanes)(const struct shoal_transport *, bool *is_fixed_out);
+    /* Sets whether the next puts are left to the calling thread. NULL: they always are. */
+    void (*limit_lanes)(struct shoal_transport *, bool is_limited);
 
     /* Returns true if all puts of the slot have completed locally, so that their sources may be overwritten. NULL: always. */
     bool (*is_locally_complete)(struct shoal_transport *, unsigned slot);
@@ -211,6 +220,14 @@ struct shoal_transport_ops {
     /* Any thread, async-signal-safe: publishes this rank's cause and wakes all; NULL means shoal_comm_abort. Over several hosts
      * that takes some milliseconds, and this rank's next `failed` waits for it. */
     void (*abort)(struct shoal_transport *, const struct shoal_failure *cause);
+
+    /* One turn of an agreement of survivors (membership/survivors.h). With a proposal, this rank opens the agreement or changes
+     * its proposal. Returns PENDING until all have agreed; OK with the agreed view; ERR_PEER_LOST if the others have continued
+     * without this rank; ERR_MEMORY. Logs nothing. NULL: not supported. */
+    enum shoal_status (*agree)(struct shoal_transport *, const struct shoal_survivors_view *proposal,
+                               struct shoal_survivors_view *agreed_out);
+    /* Returns the next rank, from `first` on, that the agreement waits for; -1 if there is none. */
+    int (*unagreed)(struct shoal_transport *, int first);
 
     void (*peer_name)(struct shoal_transport *, int peer, struct shoal_transport_peer *name);
     void (*memory)(struct shoal_transport *, struct shoal_memory_usage *usage);

@@ -118,6 +118,34 @@ static void wait_while_another_is_busy(struct fault_rank *self)
     shoal_comm_free(busy.comm);
 }
 
+/* Rank 0 learns of the death of rank 1 in another communicator, and frees this one before rank 2 looks. */
+static void look_when_another_has_left(struct fault_rank *self)
+{
+    struct shoal_comm *pair = NULL;
+    float buffer[64];
+    const enum shoal_status status = shoal_comm_split(self->comm, self->rank < 2 ? 0 : -1, 0, NULL, &pair);
+    fault_allreduce_once(self, self->comm, buffer, 64);
+    if (!fault_check(self, status == SHOAL_OK, "shoal_comm_split: %s", shoal_status_name(status)))
+        return;
+    if (self->rank == 1) {
+        fault_reach(self, 1);
+        fault_act(self);
+        kill(getpid(), SIGKILL);
+    }
+    if (self->rank == 2) {
+        fault_await(self, 1, 2);
+        fault_note(self, shoal_allreduce(self->comm, buffer, buffer, 64, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+        return;
+    }
+    self->mine->status = shoal_allreduce(pair, buffer, buffer, 64, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+    self->mine->failure.rank = 1;
+    self->mine->failed_ns = fault_now_ns();
+    shoal_comm_free(pair);
+    shoal_comm_free(self->comm);
+    self->comm = NULL;
+    fault_reach(self, 1);
+}
+
 /* The victim ends at a random moment while communicators are created: in the exchange, or while the ranks pass their segments.
  */
 static void *end_soon(void *arg)
@@ -181,6 +209,7 @@ static void special(struct fault_test *test)
 static const struct special behind_a_receive = {wait_behind_a_receive, {2, 2}, 2};
 static const struct special second_dead = {receive_from_the_second_dead, {0, 2}, 2};
 static const struct special in_split = {split_until_it_fails, {2, 2}, 2};
+static const struct special another_left = {look_when_another_has_left, {1, 1}, 1};
 static const struct special another_busy = {wait_while_another_is_busy, {2, 2}, 2};
 
 int main(int argc, char **argv)
@@ -204,6 +233,7 @@ int main(int argc, char **argv)
         {"killed_during_split_1", special, &in_split},
         {"killed_during_split_2", special, &in_split},
         {"killed_during_split_3", special, &in_split},
+        {"killed_and_another_has_left", special, &another_left},
         {"killed_while_another_communicator_is_busy", special, &another_busy},
     };
     return fault_main(argc, argv, cases, FAULT_COUNT_OF(cases));

@@ -831,6 +831,8 @@ EXACT = [
     case("exact_2x2_without_secret", exact, "2x2", ["megabytes", "messages", "groups"], SHOAL_SECRET=None),
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, TEST_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
+    case("exact_3x1_lanes", exact, "3x1", SOME_GROUPS, SHOAL_NETWORK_THREADS="3"),
+    case("exact_2x2_lanes_shuffled", exact, "2x2", SOME_GROUPS, SHOAL_NETWORK_THREADS="2", TEST_SHUFFLE=5),
     case("exact_2x2_with_the_filter_of_a_launcher", filter_of_a_launcher_is_undone, "2x2"),
     hosts_are_apart,
     topology_is_told,
@@ -849,6 +851,8 @@ FAULTS = [
     case("address_gone_on_host_2_of_2x1", pull_cable, "2x1", 1, take_address),
     *[case(f"pulled_cable_of_host_{host + 1}_of_{word}", pull_cable, word, host) for word, host in (("2x2", 1), ("3x1", 0), ("3x1", 1), ("3x2", 1))],
     *[case(f"stopped_rank_{victim}_of_2x2", stop_rank, "2x2", victim) for victim in (0, 2)],
+    case("killed_host_2_of_3x1_lanes", kill_host, "3x1", 1, SHOAL_NETWORK_THREADS="3"),
+    case("pulled_cable_of_host_2_of_2x2_lanes", pull_cable, "2x2", 1, SHOAL_NETWORK_THREADS="3"),
     case("busy_rank_of_2x2", busy_rank, "2x2"),
     *[case(f"deadlines_together_{word}", deadlines_together, word) for word in ("3x1", "3x2")],
     case("killed_ranks_of_two_hosts_of_3x2", kill_two, "3x2", [2, 5]),

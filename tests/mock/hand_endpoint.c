@@ -65,6 +65,15 @@ enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *
     return SHOAL_OK;
 }
 
+enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_library *library,
+                                                  const struct shoal_fabric_provider *provider, uint16_t port_low,
+                                                  uint16_t port_high, struct shoal_log *log,
+                                                  struct shoal_fabric_endpoint **endpoint_out)
+{
+    (void)library, (void)provider, (void)port_low, (void)port_high, (void)log, (void)endpoint_out;
+    return SHOAL_ERR_SYSTEM;
+}
+
 void shoal_fabric_endpoint_close(struct shoal_fabric_endpoint *endpoint)
 {
     (void)endpoint;
@@ -118,6 +127,12 @@ bool shoal_fabric_endpoint_registers_sources(const struct shoal_fabric_endpoint 
 {
     (void)endpoint;
     return false;
+}
+
+uint64_t shoal_fabric_endpoint_bytes(const struct shoal_fabric_endpoint *endpoint)
+{
+    (void)endpoint;
+    return 0;
 }
 
 uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoint)

@@ -49,6 +49,7 @@ static const struct device devices[] = {
     {"old", "tcp", NULL, "eth0", "10.0.0.5", FI_EP_MSG, WRITES, 0, 8, 0},
     {"old", "udp;ofi_rxd", NULL, "eth0", "10.0.0.5", FI_EP_RDM, FI_MSG, 0, 8, 0},
     {"messages", "udp;ofi_rxd", NULL, "eth0", NULL, FI_EP_RDM, FI_MSG, 0, 8, 0},
+    {"ethernet", "tcp", NULL, "eth0", NULL, FI_EP_RDM, WRITES, 0, 8, 0},
     {"short-writes", "tcp", NULL, "eth0", NULL, FI_EP_RDM, WRITES, FI_MR_LOCAL, 8, 64 << 10},
     {"no-immediate", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, WRITES, 0, 0, 0},
     {"tagged-only", "net", NULL, "eth0", "10.0.0.5", FI_EP_RDM, FI_TAGGED, 0, 8, 0},

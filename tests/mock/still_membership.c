@@ -54,6 +54,19 @@ bool shoal_membership_heed_abort(struct shoal_membership_comm *comm, struct shoa
     return shoal_cause_board_read(comm->board, failure_out);
 }
 
+enum shoal_status shoal_membership_agree(struct shoal_membership_comm *comm, const struct shoal_survivors_view *proposal,
+                                         struct shoal_survivors_view *agreed_out)
+{
+    (void)comm, (void)proposal, (void)agreed_out;
+    return SHOAL_PENDING;
+}
+
+int shoal_membership_unagreed(struct shoal_membership_comm *comm, int first)
+{
+    (void)comm, (void)first;
+    return -1;
+}
+
 void shoal_membership_tell_left(struct shoal_membership *membership, uint64_t comm, int rank, uint64_t completed)
 {
     (void)membership, (void)comm, (void)rank, (void)completed;

@@ -236,6 +236,53 @@ def killed_case(name, wait):
     return Case(f"rank 1 killed while others wait in {name}", body, sizes=(3,), fresh=True, ends=(1,))
 
 
+def shrink_group(world):
+    only_shoal()
+    if world.shim == "python" or not hasattr(dist, "shrink_group"):
+        raise Skip("only the C++ shim, since torch.distributed.shrink_group")
+    return dist.shrink_group
+
+
+def shrunk(world):
+    """Ranks 0 and 2 continue without the killed one, in a default group of two."""
+    shrink = shrink_group(world)
+    still_works(world)
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    fails(lambda: dist.all_reduce(torch.ones(10)), "rank 1")
+    shrink([1])
+    expect((dist.get_rank(), dist.get_world_size()) == (world.rank // 2, 2), dist.get_rank(), dist.get_world_size())
+    still_works(world)
+    tensor = torch.full((70001,), float(world.rank + 1))
+    dist.all_reduce(tensor)
+    expect(bool((tensor == 4).all()), tensor)
+
+
+def shrunk_while_it_works(world):
+    """A rank that lives is excluded. SHRINK_ABORT ends the operations of the old group."""
+    shrink = shrink_group(world)
+    still_works(world)
+    if world.rank == 0:
+        fails(lambda: dist.all_reduce(torch.ones(10)), "abort")
+        return
+    group = shrink([0], shrink_flags=dist.distributed_c10d.SHRINK_ABORT)
+    expect((group.rank(), group.size()) == (world.rank - 1, world.size - 1), group.rank(), group.size())
+    still_works(world)
+
+
+def shrunk_without_a_lost_rank_of_the_list(world):
+    """Two ranks are lost, but the list has one: torch would number the others wrongly. Rank 0 has torch's store and lives."""
+    shrink = shrink_group(world)
+    still_works(world)
+    if world.rank in (1, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fails(lambda: dist.all_reduce(torch.ones(10)), "rank [13]")
+    fails(lambda: shrink([3]), "more ranks are lost than ranks_to_exclude lists: 1;")
+    shrink([1, 3])
+    expect((dist.get_rank(), dist.get_world_size()) == (world.rank // 2, 2), dist.get_rank(), dist.get_world_size())
+    still_works(world)
+
+
 def killed_in_mid_step(world):
     """A thread kills the rank during computation or communication, whichever it is."""
     if world.rank == 1:
@@ -588,6 +635,9 @@ CASES += [Case(body.__name__, body, sizes=(2,), fresh=True) for body in (message
 CASES += [killed_case(*row) for row in WAITS]
 CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
           for body in (killed_in_mid_step, exited, stopped_with_its_own_group, failed_work_tells)]
+CASES += [Case("shrunk", shrunk, sizes=(3,), fresh=True, ends=(1,)),
+          Case("shrunk_while_it_works", shrunk_while_it_works, sizes=(2, 3), fresh=True),
+          Case("shrunk_without_a_lost_rank_of_the_list", shrunk_without_a_lost_rank_of_the_list, sizes=(4,), fresh=True, ends=(1, 3))]
 CASES += [killed_in_training_case(kind) for kind in ("DDP", "FSDP2")]
 CASES += [Case("stopped", stopped, sizes=(3,), init=False, fresh=True, ends=(1,))]
 CASES += [Case("group_without_all", group_without_all, sizes=(3,), init=False, fresh=True)]

@@ -665,6 +665,51 @@ def gradients_are_not_in_messages(world):
             torch.testing.assert_close(parameter.grad, wanted[name].grad)
 
 
+class Twice(nn.Module):
+    """A parameter of two units, whose gradient in the first one is a view of the gradient of its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.second = Shift(), nn.Linear(12, 12), Shift()
+        self.second.shift = self.first.shift
+
+    def forward(self, x):
+        return self.second(self.middle(self.first(x)))
+
+
+def sums_are_not_in_messages(world):
+    """Gradients of former steps are put aside, so those of a tie begin in each step."""
+    model = seeded(Twice)
+    for kind in ("1f1b", "zb-h1"):
+        whole = copy.deepcopy(model)
+        pipeline = pipelined(world, copy.deepcopy(model), plain_batch, squares, kind, cuts=["middle"])
+        for number in range(3):
+            inputs, targets = plain_batch(number, 4)
+            squares(whole(inputs), targets).backward()
+            pipeline.step(inputs, targets)
+        wanted = dict(whole.named_parameters(remove_duplicate=False))
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name].grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def averages_are_not_in_messages(world):
+    """Like that, of replicas."""
+    pipeline_group, replica_group, replica = grid(world)
+    for kind in ("1f1b", "zb-h1"):
+        model = seeded(lambda: nn.Sequential(nn.Linear(12, 12), Shift(), nn.Linear(12, 12), Shift()))
+        pipeline = pipelined(Row(), copy.deepcopy(model), plain_batch, squares, kind, cuts=["2"], process_group=pipeline_group,
+                             replicas=replica_group)
+        for number in range(3):
+            for each in range(2):
+                inputs, targets = plain_batch(2 * number + each, 4)
+                (squares(model(inputs), targets) / 2).backward()
+                if each == replica:
+                    pipeline.step(inputs, targets)
+        wanted = dict(model.named_parameters())
+        for name, parameter in pipeline.named_parameters():
+            torch.testing.assert_close(parameter.grad, wanted[name].grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
 def times_name_the_actions(world):
     pair = Pair(world, "gpt", "zb-h1")
     pair.step(0)
@@ -684,6 +729,26 @@ def a_pipeline_frees_what_it_has(world):
     del pair
     gc.collect()
     expect(all(each() is None for each in gone), [type(each()) for each in gone])
+
+
+def a_pipeline_is_freed_at_once(world):
+    """Also after a step that fails, as soon as the program has left the exception: a collection of cycles may come much later."""
+    inputs, targets = plain_batch(0)
+    for columns in (12, 5):
+        pipeline = pipelined(world, seeded(plain), plain_batch, squares)
+        gone = [weakref.ref(each) for each in (pipeline, pipeline._executor, *pipeline.parameters())]
+        gc.collect()
+        gc.disable()
+        try:
+            if columns == 12:
+                pipeline.step(inputs, targets)
+            else:
+                fails(lambda: pipeline.step(inputs[:, :5], targets), RuntimeError, "stage 0 failed")
+            dist.barrier()
+            del pipeline
+            expect(all(each() is None for each in gone), columns, [type(each()) for each in gone])
+        finally:
+            gc.enable()
 
 
 # ---- Replicas --------------------------------------------------------------------------------------------------------------
@@ -1866,8 +1931,11 @@ CASES = [
     Case("backward passes have two halves", backward_passes_have_two_halves, (1,)),
     Case("values are the same behind a message", values_are_the_same_behind_a_message, (1,)),
     Case("gradients are not in messages", gradients_are_not_in_messages, (1, 2)),
+    Case("sums are not in messages", sums_are_not_in_messages, (2,)),
+    Case("averages are not in messages", averages_are_not_in_messages, (4,)),
     Case("times name the actions", times_name_the_actions, (1, 2)),
     Case("a pipeline frees what it has", a_pipeline_frees_what_it_has, (1, 2)),
+    Case("a pipeline is freed at once", a_pipeline_is_freed_at_once, (1, 2)),
     Case("replicas average", replicas_average, (4,)),
     Case("grad scalers skip together", grad_scalers_skip_together, (1, 2, 3)),
     Case("grad scalers of replicas skip together", grad_scalers_of_replicas_skip_together, (4,)),

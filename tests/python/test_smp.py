@@ -928,6 +928,7 @@ def vendors_optimizers_step(world):
             wanted = wanted - 0.1 * (wanted.norm() / update.norm() if decay else 1.0) * update
             same(parameter.detach(), wanted, f"LAMB {decay} {number}")
         expect(optimizer.param_groups[0]["step"] == 2)
+    failed_steps_leave_nothing(FusedLAMB)
     parameter = nn.Parameter(value.clone())
     optimizer = FusedNovoGrad([parameter], lr=0.1, betas=(0.9, 0.98), weight_decay=0.1)
     wanted, first, second = value.clone(), torch.zeros_like(value), None
@@ -948,6 +949,30 @@ def vendors_optimizers_step(world):
         for bound in (0.0, 0.1):
             trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedLAMB(each, lr=0.01, max_grad_norm=bound))
         trained(smp, Words, sentences, words_loss, optimizer_of=lambda each: FusedNovoGrad(each, lr=0.01))
+
+
+def failed_steps_leave_nothing(made):
+    """An optimizer's step after one that raised moves a parameter once, also if ranks divide the parameter."""
+    class Parts:
+        of_gradients = staticmethod(lambda parameters: 0.0)
+        is_part = staticmethod(lambda parameter: True)
+        of_whole = staticmethod(lambda parameters, norms: norms)
+    moved = []
+    for is_failing in (False, True):
+        parameters = [nn.Parameter(torch.ones(4)) for _ in range(2)]
+        optimizer = made(parameters, lr=0.1)
+        optimizer.norms = Parts
+        parameters[0].grad = torch.ones(4)
+        if is_failing:
+            parameters[1].grad = torch.ones(4)
+            optimizer.state[parameters[1]] = {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}
+            fails(optimizer.step, RuntimeError, "size")
+            parameters[1].grad = None
+            optimizer.state.clear()
+            optimizer.param_groups[0]["step"] = 0
+        optimizer.step()
+        moved.append(parameters[0].detach())
+    same(moved[1], moved[0], "a step after one that failed")
 
 
 def optimizers_may_be_made_after_the_first_step(world):
@@ -1407,6 +1432,10 @@ def values_that_are_no_tensors_are_refused(world):
         with torch.no_grad():
             step = smp.step(lambda model, inputs: (model(inputs).sum(), (each for each in "ab")))
             fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "generator")
+            step = smp.step(lambda model, inputs: model(inputs).sum().reshape(1).to_sparse())
+            fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "sparse")
+            step = smp.step(lambda model, inputs: torch.complex(model(inputs).sum(), torch.ones(())).conj())
+            expect(step(model, inputs).outputs[0].imag.item() == -1.0)
     fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")
 
 

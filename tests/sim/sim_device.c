@@ -391,6 +391,7 @@ static struct shoal_layout *copy_layout(const struct shoal_call *call, int rank,
 void sim_device_take(struct sim_device *device, struct shoal_call *call, int rank, int size, unsigned operands)
 {
     struct shoal_operand *taken[2] = {NULL, NULL};
+    struct shoal_layout *former;
     for (unsigned which = SHOAL_INPUT; which <= SHOAL_OUTPUT; which++) {
         if (operands & 1u << which)
             taken[which] =
@@ -402,8 +403,9 @@ void sim_device_take(struct sim_device *device, struct shoal_call *call, int ran
         call->input = NULL;
     if (taken[1])
         call->output = NULL;
-    if (!shoal_call_put_operands(call, rank, size, taken[0], taken[1]))
+    if (!shoal_call_put_operands(call, rank, size, taken[0], taken[1], &former))
         abort();
+    shoal_layout_free(former);
 }
 
 void sim_device_stop(struct sim_device *device, unsigned operands)

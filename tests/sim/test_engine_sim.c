@@ -1173,6 +1173,84 @@ static void engine_names_a_device_that_a_message_waits_for(void **state)
     }
 }
 
+/* Both sides of a message to itself are called, and one of them waits for its device. The other one is the first to be late. */
+static void engine_names_a_device_that_a_message_to_itself_waits_for(void **state)
+{
+    (void)state;
+    for (int is_output = 0; is_output < 2; is_output++) {
+        const struct shoal_sim_options weather = {.seed = 4, .size = 1};
+        struct world *world = open_world(&weather, preset);
+        open_devices(world, 9);
+        sim_device_stop(world->ranks[0].device, is_output ? 2 : 1);
+        for (int is_receive = 0; is_receive < 2; is_receive++) {
+            struct shoal_call call = {.collective = is_receive ? SHOAL_COLLECTIVE_RECV : SHOAL_COLLECTIVE_SEND,
+                                      .type = SHOAL_FLOAT32,
+                                      .count = 11000,
+                                      .timeout_ms = is_receive == is_output ? 20000 : 15000};
+            *(is_receive ? &call.output : (void **)(uintptr_t)&call.input) = world->ranks[0].areas.plain[is_receive];
+            if (is_receive == is_output)
+                sim_device_take(world->ranks[0].device, &call, 0, 1, is_output ? 2 : 1);
+            post(world, 0, is_receive, &call);
+        }
+        drive(world, 2, 21 * SHOAL_NS_PER_S);
+        const struct shoal_failure *failure = shoal_engine_failure(world->ranks[0].engine);
+        assert_non_null(failure);
+        assert_int_equal(failure->status, SHOAL_ERR_TIMEOUT);
+        assert_int_equal(failure->rank, 0);
+        if (!strstr(failure->text, "its own operand is not ready on its device") || strstr(failure->text, "has not called"))
+            fail_msg("output %d: \"%s\"", is_output, failure->text);
+        close_world(world);
+    }
+}
+
+/* Kinds of packets, as p2p.c numbers them. */
+enum { PACKET_ASK = 2, PACKET_GO, PACKET_DATA, PACKET_TAKEN };
+
+/* Rank 1 sends a packet by itself, and rank 0 accepts it. */
+static void push_packet(struct world *world, const struct shoal_packet *packet)
+{
+    struct shoal_transport *from = world->ranks[1].engine->transport;
+    assert_int_equal(from->ops->push(from, 0, packet, NULL), SHOAL_OK);
+    while (shoal_sim_advance(world->sim))
+        continue;
+    (void)shoal_p2p_drain(world->ranks[0].engine);
+    (void)shoal_engine_progress(world->ranks[0].engine);
+}
+
+/* Packets that no peer sends do no harm: an answer to nothing, a grant of a part of an element, an offer of a small message. */
+static void engine_does_not_trust_packets(void **state)
+{
+    const struct shoal_sim_options weather = {.seed = 1, .size = 2};
+    struct world *world = open_world(&weather, preset);
+    struct shoal_transport *to = world->ranks[1].engine->transport;
+    const struct shoal_call send = {.collective = SHOAL_COLLECTIVE_SEND,
+                                    .type = SHOAL_FLOAT32,
+                                    .root = 1,
+                                    .count = 11000,
+                                    .input = world->ranks[0].areas.plain[0]};
+    const struct shoal_call receive = {.collective = SHOAL_COLLECTIVE_RECV,
+                                       .type = SHOAL_FLOAT32,
+                                       .root = 1,
+                                       .count = 1,
+                                       .output = world->ranks[0].areas.plain[1]};
+    (void)state;
+    for (uint32_t kind = PACKET_GO; kind <= PACKET_TAKEN + 1; kind++)
+        push_packet(world, &(struct shoal_packet){.kind = kind, .id = 1});
+    post(world, 0, 0, &send);
+    (void)shoal_engine_progress(world->ranks[0].engine);
+    push_packet(world, &(struct shoal_packet){.kind = PACKET_GO, .id = 1, .offset = 3});
+    while (shoal_sim_advance(world->sim))
+        continue;
+    const struct shoal_packet *packet = to->ops->peek(to, 0);
+    assert_true(packet && packet->kind == PACKET_ASK);
+    to->ops->pop(to, 0);
+    assert_null(to->ops->peek(to, 0));
+    post(world, 0, 1, &receive);
+    push_packet(world, &(struct shoal_packet){.kind = PACKET_ASK, .id = 1, .count = 1, .type = SHOAL_FLOAT32});
+    assert_int_equal(status_of(world, 0, 1), SHOAL_ERR_MISMATCH);
+    close_world(world);
+}
+
 static bool has_failed_elsewhere; /* as shared memory reports it before this rank has looked */
 static int entered, left;
 
@@ -1214,6 +1292,81 @@ static void engine_does_not_read_a_senders_memory_after_a_failure(void **state)
         assert_int_equal(drive(world, 1, 100 * TICK_NS), !is_lost);
         assert_int_equal(to[0], !is_lost);
         assert_true(left == entered && (entered > 0) == !is_lost);
+        close_world(world);
+    }
+}
+
+static shoal_reduce_fn sum_for_real;
+static shoal_copy_fn copy_for_real;
+static char *of_failed; /* memory of rank 0, whose program writes there once its call has failed */
+
+/* Rank 0 fails while rank 1 reads its operand. */
+static void fail_here(void)
+{
+    has_failed_elsewhere = true;
+    memset(of_failed, 0x55, MEMORY_BYTES);
+}
+
+static void sum_too_late(void *const *dests, int dest_count, const void *const *sources, int source_count, size_t count,
+                         double argument, enum shoal_stores stores)
+{
+    fail_here();
+    sum_for_real(dests, dest_count, sources, source_count, count, argument, stores);
+}
+
+static void copy_too_late(void *const *dests, int dest_count, const void *source, size_t bytes, enum shoal_stores stores)
+{
+    fail_here();
+    copy_for_real(dests, dest_count, source, bytes, stores);
+}
+
+static bool has_failed_meanwhile(struct shoal_transport *transport)
+{
+    (void)transport;
+    return has_failed_elsewhere;
+}
+
+/* A program may overwrite the operands of a call that has failed. Another rank's call does not succeed with these bytes. */
+static void engine_counts_no_data_that_were_read_too_late(void **state)
+{
+    (void)state;
+    for (int is_message = 0; is_message < 2; is_message++) {
+        const struct shoal_sim_options weather = {.seed = 2, .size = 2};
+        struct world *world = open_world(&weather, preset);
+        struct shoal_engine *engine = world->ranks[1].engine;
+        struct shoal_transport_ops ops = *engine->ops;
+        struct shoal_kernels kernels = *engine->kernels;
+        sum_for_real = kernels.reduce[SHOAL_FLOAT32][SHOAL_SUM];
+        copy_for_real = kernels.copy;
+        kernels.reduce[SHOAL_FLOAT32][SHOAL_SUM] = sum_too_late;
+        kernels.copy = copy_too_late;
+        engine->kernels = &kernels;
+        ops.enter = enter_unless_failed;
+        ops.leave = leave_it;
+        ops.is_failing = has_failed_meanwhile;
+        engine->ops = &ops;
+        has_failed_elsewhere = false;
+        entered = left = 0;
+        of_failed = world->ranks[0].areas.shared[0];
+        for (int r = 0; r < 2; r++) {
+            const struct areas *areas = &world->ranks[r].areas;
+            const struct shoal_call sum = {.collective = SHOAL_COLLECTIVE_ALLREDUCE,
+                                           .type = SHOAL_FLOAT32,
+                                           .count = EARLY_COUNT,
+                                           .input = areas->shared[0],
+                                           .output = areas->shared[1]};
+            const struct shoal_call message = {.collective = r ? SHOAL_COLLECTIVE_RECV : SHOAL_COLLECTIVE_SEND,
+                                               .type = SHOAL_UINT8,
+                                               .root = !r,
+                                               .count = 100003,
+                                               .input = areas->shared[0],
+                                               .output = areas->shared[1]};
+            memset(areas->shared[0], 0, MEMORY_BYTES);
+            post(world, r, 0, is_message ? &message : &sum);
+        }
+        drive(world, 1, 100 * TICK_NS);
+        assert_true(has_failed_elsewhere && entered == left);
+        assert_int_not_equal(status_of(world, 1, 0), SHOAL_OK);
         close_world(world);
     }
 }
@@ -1273,7 +1426,9 @@ static bool run_worked(int looks_before)
         struct shoal_call call = {.collective = SHOAL_COLLECTIVE_ALLREDUCE, .type = SHOAL_FLOAT32, .count = sum->count};
         struct shoal_operand *both = shoal_operand_of_device_sum(sum);
         assert_non_null(both);
-        assert_true(shoal_call_put_operands(&call, r, 2, both, both));
+        struct shoal_layout *former;
+        assert_true(shoal_call_put_operands(&call, r, 2, both, both, &former));
+        assert_null(former);
         post(world, r, 0, &call);
         shoal_device_sum_leave(sum);
     }
@@ -2131,7 +2286,7 @@ static uint64_t rotate_roots(struct world *world)
         assert_true(drive(world, calls, shoal_sim_now_ns(world->sim) + 100 * SHOAL_NS_PER_S));
     }
     for (int r = 0; r < world->size; r++)
-        built += world->ranks[r].engine->plans_built;
+        built += world->ranks[r].engine->cache.plans_built;
     return built;
 }
 
@@ -2160,14 +2315,15 @@ static void engine_bounds_what_it_keeps(void **state)
     const struct shoal_sim_options weather = {.seed = 9, .size = 40, .host = host};
     struct world *world = open_world(&weather, preset);
     for (int r = 0; r < world->size; r++)
-        world->ranks[r].engine->kept_bytes = 0;
+        world->ranks[r].engine->cache.kept_bytes = 0;
     const uint64_t built = rotate_roots(world);
     assert_true(rotate_roots(world) > built);
     for (int r = 0; r < world->size; r++) {
         int peer_sets = 0, plans = 0;
-        for (const struct shoal_peer_set *peer_set = world->ranks[r].engine->peer_sets; peer_set; peer_set = peer_set->next)
+        for (const struct shoal_peer_set *peer_set = world->ranks[r].engine->cache.peer_sets; peer_set;
+             peer_set = peer_set->next)
             peer_sets++;
-        for (const struct shoal_cached_plan *plan = world->ranks[r].engine->plans; plan; plan = plan->next)
+        for (const struct shoal_cached_plan *plan = world->ranks[r].engine->cache.plans; plan; plan = plan->next)
             plans++;
         assert_true(peer_sets <= SHOAL_ANNOUNCEMENTS + 2 && plans <= SHOAL_ACTIVE_MAX);
     }
@@ -2223,7 +2379,10 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(engine_delivers_messages_of_devices_exactly),
     cmocka_unit_test(engine_passes_a_message_that_waits_for_a_device),
     cmocka_unit_test(engine_names_a_device_that_a_message_waits_for),
+    cmocka_unit_test(engine_names_a_device_that_a_message_to_itself_waits_for),
+    cmocka_unit_test(engine_does_not_trust_packets),
     cmocka_unit_test(engine_does_not_read_a_senders_memory_after_a_failure),
+    cmocka_unit_test(engine_counts_no_data_that_were_read_too_late),
     cmocka_unit_test(engine_only_looks_after_a_device_has_worked),
     cmocka_unit_test(engine_packs_a_put_once),
     cmocka_unit_test(engine_fails_by_a_step_that_fails),

@@ -728,6 +728,25 @@ static void a_send_to_itself_ends_after_helpers(void **state)
     close_world(world);
 }
 
+/* The send, which is posted first, passes its deadline while helpers copy. */
+static void a_late_send_to_itself_names_helpers(void **state)
+{
+    struct world *world = open_world(1, 3, NULL, 3, preset);
+    struct shoal_request send = {.done_fn = NULL};
+    pthread_t thread;
+    (void)state;
+    atomic_store(&must_hold, true);
+    post_message(world, 2000003, &send);
+    drive_to_hold(world);
+    assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
+    break_world(world, END_DEADLINE);
+    pthread_join(thread, NULL);
+    assert_int_equal(shoal_request_status(&send), SHOAL_ERR_TIMEOUT);
+    if (!strstr(world->members[0].last_line, "helper threads") || strstr(world->members[0].last_line, "has not called"))
+        fail_msg("logged \"%s\"", world->members[0].last_line);
+    close_world(world);
+}
+
 static int make_kernels(void **state)
 {
     (void)state;
@@ -756,6 +775,7 @@ int main(void)
         cmocka_unit_test(a_deadline_names_helpers),
         cmocka_unit_test(freeing_waits_for_helpers),
         cmocka_unit_test(a_send_to_itself_ends_after_helpers),
+        cmocka_unit_test(a_late_send_to_itself_names_helpers),
     };
     return cmocka_run_group_tests(tests, make_kernels, NULL);
 }

@@ -39,6 +39,8 @@ struct rank {
 
 /* ---- Worlds -------------------------------------------------------------------------------------------------------------- */
 
+static const char *provider = "SHOAL_PROVIDER=efa";
+static shoal_log_fn log_to; /* NULL: lines are dropped */
 static void (*hinder)(uint64_t number, enum mock_way way);
 static uint64_t (*count_sent)(uint64_t number, char *adapter, size_t room);
 static uint64_t endpoints[RANKS_MAX];
@@ -56,9 +58,8 @@ static inline void *run_rank(void *arg)
     char host[32], timeout[32];
     snprintf(host, sizeof host, "SHOAL_HOST_ID=host-%d", rank->rank / rank->world->ranks_per_host);
     snprintf(timeout, sizeof timeout, "SHOAL_TIMEOUT_MS=%d", TIMEOUT_MS);
-    const char *const settings[] = {host,    "SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa",
-                                    timeout, rank->world->setting,           NULL};
-    options.log = swallow;
+    const char *const settings[] = {host, "SHOAL_LIBFABRIC=" MOCK_FABRIC, provider, timeout, rank->world->setting, NULL};
+    options.log = log_to ? log_to : swallow;
     options.settings = settings;
     OK(rank, shoal_context_create(&options, &rank->context));
     OK(rank, shoal_comm_create_with(rank->context, &store, rank->rank, rank->world->size, NULL, &rank->comm));

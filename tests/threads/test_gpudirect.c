@@ -216,9 +216,9 @@ static void exact_body(struct rank *rank)
     pthread_barrier_wait(&rank->world->meeting);
     const size_t staged = control.count_of("calls");
     run_kinds(rank, stream, COUNT);
-    const uint64_t built = rank->comm->engine->plans_built;
+    const uint64_t built = rank->comm->engine->cache.plans_built;
     run_kinds(rank, stream, LARGE);
-    CHECK(rank, rank->comm->engine->plans_built == built, "plans are built anew");
+    CHECK(rank, rank->comm->engine->cache.plans_built == built, "plans are built anew");
     pthread_barrier_wait(&rank->world->meeting);
     CHECK(rank, control.count_of("calls") == staged, "%zu copies to the host", control.count_of("calls") - staged);
 }

@@ -382,10 +382,12 @@ static void begin_device_call(struct rank *rank, struct device_call *call, unsig
     call->devices[1] = bits & 2 ? thread_device_open(call->output, true, call->taken_parts, call->count, pause_us) : NULL;
     asked.input = gives && !call->devices[0] ? call->input : NULL;
     asked.output = call->devices[1] ? NULL : call->output;
+    struct shoal_layout *former;
     CHECK(rank,
           shoal_call_put_operands(&asked, rank->rank, rank->size,
                                   call->devices[0] ? thread_device_operand(call->devices[0]) : NULL,
-                                  call->devices[1] ? thread_device_operand(call->devices[1]) : NULL),
+                                  call->devices[1] ? thread_device_operand(call->devices[1]) : NULL, &former) &&
+              !former,
           "no memory");
     OK(rank, shoal_engine_start(rank->comm->engine, &asked, 1, 0, &call->request));
 }

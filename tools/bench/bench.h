@@ -103,6 +103,14 @@ void bench_header_print(const struct bench_options *options, int ranks, int host
 void bench_result_print(const struct bench_options *options, const struct bench_result *result,
                         const struct bench_result *probe);
 
+/* For the functions of a rank, which return the status of the first call that fails. */
+#define BENCH_TRY(expression)                              \
+    do {                                                   \
+        const enum shoal_status try_status = (expression); \
+        if (try_status != SHOAL_OK)                        \
+            return try_status;                             \
+    } while (0)
+
 /* Prints "2 MiB" to text_out, which has 24 bytes, and returns it. */
 char *bench_size_print(size_t bytes, char text_out[24]);
 

@@ -32,13 +32,6 @@ struct stager {
     bool is_usage;               /* the arguments are to blame, and a line is printed */
 };
 
-#define TRY(expression)                                    \
-    do {                                                   \
-        const enum shoal_status try_status = (expression); \
-        if (try_status != SHOAL_OK)                        \
-            return try_status;                             \
-    } while (0)
-
 static double cpu_now_s(void)
 {
     struct timespec now;
@@ -47,25 +40,6 @@ static double cpu_now_s(void)
 }
 
 /* ---- Actions ------------------------------------------------------------------------------------------------------------- */
-
-/* Sums and updates take no time here. */
-static double cost_us(const struct stager *stager, const struct shoal_action *action)
-{
-    const struct shoal_stage_costs *costs = &stager->costs[action->stage];
-    switch (action->kind) {
-    case SHOAL_FORWARD:
-    case SHOAL_RECOMPUTE:
-        return costs->forward;
-    case SHOAL_BACKWARD:
-        return costs->input_gradient + costs->weight_gradient;
-    case SHOAL_INPUT_GRADIENT:
-        return costs->input_gradient;
-    case SHOAL_WEIGHT_GRADIENT:
-        return costs->weight_gradient;
-    default:
-        return 0;
-    }
-}
 
 /* Returns the bytes of a message: what this replica and another one share of all. */
 static size_t bytes_shared(const struct stager *stager, const struct shoal_work *work, const struct shoal_parcel *parcel)
@@ -115,7 +89,7 @@ static enum shoal_status make_output(struct stager *stager, const struct shoal_w
     output->data = stager->plain;
     if (!output->bytes || stager->plain)
         return SHOAL_OK;
-    TRY(shoal_pipeline_alloc(stager->pipeline, output->bytes, &output->data));
+    BENCH_TRY(shoal_pipeline_alloc(stager->pipeline, output->bytes, &output->data));
     if (output->bytes < 2 * sizeof stamp)
         return SHOAL_OK;
     memcpy(output->data, &stamp, sizeof stamp);
@@ -127,7 +101,9 @@ static enum shoal_status make_output(struct stager *stager, const struct shoal_w
 static enum shoal_status compute(void *user, const struct shoal_work *work, char *text, size_t text_bytes)
 {
     struct stager *stager = user;
-    const double end_s = bench_now() + cost_us(stager, &work->action) * 1e-6;
+    const struct shoal_stage_costs *costs = &stager->costs[work->action.stage];
+    const double end_s =
+        bench_now() + shoal_schedule_action_cost(&work->action, costs) * 1e-6; /* no option sets those of sums */
     enum shoal_status status = SHOAL_OK;
     for (uint32_t i = 0; i < work->input_count; i++)
         check_input(stager, work, &work->inputs[i]);
@@ -148,7 +124,7 @@ static enum shoal_status step_run(struct stager *stager)
     calls.compute = compute;
     calls.user = stager;
     stager->step++;
-    TRY(shoal_barrier(stager->comm, NULL));
+    BENCH_TRY(shoal_barrier(stager->comm, NULL));
     return shoal_pipeline_step(stager->pipeline, &calls);
 }
 
@@ -157,12 +133,12 @@ static enum shoal_status steps_run(struct stager *stager)
     const int steps = stager->options->common.steps;
     struct pipeline_report *report = &stager->report;
     for (int i = 0; i < WARMUPS; i++)
-        TRY(step_run(stager));
+        BENCH_TRY(step_run(stager));
     for (int i = 0; i < steps; i++) {
         struct shoal_pipeline_times times = SHOAL_PIPELINE_TIMES_INIT;
         const double cpu_begun_s = cpu_now_s();
-        TRY(step_run(stager));
-        TRY(shoal_pipeline_step_times(stager->pipeline, &times));
+        BENCH_TRY(step_run(stager));
+        BENCH_TRY(shoal_pipeline_step_times(stager->pipeline, &times));
         report->cpu_s += (cpu_now_s() - cpu_begun_s) / steps;
         stager->step_us[i] = times.step_us;
         report->step_us += times.step_us / steps;
@@ -190,10 +166,10 @@ static enum shoal_status results_tell(struct stager *stager)
 {
     const size_t steps = (size_t)stager->options->common.steps;
     struct pipeline_result result = {.options = stager->options, .schedule = stager->schedule, .ranks = stager->ranks};
-    TRY(shoal_allreduce(stager->comm, stager->step_us, stager->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
-    TRY(shoal_gather(stager->comm, &stager->report, stager->reports, PIPELINE_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
-    TRY(shoal_gather(stager->comm, stager->spans, stager->spans + stager->span_count,
-                     PIPELINE_SPAN_NUMBERS * stager->span_count, SHOAL_FLOAT64, 0, NULL));
+    BENCH_TRY(shoal_allreduce(stager->comm, stager->step_us, stager->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(shoal_gather(stager->comm, &stager->report, stager->reports, PIPELINE_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
+    BENCH_TRY(shoal_gather(stager->comm, stager->spans, stager->spans + stager->span_count,
+                           PIPELINE_SPAN_NUMBERS * stager->span_count, SHOAL_FLOAT64, 0, NULL));
     if (stager->rank)
         return SHOAL_OK;
     qsort(stager->step_us, steps, sizeof *stager->step_us, by_value);
@@ -204,7 +180,7 @@ static enum shoal_status results_tell(struct stager *stager)
     result.step_us = stager->step_us[steps / 2];
     result.step_p90_us = stager->step_us[(size_t)((double)(steps - 1) * 0.9 + 0.5)];
     result.ideal = (struct shoal_schedule_times)SHOAL_SCHEDULE_TIMES_INIT;
-    TRY(shoal_schedule_time(stager->schedule, &stager->options->costs, 1, &result.ideal, NULL));
+    BENCH_TRY(shoal_schedule_time(stager->schedule, &stager->options->costs, 1, &result.ideal, NULL));
     bench_pipeline_print(&result);
     stager->is_told = !stager->options->common.trace || bench_pipeline_trace_write(&result, stager->options->common.trace);
     return SHOAL_OK;
@@ -246,7 +222,7 @@ static enum shoal_status schedule_recompute(struct stager *stager)
     struct shoal_schedule *recomputed = NULL;
     if (!stager->options->recompute)
         return SHOAL_OK;
-    TRY(shoal_schedule_recompute(stager->schedule, NULL, &recomputed));
+    BENCH_TRY(shoal_schedule_recompute(stager->schedule, NULL, &recomputed));
     shoal_schedule_free(stager->schedule);
     stager->schedule = recomputed;
     return SHOAL_OK;
@@ -304,20 +280,20 @@ static enum shoal_status stager_open(struct stager *stager)
     struct shoal_place place = SHOAL_PLACE_INIT;
     options.timeout_ms = wanted.timeout_ms = (uint32_t)stager->options->common.timeout_s * 1000;
     wanted.ahead = (uint32_t)stager->options->ahead;
-    TRY(shoal_context_create(NULL, &stager->context));
-    TRY(shoal_comm_create(stager->context, &options, &stager->comm));
+    BENCH_TRY(shoal_context_create(NULL, &stager->context));
+    BENCH_TRY(shoal_comm_create(stager->context, &options, &stager->comm));
     stager->rank = shoal_comm_rank(stager->comm);
     stager->ranks = shoal_comm_size(stager->comm);
-    TRY(shoal_comm_place(stager->comm, stager->rank, &place));
+    BENCH_TRY(shoal_comm_place(stager->comm, stager->rank, &place));
     stager->hosts = place.hosts;
     stager->report.host = place.host;
     if (stager->rank == 0)
         bench_ranks_note(stager->options->common.ranks, stager->ranks);
-    TRY(memory_open(stager));
-    TRY(schedule_make(stager));
-    TRY(schedule_recompute(stager));
-    TRY(spans_open(stager));
-    TRY(costs_open(stager));
+    BENCH_TRY(memory_open(stager));
+    BENCH_TRY(schedule_make(stager));
+    BENCH_TRY(schedule_recompute(stager));
+    BENCH_TRY(spans_open(stager));
+    BENCH_TRY(costs_open(stager));
     const enum shoal_status status =
         shoal_pipeline_create(stager->context, stager->comm, stager->schedule, &wanted, &stager->pipeline);
     if (status == SHOAL_ERR_ARGUMENT) { /* the schedule of a file */
@@ -344,10 +320,10 @@ static void stager_close(struct stager *stager)
 
 static enum shoal_status stager_run(struct stager *stager)
 {
-    TRY(stager_open(stager));
+    BENCH_TRY(stager_open(stager));
     prctl(PR_SET_TIMERSLACK, 1); /* wakes when an action's time is over, not up to 50 us later */
-    TRY(steps_run(stager));
-    TRY(results_tell(stager));
+    BENCH_TRY(steps_run(stager));
+    BENCH_TRY(results_tell(stager));
     return shoal_comm_finalize(stager->comm);
 }
 

@@ -30,13 +30,6 @@ enum {
 };
 #define VOLUME_S 0.5
 
-#define TRY(expression)                                    \
-    do {                                                   \
-        const enum shoal_status try_status = (expression); \
-        if (try_status != SHOAL_OK)                        \
-            return try_status;                             \
-    } while (0)
-
 /* Two ranks of neighboring hosts. With an odd number of hosts, the ranks of the last one have no pair. */
 struct pair {
     struct shoal_comm *world, *comm; /* comm: NULL without a partner */
@@ -77,8 +70,8 @@ static enum shoal_status memory_measure(struct shoal_comm *comm, double *gb_s_ou
 static enum shoal_status blocks_exchange(const struct pair *pair, int blocks)
 {
     for (int i = 0; i < blocks; i++)
-        TRY(shoal_allreduce(pair->comm, pair->memory, pair->memory, BLOCK_BYTES / sizeof(float), SHOAL_FLOAT32, SHOAL_SUM,
-                            NULL));
+        BENCH_TRY(shoal_allreduce(pair->comm, pair->memory, pair->memory, BLOCK_BYTES / sizeof(float), SHOAL_FLOAT32, SHOAL_SUM,
+                                  NULL));
     return SHOAL_OK;
 }
 
@@ -88,18 +81,18 @@ static enum shoal_status rate_measure(const struct pair *pair, double *gbit_s_ou
 {
     double once_s = 0;
     *gbit_s_out = INFINITY;
-    TRY(shoal_barrier(pair->world, NULL));
+    BENCH_TRY(shoal_barrier(pair->world, NULL));
     const double begun_s = bench_now();
     if (pair->comm)
-        TRY(blocks_exchange(pair, BLOCKS_LEAST));
+        BENCH_TRY(blocks_exchange(pair, BLOCKS_LEAST));
     if (pair->comm)
         once_s = (bench_now() - begun_s) / BLOCKS_LEAST;
-    TRY(shoal_allreduce(pair->world, &once_s, &once_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(shoal_allreduce(pair->world, &once_s, &once_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     const int blocks = (int)fmin(BLOCKS_MOST, fmax(BLOCKS_LEAST, ceil(VOLUME_S / once_s)));
     const double again_s = bench_now();
     if (!pair->comm)
         return SHOAL_OK;
-    TRY(blocks_exchange(pair, blocks));
+    BENCH_TRY(blocks_exchange(pair, blocks));
     *gbit_s_out = 8e-9 * BLOCK_BYTES * blocks / (bench_now() - again_s);
     return SHOAL_OK;
 }
@@ -108,10 +101,10 @@ static enum shoal_status ping(const struct pair *pair)
 {
     const int rank = shoal_comm_rank(pair->comm);
     if (rank == 0)
-        TRY(shoal_send(pair->comm, pair->memory, 8, SHOAL_INT8, 1, 1, NULL));
-    TRY(shoal_recv(pair->comm, pair->memory, 8, SHOAL_INT8, 1 - rank, 1, NULL));
+        BENCH_TRY(shoal_send(pair->comm, pair->memory, 8, SHOAL_INT8, 1, 1, NULL));
+    BENCH_TRY(shoal_recv(pair->comm, pair->memory, 8, SHOAL_INT8, 1 - rank, 1, NULL));
     if (rank == 1)
-        TRY(shoal_send(pair->comm, pair->memory, 8, SHOAL_INT8, 0, 1, NULL));
+        BENCH_TRY(shoal_send(pair->comm, pair->memory, 8, SHOAL_INT8, 0, 1, NULL));
     return SHOAL_OK;
 }
 
@@ -120,12 +113,12 @@ static enum shoal_status ping_measure(const struct pair *pair, double *us_out)
 {
     double took_us[PINGS];
     *us_out = 0;
-    TRY(shoal_barrier(pair->world, NULL));
+    BENCH_TRY(shoal_barrier(pair->world, NULL));
     if (!pair->comm || !pair->is_first_of_host)
         return SHOAL_OK;
     for (int i = -WARM_PINGS; i < PINGS; i++) {
         const double begin_s = bench_now();
-        TRY(ping(pair));
+        BENCH_TRY(ping(pair));
         took_us[i < 0 ? 0 : i] = (bench_now() - begin_s) * 1e6 / 2;
     }
     *us_out = scaling_quantile(took_us, PINGS, 0.5);
@@ -136,10 +129,10 @@ static enum shoal_status ping_measure(const struct pair *pair, double *us_out)
 static enum shoal_status network_measure(const struct pair *pair, size_t local, struct scaling_probe *probe)
 {
     double gbit_s, half_us;
-    TRY(rate_measure(pair, &gbit_s));
-    TRY(ping_measure(pair, &half_us));
-    TRY(shoal_allreduce(pair->world, &gbit_s, &gbit_s, 1, SHOAL_FLOAT64, SHOAL_MIN, NULL));
-    TRY(shoal_allreduce(pair->world, &half_us, &half_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(rate_measure(pair, &gbit_s));
+    BENCH_TRY(ping_measure(pair, &half_us));
+    BENCH_TRY(shoal_allreduce(pair->world, &gbit_s, &gbit_s, 1, SHOAL_FLOAT64, SHOAL_MIN, NULL));
+    BENCH_TRY(shoal_allreduce(pair->world, &half_us, &half_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     probe->rate_gbit_s = gbit_s * (double)local;
     probe->ping_us = half_us;
     return SHOAL_OK;
@@ -150,8 +143,8 @@ static enum shoal_status pairs_measure(struct shoal_context *context, struct sho
 {
     const int rank = shoal_comm_rank(comm), host = rank / local, hosts = shoal_comm_size(comm) / local;
     struct pair pair = {.world = comm, .is_first_of_host = rank % local == 0};
-    TRY(shoal_comm_split(comm, (host ^ 1) < hosts ? host / 2 * local + rank % local : -1, 0, NULL, &pair.comm));
-    TRY(shoal_mem_alloc(context, BLOCK_BYTES, &pair.memory));
+    BENCH_TRY(shoal_comm_split(comm, (host ^ 1) < hosts ? host / 2 * local + rank % local : -1, 0, NULL, &pair.comm));
+    BENCH_TRY(shoal_mem_alloc(context, BLOCK_BYTES, &pair.memory));
     memset(pair.memory, 0, BLOCK_BYTES);
     const enum shoal_status status = network_measure(&pair, (size_t)local, probe);
     shoal_comm_free(pair.comm);
@@ -162,6 +155,6 @@ enum shoal_status scaling_probe_measure(struct shoal_context *context, struct sh
                                         struct scaling_probe *probe_out)
 {
     *probe_out = (struct scaling_probe){.rate_gbit_s = 0};
-    TRY(memory_measure(comm, &probe_out->memory_gb_s));
+    BENCH_TRY(memory_measure(comm, &probe_out->memory_gb_s));
     return (size_t)shoal_comm_size(comm) > local ? pairs_measure(context, comm, (int)local, probe_out) : SHOAL_OK;
 }

@@ -7,13 +7,6 @@
 #include "bench_scaling_probe.h"
 #include "tool.h"
 
-#define TRY(expression)                                    \
-    do {                                                   \
-        const enum shoal_status try_status = (expression); \
-        if (try_status != SHOAL_OK)                        \
-            return try_status;                             \
-    } while (0)
-
 /* The world of all ranks, as this rank sees it. */
 struct worker {
     const struct scaling_options *options;
@@ -46,8 +39,8 @@ static enum shoal_status worker_open(struct worker *worker)
     struct shoal_comm_options options = SHOAL_COMM_OPTIONS_INIT;
     size_t hosts, local;
     options.timeout_ms = (uint32_t)worker->options->step.common.timeout_s * 1000;
-    TRY(shoal_context_create(NULL, &worker->context));
-    TRY(shoal_comm_create(worker->context, &options, &worker->comm));
+    BENCH_TRY(shoal_context_create(NULL, &worker->context));
+    BENCH_TRY(shoal_comm_create(worker->context, &options, &worker->comm));
     worker->rank = shoal_comm_rank(worker->comm);
     worker->ranks = shoal_comm_size(worker->comm);
     if (worker->rank == 0)
@@ -81,7 +74,7 @@ static enum shoal_status point_measure(struct worker *worker, int round, const s
     step.common.ranks = 0;
     forever.timeout_ms = SHOAL_FOREVER;
     progress_print(worker, round, point);
-    TRY(shoal_comm_split(worker->comm, is_in ? 0 : -1, 0, NULL, &comm));
+    BENCH_TRY(shoal_comm_split(worker->comm, is_in ? 0 : -1, 0, NULL, &comm));
     if (is_in)
         status = bench_step_measure(&step, worker->context, comm, point->step_us + (size_t)round * (size_t)step.common.steps);
     shoal_comm_free(comm);
@@ -91,9 +84,9 @@ static enum shoal_status point_measure(struct worker *worker, int round, const s
 static enum shoal_status points_measure(struct worker *worker)
 {
     for (int round = 0; round < worker->options->rounds; round++) {
-        TRY(scaling_probe_measure(worker->context, worker->comm, worker->result.local, &worker->result.probes[round]));
+        BENCH_TRY(scaling_probe_measure(worker->context, worker->comm, worker->result.local, &worker->result.probes[round]));
         for (int i = 0; i < worker->result.count; i++)
-            TRY(point_measure(worker, round, &worker->result.points[i]));
+            BENCH_TRY(point_measure(worker, round, &worker->result.points[i]));
     }
     if (worker->rank == 0 && isatty(STDERR_FILENO))
         fputs("\r\033[K", stderr);
@@ -116,9 +109,9 @@ static void points_finish(struct scaling_result *result)
 
 static enum shoal_status worker_run(struct worker *worker)
 {
-    TRY(worker_open(worker));
+    BENCH_TRY(worker_open(worker));
     if (!worker->code)
-        TRY(points_measure(worker));
+        BENCH_TRY(points_measure(worker));
     return shoal_comm_finalize(worker->comm);
 }
 

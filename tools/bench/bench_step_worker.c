@@ -47,13 +47,6 @@ struct stepper {
     double told_s;        /* time of the last progress line */
 };
 
-#define TRY(expression)                                    \
-    do {                                                   \
-        const enum shoal_status try_status = (expression); \
-        if (try_status != SHOAL_OK)                        \
-            return try_status;                             \
-    } while (0)
-
 static enum shoal_status memory_fail(const struct stepper *stepper, size_t bytes)
 {
     char size[24];
@@ -136,7 +129,7 @@ static enum shoal_status backward(struct stepper *stepper, double backward_us)
         pass_until(stepper, backward_us, reached, tensor->ready);
         reached = tensor->ready;
         stepper->ready_s = bench_now();
-        TRY(shoal_reducer_ready(stepper->reducer, tensor->index, gradient_of(stepper, tensor->index), tensor->elements));
+        BENCH_TRY(shoal_reducer_ready(stepper->reducer, tensor->index, gradient_of(stepper, tensor->index), tensor->elements));
     }
     if (reached < 1) {
         pass_until(stepper, backward_us, reached, 1);
@@ -260,21 +253,21 @@ static enum shoal_status averages_check(struct stepper *stepper)
 /* Waits until the device has the averages. */
 static enum shoal_status device_wait(const struct stepper *stepper)
 {
-    TRY(shoal_reducer_wait(stepper->reducer, SHOAL_FOREVER));
+    BENCH_TRY(shoal_reducer_wait(stepper->reducer, SHOAL_FOREVER));
     return bench_gpu_wait(stepper->gpu) ? SHOAL_OK : SHOAL_ERR_SYSTEM;
 }
 
 static enum shoal_status step_run(struct stepper *stepper, double backward_us)
 {
-    TRY(shoal_barrier(stepper->comm, NULL));
+    BENCH_TRY(shoal_barrier(stepper->comm, NULL));
     stepper->begun_s = bench_now();
-    TRY(shoal_reducer_begin(stepper->reducer, SHOAL_STEP_REDUCE));
+    BENCH_TRY(shoal_reducer_begin(stepper->reducer, SHOAL_STEP_REDUCE));
     if (stepper->is_verified)
-        TRY(gradients_fill(stepper)); /* from here on, views may be written */
-    TRY(backward(stepper, backward_us));
-    TRY(shoal_reducer_finish(stepper->reducer, NULL));
+        BENCH_TRY(gradients_fill(stepper)); /* from here on, views may be written */
+    BENCH_TRY(backward(stepper, backward_us));
+    BENCH_TRY(shoal_reducer_finish(stepper->reducer, NULL));
     if (stepper->gpu)
-        TRY(device_wait(stepper));
+        BENCH_TRY(device_wait(stepper));
     optimizer_run(stepper);
     stepper->optimizer.steps++;
     return SHOAL_OK;
@@ -285,11 +278,11 @@ static enum shoal_status step_run(struct stepper *stepper, double backward_us)
 static enum shoal_status warm_up(struct stepper *stepper)
 {
     stepper->is_verified = true;
-    TRY(step_run(stepper, 0));
-    TRY(stepper->options->optimizing.is_sharded ? parameters_check(stepper) : averages_check(stepper));
+    BENCH_TRY(step_run(stepper, 0));
+    BENCH_TRY(stepper->options->optimizing.is_sharded ? parameters_check(stepper) : averages_check(stepper));
     stepper->is_verified = false;
     for (int i = 1; i < WARMUPS; i++)
-        TRY(step_run(stepper, 0));
+        BENCH_TRY(step_run(stepper, 0));
     stepper->bare_us = (bench_now() - stepper->begun_s) * 1e6;
     return shoal_allreduce(stepper->comm, &stepper->bare_us, &stepper->bare_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL);
 }
@@ -320,8 +313,8 @@ static enum shoal_status wire_count(struct stepper *stepper, int sign)
 {
     const size_t ranks = (size_t)stepper->ranks;
     const double share = (double)sign / stepper->options->common.steps;
-    TRY(shoal_reducer_sent_to(stepper->reducer, stepper->wire_bytes));
-    TRY(shoal_alltoall(stepper->comm, stepper->wire_bytes, stepper->wire_bytes + ranks, 1, SHOAL_INT64, NULL));
+    BENCH_TRY(shoal_reducer_sent_to(stepper->reducer, stepper->wire_bytes));
+    BENCH_TRY(shoal_alltoall(stepper->comm, stepper->wire_bytes, stepper->wire_bytes + ranks, 1, SHOAL_INT64, NULL));
     for (size_t r = 0; r < ranks; r++) {
         stepper->report.wire_sent_bytes += share * (double)stepper->wire_bytes[r];
         stepper->report.wire_received_bytes += share * (double)stepper->wire_bytes[ranks + r];
@@ -334,12 +327,12 @@ static enum shoal_status steps_run(struct stepper *stepper)
     const double start_s = bench_now();
     double cpu_s = 0;
     stepper->told_s = start_s;
-    TRY(wire_count(stepper, -1));
+    BENCH_TRY(wire_count(stepper, -1));
     stepper->optimizer_us = 0;
     for (int i = 0; i < stepper->options->common.steps; i++) {
         progress_print(stepper, start_s, i);
         const double cpu_begun_s = cpu_now_s();
-        TRY(step_run(stepper, stepper->options->backward_us));
+        BENCH_TRY(step_run(stepper, stepper->options->backward_us));
         stepper->step_us[i] = (bench_now() - stepper->begun_s) * 1e6;
         stepper->backward_us[i] = (stepper->ready_s - stepper->begun_s) * 1e6;
         stepper->exposed_us[i] = stepper->step_us[i] - stepper->backward_us[i];
@@ -378,8 +371,8 @@ static enum shoal_status report_fill(struct stepper *stepper)
     struct shoal_place place = SHOAL_PLACE_INIT;
     struct step_report *report = &stepper->report;
     const struct bench_step_options *options = stepper->options;
-    TRY(shoal_reducer_stats(stepper->reducer, &stats));
-    TRY(shoal_comm_place(stepper->comm, stepper->rank, &place));
+    BENCH_TRY(shoal_reducer_stats(stepper->reducer, &stats));
+    BENCH_TRY(shoal_comm_place(stepper->comm, stepper->rank, &place));
     report->step_us = quantile(stepper, stepper->step_us, 0.5);
     report->backward_us = quantile(stepper, stepper->backward_us, 0.5);
     report->exposed_us = quantile(stepper, stepper->exposed_us, 0.5);
@@ -413,7 +406,7 @@ static enum shoal_status times_fill(struct stepper *stepper)
         stepper->times[i] = shoal_reducer_ready_us(stepper->reducer, stepper->profile->tensors[i].index);
     for (size_t b = 0; b < buffers; b++) {
         struct shoal_buffer_times times = SHOAL_BUFFER_TIMES_INIT;
-        TRY(shoal_reducer_buffer_times(stepper->reducer, b, &times));
+        BENCH_TRY(shoal_reducer_buffer_times(stepper->reducer, b, &times));
         const double row[STEP_BUFFER_TIMES] = {times.first_us, times.full_us, times.posted_us, times.done_us, times.out_us};
         memcpy(stepper->times + tensors + STEP_BUFFER_TIMES * b, row, sizeof row);
     }
@@ -431,11 +424,11 @@ static enum shoal_status results_gather(struct stepper *stepper)
     }
     if (!stepper->times || (stepper->rank == 0 && (!stepper->all_times || !stepper->reports)))
         return memory_fail(stepper, numbers * ranks * sizeof(double));
-    TRY(report_fill(stepper));
-    TRY(times_fill(stepper));
-    TRY(shoal_gather(stepper->comm, &stepper->report, stepper->reports, STEP_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
-    TRY(shoal_gather(stepper->comm, stepper->times, stepper->all_times, numbers, SHOAL_FLOAT64, 0, NULL));
-    TRY(shoal_allreduce(stepper->comm, stepper->step_us, stepper->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(report_fill(stepper));
+    BENCH_TRY(times_fill(stepper));
+    BENCH_TRY(shoal_gather(stepper->comm, &stepper->report, stepper->reports, STEP_REPORT_NUMBERS, SHOAL_FLOAT64, 0, NULL));
+    BENCH_TRY(shoal_gather(stepper->comm, stepper->times, stepper->all_times, numbers, SHOAL_FLOAT64, 0, NULL));
+    BENCH_TRY(shoal_allreduce(stepper->comm, stepper->step_us, stepper->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     return shoal_allreduce(stepper->comm, stepper->exposed_us, stepper->exposed_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL);
 }
 
@@ -521,7 +514,7 @@ static enum shoal_status buffer_allocate(const struct stepper *stepper, size_t b
     *memory_out = stepper->there;
     if (stepper->gpu)
         return SHOAL_OK;
-    TRY(shoal_mem_alloc(stepper->context, bytes, memory_out));
+    BENCH_TRY(shoal_mem_alloc(stepper->context, bytes, memory_out));
     memset(*memory_out, 0, bytes);
     return SHOAL_OK;
 }
@@ -534,16 +527,16 @@ static enum shoal_status buffer_measure(struct stepper *stepper)
     const size_t count = (size_t)((double)bytes / ratio) / STEP_ELEMENT_BYTES;
     double took_us[PROBES];
     void *memory;
-    TRY(buffer_allocate(stepper, count * STEP_ELEMENT_BYTES, &memory));
+    BENCH_TRY(buffer_allocate(stepper, count * STEP_ELEMENT_BYTES, &memory));
     for (int i = -1; i < PROBES; i++) {
-        TRY(shoal_barrier(stepper->comm, NULL));
+        BENCH_TRY(shoal_barrier(stepper->comm, NULL));
         const double begin = bench_now();
-        TRY(shoal_allreduce(stepper->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+        BENCH_TRY(shoal_allreduce(stepper->comm, memory, memory, count, SHOAL_FLOAT32, SHOAL_SUM, NULL));
         took_us[i < 0 ? 0 : i] = (bench_now() - begin) * 1e6;
     }
     if (!stepper->gpu)
-        TRY(shoal_mem_free(stepper->context, memory));
-    TRY(shoal_allreduce(stepper->comm, took_us, took_us, PROBES, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+        BENCH_TRY(shoal_mem_free(stepper->context, memory));
+    BENCH_TRY(shoal_allreduce(stepper->comm, took_us, took_us, PROBES, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     qsort(took_us, PROBES, sizeof took_us[0], by_value);
     stepper->buffer_bytes = (double)bytes;
     stepper->buffer_us = took_us[PROBES / 2];
@@ -603,9 +596,9 @@ static enum shoal_status memory_open(struct stepper *stepper)
         stepper->elements += (stepper->parameters[p].count + per_line - 1) / per_line * per_line;
     }
     if (!options->has_views || options->is_on_gpu)
-        TRY(memory_map(stepper, &stepper->gradients));
+        BENCH_TRY(memory_map(stepper, &stepper->gradients));
     if (options->is_on_gpu)
-        TRY(device_open(stepper));
+        BENCH_TRY(device_open(stepper));
     const bool has_optimizer =
         step_optimizer_open(&stepper->optimizer, options, stepper->parameters, stepper->offsets, stepper->elements);
     return has_optimizer ? SHOAL_OK : memory_fail(stepper, 3 * stepper->elements * sizeof(float));
@@ -631,12 +624,12 @@ static enum shoal_status reducer_open(struct stepper *stepper)
         wanted.on_buffer = buffer_step;
         wanted.on_buffer_arg = stepper;
     }
-    TRY(shoal_reducer_create(stepper->context, stepper->comm, stepper->parameters, stepper->profile->count, &wanted,
-                             &stepper->reducer));
+    BENCH_TRY(shoal_reducer_create(stepper->context, stepper->comm, stepper->parameters, stepper->profile->count, &wanted,
+                                   &stepper->reducer));
     if (!stepper->parameters_there)
         return SHOAL_OK;
     for (size_t p = 0; p < stepper->profile->count; p++)
-        TRY(shoal_reducer_use_parameter(stepper->reducer, p, stepper->parameters_there + stepper->offsets[p]));
+        BENCH_TRY(shoal_reducer_use_parameter(stepper->reducer, p, stepper->parameters_there + stepper->offsets[p]));
     return shoal_reducer_load_parameters(stepper->reducer);
 }
 
@@ -646,9 +639,9 @@ static enum shoal_status parts_open(struct stepper *stepper)
     struct shoal_place place = SHOAL_PLACE_INIT;
     stepper->rank = shoal_comm_rank(stepper->comm);
     stepper->ranks = shoal_comm_size(stepper->comm);
-    TRY(shoal_comm_place(stepper->comm, 0, &place));
+    BENCH_TRY(shoal_comm_place(stepper->comm, 0, &place));
     stepper->hosts = place.hosts;
-    TRY(memory_open(stepper));
+    BENCH_TRY(memory_open(stepper));
     return reducer_open(stepper);
 }
 
@@ -658,8 +651,8 @@ static enum shoal_status stepper_open(struct stepper *stepper)
     options.timeout_ms = (uint32_t)stepper->options->common.timeout_s * 1000;
     if (stepper->options->is_on_gpu && !(stepper->gpu = bench_gpu_open()))
         return SHOAL_ERR_UNSUPPORTED;
-    TRY(shoal_context_create(NULL, &stepper->context));
-    TRY(shoal_comm_create(stepper->context, &options, &stepper->comm));
+    BENCH_TRY(shoal_context_create(NULL, &stepper->context));
+    BENCH_TRY(shoal_comm_create(stepper->context, &options, &stepper->comm));
     const int ranks = shoal_comm_size(stepper->comm);
     if (shoal_comm_rank(stepper->comm) == 0)
         bench_ranks_note(stepper->options->common.ranks, ranks);
@@ -695,13 +688,13 @@ static void stepper_close(struct stepper *stepper)
 
 static enum shoal_status stepper_run(struct stepper *stepper, bool *is_told)
 {
-    TRY(stepper_open(stepper));
+    BENCH_TRY(stepper_open(stepper));
     if (stepper->options->is_busy)
         work_measure(stepper);
-    TRY(warm_up(stepper));
-    TRY(buffer_measure(stepper));
-    TRY(steps_run(stepper));
-    TRY(results_gather(stepper));
+    BENCH_TRY(warm_up(stepper));
+    BENCH_TRY(buffer_measure(stepper));
+    BENCH_TRY(steps_run(stepper));
+    BENCH_TRY(results_gather(stepper));
     if (stepper->rank == 0)
         *is_told = result_tell(stepper);
     return shoal_comm_finalize(stepper->comm);
@@ -733,12 +726,12 @@ static enum shoal_status steps_measure(struct stepper *stepper)
     const size_t steps = (size_t)stepper->options->common.steps;
     if (stepper->options->is_on_gpu && !(stepper->gpu = bench_gpu_open()))
         return SHOAL_ERR_UNSUPPORTED;
-    TRY(parts_open(stepper));
+    BENCH_TRY(parts_open(stepper));
     if (stepper->options->is_busy)
         work_measure(stepper);
-    TRY(warm_up(stepper));
-    TRY(steps_run(stepper));
-    TRY(shoal_allreduce(stepper->comm, stepper->step_us, stepper->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(warm_up(stepper));
+    BENCH_TRY(steps_run(stepper));
+    BENCH_TRY(shoal_allreduce(stepper->comm, stepper->step_us, stepper->step_us, steps, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     return shoal_allreduce(stepper->comm, &stepper->report.errors, &stepper->report.errors, 1, SHOAL_FLOAT64, SHOAL_SUM, NULL);
 }
 

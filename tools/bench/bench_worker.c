@@ -44,13 +44,6 @@ struct task {
     struct operand input, output;
 };
 
-#define TRY(expression)                                    \
-    do {                                                   \
-        const enum shoal_status try_status = (expression); \
-        if (try_status != SHOAL_OK)                        \
-            return try_status;                             \
-    } while (0)
-
 static enum shoal_status complain(const struct worker *worker, const char *text)
 {
     fprintf(stderr, "shoal bench: rank %d: %s\n", worker->rank, text);
@@ -123,9 +116,9 @@ static enum shoal_status buffers_open(struct worker *worker)
     const size_t apart = options->in_place ? 0 : options->gap_bytes ? options->gap_bytes : (pages + 1) * PAGE_BYTES;
     worker->memory_bytes = options->offset_bytes + apart + pages * PAGE_BYTES;
     if (options->memory == BENCH_SHARED)
-        TRY(shoal_mem_alloc(worker->context, worker->memory_bytes, &worker->memory));
+        BENCH_TRY(shoal_mem_alloc(worker->context, worker->memory_bytes, &worker->memory));
     else
-        TRY(memory_map(worker));
+        BENCH_TRY(memory_map(worker));
     worker->input = (char *)worker->memory + options->offset_bytes;
     worker->output = worker->input + apart;
     memset(worker->input, 0, bytes);
@@ -235,8 +228,8 @@ static enum shoal_status output_verify(struct worker *worker, const struct task 
 static enum shoal_status result_check(struct worker *worker, const struct task *task)
 {
     worker->turn++;
-    TRY(input_rewrite(worker, task));
-    TRY(operate(worker, task));
+    BENCH_TRY(input_rewrite(worker, task));
+    BENCH_TRY(operate(worker, task));
     return output_verify(worker, task);
 }
 
@@ -257,11 +250,11 @@ static enum shoal_status iterate(struct worker *worker, const struct task *task,
 {
     worker->turn++;
     if (!worker->options->warm)
-        TRY(input_rewrite(worker, task));
-    TRY(shoal_barrier(worker->comm, NULL));
+        BENCH_TRY(input_rewrite(worker, task));
+    BENCH_TRY(shoal_barrier(worker->comm, NULL));
     late_sleep(worker);
     const double start = bench_now();
-    TRY(operate(worker, task));
+    BENCH_TRY(operate(worker, task));
     const double end = bench_now();
     worker->took_s[index] = worker->options->late_ms ? end : end - start;
     worker->late_s[index] = is_late(worker) ? start : 0;
@@ -284,7 +277,7 @@ static double iterations_usual(size_t bytes, double took_s)
 static enum shoal_status trial_pass(struct worker *worker, const struct task *task)
 {
     for (size_t i = BENCH_WARMUPS; i < BENCH_TRIAL; i++)
-        TRY(iterate(worker, task, i));
+        BENCH_TRY(iterate(worker, task, i));
     return SHOAL_OK;
 }
 
@@ -294,15 +287,15 @@ static enum shoal_status warm_up(struct worker *worker, const struct task *task,
 {
     double took_s, slowest_s;
     if (worker->options->warm)
-        TRY(input_rewrite(worker, task));
+        BENCH_TRY(input_rewrite(worker, task));
     const double start = bench_now();
     for (int i = 0; i < BENCH_WARMUPS; i++)
-        TRY(iterate(worker, task, (size_t)i));
+        BENCH_TRY(iterate(worker, task, (size_t)i));
     took_s = (bench_now() - start) / BENCH_WARMUPS;
-    TRY(shoal_allreduce(worker->comm, &took_s, &slowest_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(shoal_allreduce(worker->comm, &took_s, &slowest_s, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     const double fit = worker->options->seconds / slowest_s, usual = iterations_usual(task->bytes, slowest_s);
     if (!worker->options->iterations && BENCH_TRIAL + usual <= fit)
-        TRY(trial_pass(worker, task));
+        BENCH_TRY(trial_pass(worker, task));
     const size_t capped = (size_t)(fit >= usual ? usual : fit < ITERATIONS_MIN ? ITERATIONS_MIN : fit);
     *iterations_out = worker->options->iterations ? (size_t)worker->options->iterations : capped;
     return SHOAL_OK;
@@ -321,10 +314,10 @@ static enum shoal_status loop_measure(struct worker *worker, const struct task *
                                       struct bench_result *result)
 {
     const size_t rounds = iterations / 4 + 1;
-    TRY(shoal_barrier(worker->comm, NULL));
+    BENCH_TRY(shoal_barrier(worker->comm, NULL));
     const double start = bench_now(), cpu_start = cpu_s();
     for (size_t i = 0; i < rounds; i++)
-        TRY(operate(worker, task));
+        BENCH_TRY(operate(worker, task));
     result->cpu_us = (cpu_s() - cpu_start) * 1e6 / (double)rounds;
     result->loop_us = (bench_now() - start) * 1e6 / (double)rounds;
     return SHOAL_OK;
@@ -350,10 +343,10 @@ static int by_value(const void *a, const void *b)
 static enum shoal_status result_join(struct worker *worker, size_t iterations, struct bench_result *result)
 {
     double sums[2] = {result->cpu_us, (double)worker->errors};
-    TRY(shoal_allreduce(worker->comm, worker->took_s, worker->took_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
-    TRY(shoal_allreduce(worker->comm, worker->late_s, worker->late_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
-    TRY(shoal_allreduce(worker->comm, sums, sums, 2, SHOAL_FLOAT64, SHOAL_SUM, NULL));
-    TRY(shoal_allreduce(worker->comm, &result->loop_us, &result->loop_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(shoal_allreduce(worker->comm, worker->took_s, worker->took_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(shoal_allreduce(worker->comm, worker->late_s, worker->late_s, iterations, SHOAL_FLOAT64, SHOAL_MAX, NULL));
+    BENCH_TRY(shoal_allreduce(worker->comm, sums, sums, 2, SHOAL_FLOAT64, SHOAL_SUM, NULL));
+    BENCH_TRY(shoal_allreduce(worker->comm, &result->loop_us, &result->loop_us, 1, SHOAL_FLOAT64, SHOAL_MAX, NULL));
     for (size_t i = 0; i < iterations; i++)
         worker->took_s[i] -= worker->late_s[i];
     qsort(worker->took_s, iterations, sizeof worker->took_s[0], by_value);
@@ -371,7 +364,7 @@ static enum shoal_status algorithm_ask(struct worker *worker, const struct task 
     *name_out = "read-write";
     if (task->collective == BENCH_PROBE)
         return SHOAL_OK;
-    TRY(shoal_last_operation(worker->comm, &operation));
+    BENCH_TRY(shoal_last_operation(worker->comm, &operation));
     *name_out = operation.algorithm;
     return SHOAL_OK;
 }
@@ -382,14 +375,14 @@ static enum shoal_status measure(struct worker *worker, const struct task *task,
         .collective = task->collective, .ranks = worker->ranks, .hosts = worker->hosts, .bytes = task->bytes};
     size_t iterations;
     worker->errors = 0;
-    TRY(exchange_measure(worker, &result.exchange_ns));
-    TRY(result_check(worker, task));
-    TRY(warm_up(worker, task, &iterations));
+    BENCH_TRY(exchange_measure(worker, &result.exchange_ns));
+    BENCH_TRY(result_check(worker, task));
+    BENCH_TRY(warm_up(worker, task, &iterations));
     for (size_t i = 0; i < iterations; i++)
-        TRY(iterate(worker, task, i));
-    TRY(algorithm_ask(worker, task, &result.algorithm));
-    TRY(loop_measure(worker, task, iterations, &result));
-    TRY(result_join(worker, iterations, &result));
+        BENCH_TRY(iterate(worker, task, i));
+    BENCH_TRY(algorithm_ask(worker, task, &result.algorithm));
+    BENCH_TRY(loop_measure(worker, task, iterations, &result));
+    BENCH_TRY(result_join(worker, iterations, &result));
     *result_out = result;
     return SHOAL_OK;
 }
@@ -416,8 +409,8 @@ static enum shoal_status size_run(struct worker *worker, size_t bytes, uint64_t 
     struct bench_result result, probe;
     progress_print(worker, task.bytes, false);
     if (worker->options->probe)
-        TRY(measure(worker, &touch, &probe));
-    TRY(measure(worker, &task, &result));
+        BENCH_TRY(measure(worker, &touch, &probe));
+    BENCH_TRY(measure(worker, &task, &result));
     progress_print(worker, task.bytes, true);
     if (worker->rank == 0)
         bench_result_print(worker->options, &result, worker->options->probe ? &probe : NULL);
@@ -429,13 +422,13 @@ static enum shoal_status sizes_run(struct worker *worker, uint64_t *errors)
 {
     const struct bench_options *options = worker->options;
     double exchange_ns;
-    TRY(exchange_measure(worker, &exchange_ns));
+    BENCH_TRY(exchange_measure(worker, &exchange_ns));
     if (worker->rank == 0)
         bench_header_print(options, worker->ranks, worker->hosts, exchange_ns);
     if (options->collective == BENCH_BARRIER)
         return size_run(worker, 0, errors);
     for (size_t bytes = options->bytes_min; bytes <= options->bytes_max; bytes *= (size_t)options->factor) {
-        TRY(size_run(worker, bytes, errors));
+        BENCH_TRY(size_run(worker, bytes, errors));
         if (bytes > options->bytes_max / (size_t)options->factor)
             break;
     }
@@ -452,11 +445,11 @@ static enum shoal_status worker_open(struct worker *worker)
     worker->gpu = worker->options->memory == BENCH_GPU ? bench_gpu_open() : NULL;
     if (worker->options->memory == BENCH_GPU && !worker->gpu)
         return SHOAL_ERR_UNSUPPORTED;
-    TRY(shoal_context_create(NULL, &worker->context));
-    TRY(shoal_comm_create(worker->context, &options, &worker->comm));
+    BENCH_TRY(shoal_context_create(NULL, &worker->context));
+    BENCH_TRY(shoal_comm_create(worker->context, &options, &worker->comm));
     worker->rank = shoal_comm_rank(worker->comm);
     worker->ranks = shoal_comm_size(worker->comm);
-    TRY(shoal_comm_place(worker->comm, 0, &place));
+    BENCH_TRY(shoal_comm_place(worker->comm, 0, &place));
     worker->hosts = place.hosts;
     worker->took_s = calloc(BENCH_ITERATIONS_MAX, sizeof worker->took_s[0]);
     worker->late_s = calloc(BENCH_ITERATIONS_MAX, sizeof worker->late_s[0]);
@@ -477,10 +470,10 @@ static void worker_close(struct worker *worker)
 
 static enum shoal_status worker_run(struct worker *worker, uint64_t *errors)
 {
-    TRY(worker_open(worker));
+    BENCH_TRY(worker_open(worker));
     if (worker->rank == 0)
         bench_ranks_note(worker->options->ranks, worker->ranks);
-    TRY(sizes_run(worker, errors));
+    BENCH_TRY(sizes_run(worker, errors));
     return shoal_comm_finalize(worker->comm);
 }
 

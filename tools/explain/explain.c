@@ -36,9 +36,6 @@ static const struct tool_option options[] = {
     {NULL, 0, NULL},
 };
 
-static const char *const collectives[] = {"allreduce", "reduce",  "reducescatter", "broadcast", "allgather",
-                                          "gather",    "scatter", "alltoall",      "barrier",   NULL};
-
 static const char help[] =
     "Usage: shoal explain COLLECTIVE [options]\n"
     "\n"
@@ -121,38 +118,6 @@ static bool option_apply(int id, const struct tool_args *args, struct shoal_ques
     }
 }
 
-/* Ignores dashes in the user's word: "all-to-all". */
-static bool is_same_word(const char *text, const char *word)
-{
-    for (; *text; text++)
-        if (*text != '-' && *text != *word++)
-            return false;
-    return !*word;
-}
-
-static bool collective_read(const char *text, struct shoal_question *question)
-{
-    if (question->collective) {
-        tool_usage_fail("explain", "'%s' is one collective too many after '%s'", text, question->collective);
-        return false;
-    }
-    for (const char *const *name = collectives; *name; name++)
-        if (is_same_word(text, *name))
-            question->collective = *name;
-    if (question->collective)
-        return true;
-    const char *nearest = tool_word_nearest(text, collectives);
-    if (nearest)
-        tool_usage_fail("explain", "there is no collective '%s'; did you mean %s?", text, nearest);
-    else
-        tool_usage_fail(
-            "explain",
-            "there is no collective '%s'; there are allreduce, reduce, reducescatter, broadcast, allgather, gather, "
-            "scatter, alltoall and barrier",
-            text);
-    return false;
-}
-
 /* Returns 0, or the exit code after printing one line. */
 static int machines_apply(const struct machines *machines, struct shoal_question *question)
 {
@@ -225,7 +190,7 @@ int shoal_tool_explain(int argc, char **argv)
             break;
         if (id == TOOL_OPTION_BAD)
             return TOOL_EXIT_USAGE;
-        if (id == TOOL_OPTION_END ? !collective_read(argv[args.at++], &question)
+        if (id == TOOL_OPTION_END ? !tool_collective_read("explain", argv[args.at++], &question.collective)
                                   : !option_apply(id, &args, &question, &machines))
             return TOOL_EXIT_USAGE;
     }

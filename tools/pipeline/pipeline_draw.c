@@ -42,18 +42,7 @@ struct picture {
 
 static double duration_of(const struct timed *timed, const struct shoal_action *action)
 {
-    const struct shoal_stage_costs *costs = &timed->costs[action->stage];
-    const double of_kind[] = {
-        [SHOAL_FORWARD] = costs->forward,
-        [SHOAL_BACKWARD] = costs->input_gradient + costs->weight_gradient,
-        [SHOAL_INPUT_GRADIENT] = costs->input_gradient,
-        [SHOAL_WEIGHT_GRADIENT] = costs->weight_gradient,
-        [SHOAL_RECOMPUTE] = costs->forward,
-        [SHOAL_SUM_REPLICAS] = costs->sum_replicas,
-        [SHOAL_SUM_TIED] = costs->sum_tied,
-        [SHOAL_UPDATE] = costs->update,
-    };
-    return of_kind[action->kind];
+    return shoal_schedule_action_cost(action, &timed->costs[action->stage]);
 }
 
 /* Sums overlap with the other actions of their rank. */

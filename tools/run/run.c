@@ -241,7 +241,7 @@ static void failure_note(struct run *run, pid_t pid)
     if (first < 0 || run->workers.at[first].is_ours)
         return;
     run->first = first;
-    if (run->cause != RUN_CAUSE_NONE)
+    if (run->cause != RUN_CAUSE_NONE || run->options.keeps_going)
         return;
     run->cause = RUN_CAUSE_WORKER;
     run->term_at = now_ms() + FAILURE_TERM_MS;

@@ -31,11 +31,12 @@ struct run_options {
     bool has_grace;      /* --grace was given: then it also applies after a failure and the loss of a host */
     uint64_t timeout_ms; /* 0: none */
     uint64_t meet_ms;
-    int restarts;   /* host 0's value applies */
-    bool says_ends; /* report each worker that fails when it ends */
-    int events_fd;  /* -1: no events */
-    int bind;       /* enum bind_mode */
-    char **program; /* NULL-terminated */
+    int restarts;     /* host 0's value applies */
+    bool says_ends;   /* report each worker that fails when it ends */
+    bool keeps_going; /* a worker that fails ends only itself; host 0's value also applies to lost hosts */
+    int events_fd;    /* -1: no events */
+    int bind;         /* enum bind_mode */
+    char **program;   /* NULL-terminated */
     /* agreed on by the hosts, once the workers start */
     int first_rank; /* the first rank of this host; worker w is rank first_rank + w */
     int ranks;

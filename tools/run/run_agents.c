@@ -190,6 +190,7 @@ static bool hub_prepare(struct run_agents *agents)
     struct run_hub_settings settings = {
         .hosts = agents->hosts,
         .restarts = agents->options->restarts,
+        .keeps_going = agents->options->keeps_going,
         .meet_ms = agents->options->meet_ms,
         .end_ms = RUN_END_MS_MORE,
         .send = run_agents_hub_send,

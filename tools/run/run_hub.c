@@ -202,13 +202,24 @@ static void simple_decide(struct run_hub *hub, int kind, int host, int code, int
     cause_decide(hub, &verdict);
 }
 
+static const char *loss_words(const struct run_hub *hub, int host)
+{
+    return hub->at[host].loss == RUN_HUB_SILENT ? "it no longer answers" : "its `shoal run` ended without a word";
+}
+
 static void loss_decide(struct run_hub *hub, int host)
 {
     struct run_message verdict = {.cause = {.kind = RUN_CAUSE_LOST, .host = host, .rank = -1, .code = CODE_LOST}};
-    const bool is_silent = hub->at[host].loss == RUN_HUB_SILENT;
-    snprintf(verdict.cause.words, sizeof verdict.cause.words, "%s",
-             is_silent ? "it no longer answers" : "its `shoal run` ended without a word");
+    snprintf(verdict.cause.words, sizeof verdict.cause.words, "%s", loss_words(hub, host));
     cause_decide(hub, &verdict);
+}
+
+static void loss_note(struct run_hub *hub, int host)
+{
+    struct run_message note = {.kind = RUN_NOTE};
+    snprintf(note.note.text, sizeof note.note.text, "host %d (%s) is lost: %s; the other hosts continue", host,
+             hub->at[host].name, loss_words(hub, host));
+    hub_send_all(hub, &note);
 }
 
 static int host_of(const struct run_hub *hub, int rank)
@@ -292,9 +303,29 @@ static void failure_judge(struct run_hub *hub, uint64_t now_ms)
         hub_send(hub, culprit.host, &message);
 }
 
+/* Workers that failed ended no others. If no worker of any host has succeeded, the first host with a failure is the cause; if
+ * there is none, a lost host. */
+static void success_seek(struct run_hub *hub)
+{
+    int failed = -1, lost = -1;
+    for (int h = hub->settings.hosts - 1; h >= 0; h--) {
+        const struct run_hub_host *at = &hub->at[h];
+        if (at->has_ended && at->ended.survived)
+            return;
+        lost = at->is_lost ? h : lost;
+        failed = !at->is_lost && at->ended.rank >= 0 ? h : failed;
+    }
+    if (failed >= 0)
+        hub->first = (struct run_event){.cause = RUN_CAUSE_WORKER, .host = failed, .rank = hub->at[failed].ended.rank};
+    else if (lost >= 0)
+        hub->first = (struct run_event){.cause = RUN_CAUSE_LOST, .host = lost, .rank = -1, .code = CODE_LOST};
+}
+
 static void attempt_judge(struct run_hub *hub, uint64_t now_ms)
 {
     const struct run_event *first = &hub->first;
+    if (first->cause == RUN_CAUSE_NONE && hub->settings.keeps_going)
+        success_seek(hub);
     switch (first->cause) {
     case RUN_CAUSE_WORKER:
         failure_judge(hub, now_ms);
@@ -400,7 +431,9 @@ void run_hub_lose(struct run_hub *hub, int host, enum run_hub_loss loss, uint64_
     }
     at->is_lost = true;
     at->loss = loss;
-    if (hub->phase == RUN_HUB_RUNNING && !at->has_ended) {
+    if (hub->phase == RUN_HUB_RUNNING && !at->has_ended && hub->settings.keeps_going) {
+        loss_note(hub, host);
+    } else if (hub->phase == RUN_HUB_RUNNING && !at->has_ended) {
         const struct run_event event = {
             .cause = RUN_CAUSE_LOST, .host = host, .rank = -1, .code = CODE_LOST, .attempt = hub->attempt};
         stop_begin(hub, &event, now_ms);

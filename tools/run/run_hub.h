@@ -13,7 +13,8 @@
  * The first cause is that of the host whose TROUBLE came first. If the ranks of that host blame a rank on another host, the hub
  * asks about that rank; if its host is lost, that is the cause. A host whose agent does not answer STOP is named on all hosts,
  * and the others end without it, unless all could start again: that needs every host. Messages about the workers of an earlier
- * attempt change nothing. libc only; one thread. */
+ * attempt change nothing. With --keep-going no failure sends TROUBLE, and the loss of a host ends nothing: the run has failed if
+ * no worker of any host has ended with 0. libc only; one thread. */
 #ifndef SHOAL_TOOLS_RUN_HUB_H
 #define SHOAL_TOOLS_RUN_HUB_H
 
@@ -44,6 +45,7 @@ typedef void run_hub_send_fn(void *arg, int host, const struct run_message *mess
 struct run_hub_settings {
     int hosts;
     int restarts;
+    bool keeps_going;                   /* the loss of a host ends only that host */
     uint64_t meet_ms;                   /* time for all hosts to come */
     uint64_t end_ms;                    /* after the longest grace time, all hosts have this long to end their workers */
     char session[RUN_SESSION_MAX - 16]; /* a name for the job; an attempt's name is this and a number */

@@ -27,7 +27,8 @@ enum option {
     OPTION_MEET_TIMEOUT,
     OPTION_RESTARTS,
     OPTION_ENDS,
-    OPTION_EVENTS
+    OPTION_EVENTS,
+    OPTION_KEEP_GOING
 };
 
 static const struct tool_option option_list[] = {
@@ -42,6 +43,7 @@ static const struct tool_option option_list[] = {
     {"--meet", OPTION_MEET, "HOST:PORT"},
     {"--meet-timeout", OPTION_MEET_TIMEOUT, "SECONDS"},
     {"--restarts", OPTION_RESTARTS, "K"},
+    {"--keep-going", OPTION_KEEP_GOING, NULL},
     {"--ends", OPTION_ENDS, NULL},
     {"--events", OPTION_EVENTS, "FD"},
     {"--help", OPTION_HELP, NULL},
@@ -60,6 +62,7 @@ static const char help[] =
     "    --output DIR        also write each worker's output to DIR/rank-N.out and DIR/rank-N.err\n"
     "    --no-prefix         do not print the rank before each line\n"
     "    --restarts K        after a failure, start all workers again, at most K times\n"
+    "    --keep-going        a worker that fails does not end the others; see \"When a worker fails\"\n"
     "    --timeout SECONDS   end the run after this time, which includes restarts\n"
     "    --bind HOW          cores of each worker: slice (the default), core or none; see \"Cores\"\n"
     "    --hosts N           number of hosts of the job\n"
@@ -77,6 +80,7 @@ static const char help[] =
     "    shoal run -n 4 python3 train.py\n"
     "    shoal run -n 2 --output logs ./train         prints the output, and also writes a file per rank\n"
     "    shoal run -n 2 sh -c 'echo I am $RANK of $WORLD_SIZE'\n"
+    "    shoal run -n 4 --keep-going ./train          the others continue when a worker is lost\n"
     "    shoal run -n 2 --bind core ./train           each worker stays on one core\n"
     "    shoal run --hosts 2 --host-index 0 --meet node0:29500 -n 4 ./train     on node0; on node1 the\n"
     "                                                 same with --host-index 1, for ranks 4 to 7\n"
@@ -155,6 +159,10 @@ static const char help[] =
     "    continues from its own checkpoint. Each attempt meets under a new name (on one host: at new ports\n"
     "    and with a new secret), so that nothing of an earlier attempt can join it. There is no restart\n"
     "    after a signal, after --timeout, after the loss of a host, or if the program cannot be started.\n"
+    "    With --keep-going a worker that fails ends only itself, for programs that continue without it\n"
+    "    (shoal_comm_shrink). One line reports it at once. Give the option on all hosts; the loss of a host\n"
+    "    other than host 0 then ends only that host. The exit code is 0 if at least one worker ended with\n"
+    "    0. --restarts then applies only if all workers have failed.\n"
     "\n"
     "Events:\n"
     "    For programs that start this command. (The lines on stderr are for people, and workers may print\n"
@@ -165,7 +173,7 @@ static const char help[] =
     "    docs/errors.md describes them. Workers do not inherit FD.\n"
     "\n"
     "Exit codes:\n"
-    "    0     all workers ended with 0\n"
+    "    0     all workers ended with 0; with --keep-going: at least one did\n"
     "    N     the code of the worker that failed first; 128 + signal if a signal ended it, or this run;\n"
     "          137 if a host is lost\n"
     "    2     invalid arguments\n"
@@ -214,6 +222,10 @@ static bool option_apply(int id, const struct tool_args *args, struct run_option
         return tool_seconds_read(args, &options->meet_ms);
     case OPTION_RESTARTS:
         return tool_number_read(args, 0, RESTARTS_MAX, &options->restarts);
+    case OPTION_KEEP_GOING:
+        options->keeps_going = true;
+        options->says_ends = true;
+        return true;
     case OPTION_ENDS:
         options->says_ends = true;
         return true;

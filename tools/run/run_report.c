@@ -41,8 +41,11 @@ static int other_find(const struct run_reporting *reporting)
 struct run_ended run_report_ended(const struct run_reporting *reporting)
 {
     struct run_ended ended = {.rank = -1, .blamed = RUN_BLAMED_OWN, .other = -1, .is_clean = true};
-    for (int w = 0; w < reporting->workers->started; w++)
-        ended.is_clean &= !reporting->workers->at[w].is_alive && !run_worker_has_failed(&reporting->workers->at[w]);
+    for (int w = 0; w < reporting->workers->started; w++) {
+        const bool has_succeeded = !reporting->workers->at[w].is_alive && !run_worker_has_failed(&reporting->workers->at[w]);
+        ended.is_clean &= has_succeeded;
+        ended.survived |= has_succeeded;
+    }
     if (reporting->first < 0)
         return ended;
     const int blamed = blamed_find(reporting, reporting->first);

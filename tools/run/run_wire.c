@@ -54,8 +54,11 @@ static const struct field event_fields[] = {
     NUMBER(event.attempt, 0, COUNT_MAX),
 };
 static const struct field ended_fields[] = {
-    NUMBER(ended.rank, -1, SHOAL_RANKS_MAX),  NUMBER(ended.blamed, 0, RUN_BLAMED_TOGETHER),
-    NUMBER(ended.other, -1, SHOAL_RANKS_MAX), NUMBER(ended.is_clean, 0, 1),
+    NUMBER(ended.rank, -1, SHOAL_RANKS_MAX),
+    NUMBER(ended.blamed, 0, RUN_BLAMED_TOGETHER),
+    NUMBER(ended.other, -1, SHOAL_RANKS_MAX),
+    NUMBER(ended.is_clean, 0, 1),
+    NUMBER(ended.survived, 0, 1),
     NUMBER(ended.attempt, 0, COUNT_MAX),
 };
 static const struct field tell_fields[] = {NUMBER(tell.rank, 0, SHOAL_RANKS_MAX)};

@@ -22,7 +22,7 @@
 
 #include "link/link.h"
 
-enum { RUN_PROTOCOL = SHOAL_LINK_PROTOCOL(SHOAL_LINK_AGENTS, 3), RUN_NAME_MAX = SHOAL_LINK_HOST_BYTES };
+enum { RUN_PROTOCOL = SHOAL_LINK_PROTOCOL(SHOAL_LINK_AGENTS, 4), RUN_NAME_MAX = SHOAL_LINK_HOST_BYTES };
 enum { RUN_WORDS_MAX = 768, RUN_TAIL_TEXT_MAX = 10304, RUN_REFUSAL_MAX = 768, RUN_SESSION_MAX = 160 };
 
 enum run_kind {
@@ -93,6 +93,7 @@ struct run_ended {
     int32_t blamed;   /* enum run_blamed: from the logs of its ranks */
     int32_t other;    /* the rank that they blame on another host; -1: they do not name it */
     int32_t is_clean; /* all its workers ended with code 0 */
+    int32_t survived; /* at least one of them did */
     int32_t attempt;
 };
 

@@ -56,7 +56,8 @@ enum sim_model_option {
     SIM_OPTION_RING,
     SIM_OPTION_COPY,
     SIM_OPTION_HOST_MEMORY,
-    SIM_OPTION_THREADS
+    SIM_OPTION_THREADS,
+    SIM_OPTION_NETWORK_THREADS
 };
 #define SIM_MODEL_OPTIONS                                                                                                      \
     {"--rate", SIM_OPTION_RATE, "RATE"}, {"--latency", SIM_OPTION_LATENCY, "TIME"},                                            \
@@ -69,6 +70,7 @@ enum sim_model_option {
         {"--switch-gpus", SIM_OPTION_SWITCH_GPUS, "N"}, {"--switch-adapters", SIM_OPTION_SWITCH_ADAPTERS, NULL},               \
         {"--nvlink", SIM_OPTION_NVLINK, "LINK"}, {"--unit", SIM_OPTION_UNIT, "SIZE"}, {"--ring", SIM_OPTION_RING, "SIZE"},     \
         {"--copy-us", SIM_OPTION_COPY, "US"}, {"--threads", SIM_OPTION_THREADS, "N"},                                          \
+        {"--network-threads", SIM_OPTION_NETWORK_THREADS, "N"},                                                                \
     {                                                                                                                          \
         "--host-memory", SIM_OPTION_HOST_MEMORY, "RATE"                                                                        \
     }
@@ -90,10 +92,10 @@ struct sim_field {
 void sim_fields_print(const struct sim_field *fields, size_t count, bool is_json);
 
 /* The model's options, as fields and in lines that begin with '#'. Returns how many fields there are. */
-enum { SIM_MODEL_FIELDS_MAX = 25 };
+enum { SIM_MODEL_FIELDS_MAX = 26 };
 #define SIM_GPU_FIELDS                                                                             \
     "pcie_gb_s,switch_gb_s,switch_gpus,switch_adapters,nvlink_gb_s,unit_bytes,ring_bytes,copy_us," \
-    "host_memory_gb_s,threads"
+    "host_memory_gb_s,threads,network_threads"
 double sim_message_us(const struct shoal_simulation *model, double bytes); /* to another host, as --explain-model prints it */
 size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, struct sim_field *fields_out);
 void sim_parameters_print(const struct shoal_simulation *model);

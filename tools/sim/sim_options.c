@@ -39,9 +39,6 @@ static const struct tool_option options_known[] = {
     {NULL, 0, NULL},
 };
 
-static const char *const collectives[] = {"allreduce", "reduce",  "reducescatter", "broadcast", "allgather",
-                                          "gather",    "scatter", "alltoall",      "barrier",   NULL};
-
 /* ---- Quantities ---------------------------------------------------------------------------------------------------------- */
 
 static const struct tool_unit memory_units[] = {{"mb/s", 1e-3}, {"gb/s", 1}, {"mb", 1e-3}, {"gb", 1}, {NULL, 0}};
@@ -270,6 +267,8 @@ bool sim_model_apply(int id, const struct tool_args *args, struct shoal_simulati
         return sim_count_read(args, 1, &question->cores);
     case SIM_OPTION_THREADS:
         return sim_count_read(args, 1, &question->threads);
+    case SIM_OPTION_NETWORK_THREADS:
+        return sim_count_read(args, 1, &question->network_threads);
     case SIM_OPTION_ONE_MACHINE:
         question->one_machine = 1;
         return true;
@@ -312,33 +311,6 @@ static bool option_apply(int id, const struct tool_args *args, struct sim_option
     }
 }
 
-/* Ignores dashes in the user's word: "all-to-all". */
-static bool is_same_word(const char *text, const char *word)
-{
-    for (; *text; text++)
-        if (*text != '-' && *text != *word++)
-            return false;
-    return !*word;
-}
-
-static bool collective_read(const char *text, struct shoal_simulation *question)
-{
-    if (question->collective)
-        return !tool_usage_fail("sim", "'%s' is one collective too many after '%s'", text, question->collective);
-    for (const char *const *name = collectives; *name; name++)
-        if (is_same_word(text, *name))
-            question->collective = *name;
-    if (question->collective)
-        return true;
-    const char *nearest = tool_word_nearest(text, collectives);
-    if (nearest)
-        return !tool_usage_fail("sim", "there is no collective '%s'; did you mean %s?", text, nearest);
-    return !tool_usage_fail("sim",
-                            "there is no collective '%s'; there are allreduce, reduce, reducescatter, broadcast, allgather, "
-                            "gather, scatter, alltoall and barrier",
-                            text);
-}
-
 enum { ALGORITHMS_MAX = 32, ALGORITHM_BYTES = 32 };
 
 struct algorithms {
@@ -360,7 +332,7 @@ static void algorithms_find(const char *collective, struct algorithms *found)
         fclose(out);
     for (char *line = text; is_printed && line && *line && found->count < ALGORITHMS_MAX; line += *line == '\n') {
         char *name = found->names[found->count];
-        if (sscanf(line, "%31s %31s", row, name) == 2 && is_same_word(row, collective))
+        if (sscanf(line, "%31s %31s", row, name) == 2 && tool_is_same_word(row, collective))
             found->list[found->count++] = name;
         line += strcspn(line, "\n");
     }
@@ -416,7 +388,8 @@ bool sim_options_parse(int argc, char **argv, struct sim_options *options_out)
         const int id = tool_option_next(&args, options_known);
         if (id == TOOL_OPTION_BAD || (id > 0 && !option_apply(id, &args, options_out, &lists)))
             return false;
-        if (id == TOOL_OPTION_END && args.at < argc && !collective_read(argv[args.at++], &options_out->question))
+        if (id == TOOL_OPTION_END && args.at < argc &&
+            !tool_collective_read("sim", argv[args.at++], &options_out->question.collective))
             return false;
     }
     return options_out->help || options_finish(options_out, &lists);

@@ -34,7 +34,7 @@ static void gpus_print(const struct shoal_simulation *model)
     if (model->pcie_gb_s > 0)
         printf("#   GPUs: PCIe %g GB/s each way, %s,\n#   units of %s, ring of %s, %g us before a copy", model->pcie_gb_s,
                below, sim_size_print((double)model->unit_bytes, unit),
-               model->ring_bytes ? sim_size_print((double)model->ring_bytes, ring) : "a chunk and three units", model->copy_us);
+               model->ring_bytes ? sim_size_print((double)model->ring_bytes, ring) : "the usual size", model->copy_us);
     if (model->nvlink_gb_s > 0)
         printf("; NVLink %g GB/s each way", model->nvlink_gb_s);
     if (model->pcie_gb_s > 0 || *memory)
@@ -55,6 +55,8 @@ void sim_parameters_print(const struct shoal_simulation *model)
            sim_size_print((double)model->frame_bytes, frame), model->memory_gb_s, model->signal_us, cores);
     if (model->threads > 1)
         printf("#   %zu threads of each rank sum and copy, each at that rate\n", model->threads);
+    if (model->network_threads > 1)
+        printf("#   %zu threads of each rank send and receive, each on a core\n", model->network_threads);
     if (model->burst_bytes && model->burst_gbit_s > 0)
         printf("#   after a pause %s go at %g Gbit/s\n", sim_size_print((double)model->burst_bytes, burst),
                model->burst_gbit_s);
@@ -155,6 +157,7 @@ size_t sim_model_fields(const struct shoal_simulation *model, size_t hosts, stru
         {"copy_us", NULL, model->copy_us},
         {"host_memory_gb_s", NULL, model->host_memory_gb_s},
         {"threads", NULL, (double)(model->threads ? model->threads : 1)},
+        {"network_threads", NULL, (double)(model->network_threads ? model->network_threads : 1)},
     };
     memcpy(fields_out, fields, sizeof fields);
     return sizeof fields / sizeof fields[0];
@@ -223,7 +226,8 @@ static double first_wire_us(const struct shoal_simulation *model, double bytes)
 
 static double stack_us(const struct shoal_simulation *model, double bytes)
 {
-    return model->message_us + (model->stack_gb_s > 0 ? bytes * 1e-3 / model->stack_gb_s : 0);
+    const double threads = model->network_threads ? (double)model->network_threads : 1;
+    return model->message_us + (model->stack_gb_s > 0 ? bytes * 1e-3 / (threads * model->stack_gb_s) : 0);
 }
 
 double sim_message_us(const struct shoal_simulation *model, double bytes)
@@ -278,8 +282,9 @@ void sim_model_print(const struct shoal_simulation *model)
          "    ranks begin at the same moment. Each operation begins with a rank's announcement to each peer on another\n"
          "    host, and to the ranks of its host.\n"
          "    A rank does one thing at a time: it works, sends, receives or waits. With --threads, several threads\n"
-         "    share its large sums and copies, while it continues with other chunks. With --cores, the ranks of a host\n"
-         "    take turns on these cores. With --one-machine, the ranks of all hosts do.\n"
+         "    share its large sums and copies, while it continues with other chunks. With --network-threads, several\n"
+         "    share the bytes that go through --stack. With --cores, the ranks of a host take turns on these cores.\n"
+         "    With --one-machine, the ranks of all hosts do.\n"
          "    Each host has one adapter for all its ranks. With --switch-adapters it has one below each switch, with\n"
          "    its share of the rate. An adapter sends messages in the order in which they come: --frame bytes to one\n"
          "    host, then to the next. It receives as fast as it sends; what it cannot receive yet waits on the way.\n"

@@ -76,6 +76,7 @@ static const struct field fields[] = {
     OF_COMM("noise_scale", REAL, at.noise_scale),
     OF_COMM("noise_error", REAL, at.noise_error),
     OF_COMM("threads", INT, at.threads),
+    OF_COMM("network_threads", INT, at.network_threads),
     OF_COMM("operations_per_s", REAL, operations_per_s),
     OF_COMM("bytes_per_s", REAL, bytes_per_s),
 };

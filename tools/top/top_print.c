@@ -87,7 +87,7 @@ struct row {
     size_t busy_at; /* the communicator whose operation has been under way longest; SIZE_MAX: none */
     const struct top_comm *broken;
     uint64_t operations, came_last, rejected;
-    int threads;
+    int threads, network_threads;
     double operations_per_s, bytes_per_s, late_us, idle_us;
 };
 
@@ -111,6 +111,7 @@ static void row_add(const struct top_look *look, struct row *row, size_t comm_at
     row->came_last += comm->at.came_last;
     row->rejected = comm->at.rejected > row->rejected ? comm->at.rejected : row->rejected;
     row->threads = comm->at.threads > row->threads ? comm->at.threads : row->threads;
+    row->network_threads = comm->at.network_threads > row->network_threads ? comm->at.network_threads : row->network_threads;
     row->late_us += comm->at.late_us;
     row->operations_per_s += comm->operations_per_s;
     row->bytes_per_s += comm->bytes_per_s;
@@ -202,6 +203,8 @@ static void row_print(const struct top_look *look, const struct row *row, bool i
     doing_print(look, row, is_narrow, out);
     if (row->threads > 1)
         fprintf(out, "; %d threads", row->threads);
+    if (row->network_threads > 1)
+        fprintf(out, "; %d threads at the network", row->network_threads);
     if (row->rejected)
         fprintf(out, "; %" PRIu64 " message%s rejected", row->rejected, plural((long)row->rejected));
     fputc('\n', out);
@@ -419,13 +422,21 @@ static int top_threads(const struct top_look *look, const struct top_process *pr
     return most;
 }
 
+static int top_network_threads(const struct top_look *look, const struct top_process *process)
+{
+    int most = 0;
+    for (size_t i = process->first; i < process->first + process->count; i++)
+        most = look->comms[i].at.network_threads > most ? look->comms[i].at.network_threads : most;
+    return most;
+}
+
 static void process_print_json(const struct top_look *look, const struct top_process *process, FILE *out)
 {
     fprintf(out,
             "{\"job\":\"%016" PRIx64 "\",\"pid\":%d,\"world_rank\":%d,\"state\":\"%s\",\"memory_bytes\":%" PRIu64
-            ",\"shared_bytes\":%" PRIu64 ",\"rejected\":%" PRIu64 ",\"threads\":%d",
+            ",\"shared_bytes\":%" PRIu64 ",\"rejected\":%" PRIu64 ",\"threads\":%d,\"network_threads\":%d",
             process->job, process->pid, process->world_rank, top_state_name(process->state), process->memory_bytes,
-            process->shared_bytes, top_rejected(look, process), top_threads(look, process));
+            process->shared_bytes, top_rejected(look, process), top_threads(look, process), top_network_threads(look, process));
     text_print(out, ",\"host\":", process->host);
     fputs(",\"communicators\":[", out);
     for (size_t i = process->first; i < process->first + process->count; i++) {

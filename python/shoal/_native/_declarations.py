@@ -69,7 +69,7 @@ LogFn = CFUNCTYPE(None, c_void_p, c_int, c_char_p)
 @begins()
 class ContextOptions(Sized):
     _fields_ = [("struct_bytes", c_size_t), ("log", LogFn), ("log_arg", c_void_p), ("settings", POINTER(c_char_p)),
-                ("threads", c_uint32)]
+                ("threads", c_uint32), ("network_threads", c_uint32)]
 
 
 PartFn = CFUNCTYPE(None, c_void_p, c_size_t)
@@ -202,7 +202,8 @@ class Simulation(Sized):
                 ("frame_bytes", c_size_t), ("cores", c_size_t), ("burst_bytes", c_size_t), ("burst_gbit_s", c_double),
                 ("pause_us", c_double), ("one_machine", c_int), ("pcie_gb_s", c_double), ("switch_gb_s", c_double),
                 ("switch_gpus", c_size_t), ("switch_adapters", c_int), ("nvlink_gb_s", c_double), ("unit_bytes", c_size_t),
-                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double), ("threads", c_size_t)]
+                ("ring_bytes", c_size_t), ("copy_us", c_double), ("host_memory_gb_s", c_double), ("threads", c_size_t),
+                ("network_threads", c_size_t)]
 
 
 @begins()
@@ -223,7 +224,7 @@ class Watched(Structure):
                 ("root", c_int), ("is_message", c_int), ("posted_us", c_double), ("arrived_us", c_double), ("waits_for", c_int),
                 ("waits_us", c_double), ("rejected", c_uint64), ("waited_us", c_double), ("sent_bytes", c_uint64),
                 ("is_span", c_int), ("trace_tag", c_uint64), ("waits_for_stage", c_int), ("batch", c_double),
-                ("noise_scale", c_double), ("noise_error", c_double), ("threads", c_int)]
+                ("noise_scale", c_double), ("noise_error", c_double), ("threads", c_int), ("network_threads", c_int)]
 
 
 WatchFn = CFUNCTYPE(None, c_void_p, POINTER(Watched))
@@ -641,6 +642,7 @@ FUNCTIONS = {
     "shoal_comm_create_at": (c_int, [c_void_p, c_char_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_create_with": (c_int, [c_void_p, POINTER(Store), c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_split": (c_int, [c_void_p, c_int, c_int, POINTER(CommOptions), POINTER(c_void_p)]),
+    "shoal_comm_shrink": (c_int, [c_void_p, POINTER(c_int), c_size_t, POINTER(CommOptions), POINTER(c_void_p)]),
     "shoal_comm_rank": (c_int, [c_void_p]),
     "shoal_comm_size": (c_int, [c_void_p]),
     "shoal_comm_place": (c_int, [c_void_p, c_int, POINTER(Place)]),
@@ -864,6 +866,7 @@ FUNCTIONS = {
     "shoal_schedule_time_stages": (c_int, [c_void_p, POINTER(StageCosts), c_double, POINTER(ScheduleTimes),
                                            POINTER(POINTER(c_double))]),
     "shoal_schedule_stage_costs": (c_int, [c_void_p, POINTER(StageCosts), POINTER(StageCosts)]),
+    "shoal_schedule_action_cost": (c_double, [POINTER(Action), POINTER(StageCosts)]),
     "shoal_profile_create": (c_int, [c_char_p, POINTER(c_void_p)]),
     "shoal_profile_free": (None, [c_void_p]),
     "shoal_profile_add_unit": (c_int, [c_void_p, POINTER(Unit), c_char_p, c_size_t]),

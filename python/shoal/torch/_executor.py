@@ -37,12 +37,22 @@ class Executor:
         run = self._library.pipeline_forward if forward_only else self._library.pipeline_step
         status = run(self._address, ctypes.byref(self._calls))
         error, self._compute, self._error = self._error, None, None
-        if status != OK:
-            if error is not None and not isinstance(error, Exception):  # what a signal handler raised
-                raise error
-            failure = self._failure()
-            text = failure.text.decode(errors="replace") if failure else _native.error_of(status, self._context)
+        try:
+            if status != OK:
+                self._raise(status, error)
+        finally:
+            del error  # its traceback has this frame: a cycle, which would keep the pipeline's memory
+
+    def _raise(self, status, error):
+        """Raises what has ended a run. error: what compute has raised on this rank, or None."""
+        if error is not None and not isinstance(error, Exception):  # what a signal handler raised
+            raise error
+        failure = self._failure()
+        text = failure.text.decode(errors="replace") if failure else _native.error_of(status, self._context)
+        try:
             raise BackendError(f"shoal: {timed_out(status)}{text}") from error
+        finally:
+            del error
 
     def _compute_guarded(self, _, work, text, text_bytes):
         try:

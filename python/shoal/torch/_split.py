@@ -224,7 +224,9 @@ class _Builder:
         root = parts([self._split], [self._stage], model)
         for name, value in self.constants.items():
             root.register_buffer(name, value, persistent=False)
-        return GraphModule(root, self.graph)
+        made = GraphModule(root, self.graph)
+        made.graph.owning_module = None  # a cycle, which would keep the parameters until it is collected
+        return made
 
 
 def _item(values, number):

@@ -34,7 +34,7 @@ class Stage:
         self.parameters = list({id(each): each for module, _, _ in modules.values() for each in module.parameters()}.values())
 
     def begin(self):
-        """Begins a pass."""
+        """Begins a pass, behind whatever puts gradients of former steps aside."""
         self._without_gradient = [each for each in self.parameters if each.grad is None]
 
     def forward(self, is_training, inputs, received, samples=None):
@@ -121,9 +121,12 @@ class Pass:
         self._batch, self._loss, self._is_training, self._executor = batch, loss, is_training, executor
         self._kept, self._rest, self._draws = {}, {}, {}
         self.results, self.samples = {}, {}  # by microbatch: what the model returns, and with shares the samples that it is of
-        for stage in stages:
-            stage.begin()
         self.loss, self.scale = 0.0, 1.0  # the mean over all samples; what gradients are those of is `scale` times as large
+
+    def begin(self):
+        """Call it before the first action, when gradients are as the pass finds them."""
+        for stage in self._stages.values():
+            stage.begin()
 
     def result(self):
         """Returns the model's result for the batch, or None on ranks without it."""

@@ -324,6 +324,7 @@ class Pipeline:
             if has_gradients:
                 self._ties.begin()
                 self._sums.begin()
+            done.begin()
             self._executor.run(done.compute, forward_only=not has_gradients)
             if has_gradients:
                 self._sums.finish()

@@ -287,7 +287,7 @@ static shoal_cu_address slot_address(const struct posting *posting, const struct
                                      size_t element)
 {
     const struct shoal_gpu_peers *peers = posting->peers;
-    return peers->slots[rank] + unit->slot * peers->stage.options.slot_bytes + element * posting->call->sum->element;
+    return peers->slots[rank] + unit->slot * peers->stage.options.slot_bytes + element * posting->call->sum->element_bytes;
 }
 
 /* Returns the device's address of counters and slices in host memory. */
@@ -320,7 +320,7 @@ static enum shoal_status copy_slice(const struct posting *posting, enum shoal_de
         run = slice.begin + slice.length - at;
         const shoal_cu_address there = call->find(operand, 0, unit->begin + at, &run);
         SHOAL_ASSERT(run > 0);
-        SHOAL_TRY(copy_between(posting, work, there, slot_address(posting, unit, rank, at), run * call->sum->element));
+        SHOAL_TRY(copy_between(posting, work, there, slot_address(posting, unit, rank, at), run * call->sum->element_bytes));
     }
     return SHOAL_OK;
 }
@@ -362,7 +362,7 @@ static enum shoal_status pass_slice(const struct posting *posting, enum shoal_de
         return SHOAL_OK;
     const char *there = shoal_device_sum_address(sum, unit, work == SHOAL_DEVICE_HAND_OUT, slice.begin);
     return copy_between(posting, work, on_device(posting->peers, there), slot_address(posting, unit, own, slice.begin),
-                        slice.length * sum->element);
+                        slice.length * sum->element_bytes);
 }
 
 static enum shoal_status hand_out(const struct posting *posting, const struct shoal_device_stage_unit *unit)

@@ -241,7 +241,7 @@ static bool find_runs(const struct shoal_gpu_transfer *transfer, struct runs *ru
                 return false;
             runs->devices[runs->count] = device;
             runs->all[runs->count++] = (struct shoal_device_ring_write){.from = shoal_device_ring_at(operand, part, at),
-                                                                        .bytes = run * operand->element};
+                                                                        .bytes = run * operand->element_bytes};
         }
     }
     return runs->count > 0;
@@ -296,7 +296,8 @@ void shoal_gpu_port_map(struct shoal_gpu_port *port, const struct shoal_gpu_tran
 {
     for (size_t i = 0; i < count && port->has_value_waits; i++) {
         const struct shoal_device_ring_operand *operand = transfers[i].operand;
-        const bool is_small = operand->units == 1 && operand->count * operand->element * (size_t)operand->parts <= most_bytes;
+        const bool is_small =
+            operand->units == 1 && operand->count * operand->element_bytes * (size_t)operand->parts <= most_bytes;
         if (is_small && !operand->ring->is_inward && !transfers[i].find_own)
             map_output(port, &transfers[i]);
     }
@@ -436,8 +437,8 @@ static enum shoal_status copy_unit(const struct poster *poster, const struct sho
             if (!run)
                 break;
             const shoal_cu_address own = transfer->find_own ? transfer->find_own(transfer->arg, part, at, &run) : 0;
-            SHOAL_TRY(own ? copy_own(poster, device, own, run * operand->element)
-                          : copy_run(poster, shoal_device_ring_at(operand, part, at), device, run * operand->element));
+            SHOAL_TRY(own ? copy_own(poster, device, own, run * operand->element_bytes)
+                          : copy_run(poster, shoal_device_ring_at(operand, part, at), device, run * operand->element_bytes));
         }
     }
     return SHOAL_OK;

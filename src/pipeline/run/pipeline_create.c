@@ -9,7 +9,8 @@
 
 #define CALL "shoal_pipeline_create"
 #define AHEAD_USUAL 4
-#define AHEAD_MOST 256 /* credits for them arrive before their receives, of which a communicator keeps 4,096 */
+#define AHEAD_MOST 256
+#define CREDITS_MOST 4096 /* they arrive before their receives, and a communicator keeps that many */
 
 /* ---- What this rank runs ------------------------------------------------------------------------------------------------- */
 
@@ -123,6 +124,44 @@ static enum shoal_status list_edges(struct shoal_pipeline *pipeline, const struc
     return SHOAL_OK;
 }
 
+/* Returns for how many messages of this rank its peers send credit with each action that they receive ahead. Of the stages of a
+ * peer, the one with the most messages counts. A stage receives activations, counts[0], or gradients, counts[1]. */
+static uint64_t sum_credits(const struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule, uint32_t (*counts)[2],
+                            uint32_t *most)
+{
+    uint64_t credits = 0;
+    for (uint32_t i = 0; i < pipeline->edge_count; i++) {
+        const struct run_edge *const edge = &pipeline->edges[i];
+        if (edge->from_rank == pipeline->rank && edge->to_rank != pipeline->rank)
+            counts[edge->to][0]++;
+        if (edge->to_rank == pipeline->rank && edge->from_rank != pipeline->rank)
+            counts[edge->from][1]++;
+    }
+    for (uint32_t s = 0; s < pipeline->stage_count; s++) {
+        const uint32_t rank = shoal_schedule_rank_of(schedule, s), more = counts[s][counts[s][0] < counts[s][1]];
+        credits += more > most[rank] ? more - most[rank] : 0;
+        most[rank] = more > most[rank] ? more : most[rank];
+    }
+    return credits;
+}
+
+/* Credits that a rank cannot keep block the messages behind them, for which the rank may wait. */
+static enum shoal_status check_credits(const struct shoal_pipeline *pipeline, const struct shoal_schedule *schedule,
+                                       char text[RUN_TEXT_MAX])
+{
+    uint32_t(*const counts)[2] = calloc(pipeline->stage_count, sizeof *counts);
+    uint32_t *const most = calloc(shoal_schedule_ranks(schedule), sizeof *most);
+    const uint64_t credits = counts && most ? sum_credits(pipeline, schedule, counts, most) : 0;
+    const bool is_there = counts && most;
+    free(counts);
+    free(most);
+    if (credits * pipeline->ahead > CREDITS_MOST)
+        return refuse(
+            text, "ahead is %u, and the rank sends messages to %llu replicas of other ranks: with so many, ahead may be %llu",
+            pipeline->ahead, (unsigned long long)credits, (unsigned long long)(CREDITS_MOST / credits));
+    return is_there ? SHOAL_OK : SHOAL_ERR_MEMORY;
+}
+
 static enum shoal_status make_messages(struct shoal_pipeline *pipeline)
 {
     const size_t each = 2 * (size_t)pipeline->microbatches;
@@ -232,6 +271,7 @@ static enum shoal_status pipeline_prepare(struct shoal_pipeline *pipeline, const
         return refuse(text, "%u edges and %u microbatches need more messages than can be told apart", edges->count,
                       pipeline->microbatches);
     RUN_TRY(list_edges(pipeline, schedule, edges));
+    RUN_TRY(check_credits(pipeline, schedule, text));
     RUN_TRY(make_messages(pipeline));
     RUN_TRY(fill_stages(pipeline, schedule));
     return copy_actions(pipeline, schedule);

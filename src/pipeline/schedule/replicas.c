@@ -1,7 +1,7 @@
 /* Ranks of a schedule that are several ranks of a communicator. */
 #include "pipeline/schedule/schedule.h"
 
-static bool are_replicas(const struct shoal_schedule *schedule, const uint32_t *replicas)
+bool schedule_are_replicas(const struct shoal_schedule *schedule, const uint32_t *replicas)
 {
     uint64_t size = 0;
     for (uint32_t r = 0; r < schedule->ranks; r++) {
@@ -26,7 +26,7 @@ enum shoal_status shoal_schedule_replicate(const struct shoal_schedule *schedule
                                            struct shoal_schedule **schedule_out)
 {
     struct shoal_schedule *made = NULL;
-    if (!schedule || !schedule_out || (replicas && !are_replicas(schedule, replicas)))
+    if (!schedule || !schedule_out || (replicas && !schedule_are_replicas(schedule, replicas)))
         return SHOAL_ERR_ARGUMENT;
     SCHEDULE_TRY(schedule_begin_like(schedule, &made));
     for (uint32_t r = 0; r < made->ranks; r++)

@@ -84,6 +84,11 @@ SHOAL_MUST_USE enum shoal_status schedule_write_down(const struct shoal_schedule
 SHOAL_MUST_USE enum shoal_status schedule_search(const struct shoal_schedule_options *options, double activations,
                                                  struct shoal_schedule **schedule_out);
 
+/* ---- replicas.c ---- */
+
+/* Returns true if these numbers of replicas, one for each rank, are possible. */
+bool schedule_are_replicas(const struct shoal_schedule *schedule, const uint32_t *replicas);
+
 /* ---- sums.c ---- */
 
 /* Looks for a fault of sums and updates; circles of waiting are found elsewhere. All other actions are right. */

@@ -181,10 +181,8 @@ static bool has_slot(const struct run *run, const struct shoal_action *action)
     return run->sent[pass][after] - run->taken[pass][after] < run->slots;
 }
 
-/* Returns the time for which an action keeps its rank busy. */
-static double cost_of(const struct run *run, const struct shoal_action *action)
+double shoal_schedule_action_cost(const struct shoal_action *action, const struct shoal_stage_costs *costs)
 {
-    const struct shoal_stage_costs *costs = costs_at(run, action->stage);
     switch (action->kind) {
     case SHOAL_FORWARD:
     case SHOAL_RECOMPUTE:
@@ -195,11 +193,19 @@ static double cost_of(const struct run *run, const struct shoal_action *action)
         return costs->input_gradient;
     case SHOAL_WEIGHT_GRADIENT:
         return costs->weight_gradient;
+    case SHOAL_SUM_REPLICAS:
+        return costs->sum_replicas;
+    case SHOAL_SUM_TIED:
+        return costs->sum_tied;
     case SHOAL_UPDATE:
         return costs->update;
-    default:
-        return 0;
     }
+    return 0; /* an unknown kind */
+}
+
+static double cost_of(const struct run *run, const struct shoal_action *action)
+{
+    return shoal_schedule_action_cost(action, costs_at(run, action->stage));
 }
 
 /* ---- Sums ---------------------------------------------------------------------------------------------------------------- */
@@ -239,7 +245,7 @@ static bool run_tied_sum(struct run *run, uint32_t rank, struct run_sum *sum, do
 {
     const struct shoal_action *const action = action_of_sum(run, rank, sum);
     struct run_tie *const tie = &run->ties[action->microbatch];
-    const double cost = costs_at(run, action->stage)->sum_tied;
+    const double cost = cost_of(run, action);
     const bool comes = !sum->has_come;
     if (comes) {
         sum->has_come = true;
@@ -263,7 +269,7 @@ static bool run_next_sum(struct run *run, uint32_t rank)
     const struct shoal_action *const action = action_of_sum(run, rank, sum);
     if (action->kind == SHOAL_SUM_TIED)
         return run_tied_sum(run, rank, sum, ready);
-    end_sum(run, rank, sum, ready, costs_at(run, action->stage)->sum_replicas);
+    end_sum(run, rank, sum, ready, cost_of(run, action));
     return true;
 }
 
@@ -384,7 +390,7 @@ static void sum_times(const struct run *run, double *const *begins, struct shoal
         const double end = run->sums_at[r] > run->free_at[r] ? run->sums_at[r] : run->free_at[r];
         const double span = list->count ? end - begins[r][0] : 0;
         for (uint32_t i = 0; i < list->count; i++)
-            busy += cost_of(run, &list->actions[i]);
+            busy += schedule_is_sum(list->actions[i].kind) ? 0 : cost_of(run, &list->actions[i]);
         times->step = end > times->step ? end : times->step;
         times->span = span > times->span ? span : times->span;
     }

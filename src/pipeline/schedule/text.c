@@ -186,6 +186,8 @@ static enum shoal_status read_lines(const char *bytes, size_t byte_count, const 
         if (schedule->rank_of[s] == UINT32_MAX)
             return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "stage %u has no action, but there is a stage %u", s,
                                    extent->stages - 1);
+    if (!schedule_are_replicas(schedule, schedule->replicas))
+        return schedule_refuse(text, SHOAL_ERR_ARGUMENT, "the ranks have more than %u replicas in all", SCHEDULE_SIZE);
     return shoal_schedule_check(schedule, 0, text.at, text.bytes);
 }
 

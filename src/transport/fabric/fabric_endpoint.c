@@ -16,6 +16,7 @@
 #define RECEIVES SHOAL_FABRIC_RECEIVE_BUFFERS
 #define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
+#define LANE_RECEIVES 4 /* an endpoint for writes gets messages of strangers only */
 _Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
 /* More completions than this process posts. Peers may write even more before it polls: 1,024 ranks in two all-to-alls of depth
  * 4 write 8,000 times. The provider handles that (FI_RM_ENABLED): providers that count in software keep the rest in a list;
@@ -33,6 +34,7 @@ struct job {
     bool is_bounced; /* for a write: its source is in bounce buffer number `bounced` */
     uint64_t bounced;
     unsigned *under_way; /* for a write: counts it until it ends */
+    size_t bytes;        /* of a write */
     char *buffer;
     void *owner;
     struct job *next_free;
@@ -57,8 +59,10 @@ struct shoal_fabric_endpoint {
     struct shoal_fabric_memory bounce_memory;
     struct job jobs[RECEIVES + SENDS + WRITES];
     struct job *free_sends, *free_writes;
-    uint64_t own_faults; /* faults of the completion queue or of posting receives */
-    int unposted;        /* receives that are not posted */
+    int receives, sends;      /* how many of each kind of job have a buffer */
+    uint64_t bytes_under_way; /* of writes */
+    uint64_t own_faults;      /* faults of the completion queue or of posting receives */
+    int unposted;             /* receives that are not posted */
 };
 
 static enum shoal_status endpoint_fail(struct shoal_fabric_endpoint *endpoint, const char *what, long error)
@@ -104,19 +108,20 @@ static enum shoal_status register_buffers(struct shoal_fabric_endpoint *endpoint
 
 static enum shoal_status make_jobs(struct shoal_fabric_endpoint *endpoint)
 {
-    const size_t bytes = SHOAL_FABRIC_BUFFER_BYTES;
+    const int buffers = endpoint->receives + endpoint->sends;
+    const size_t bytes = shoal_round_up((size_t)buffers * SHOAL_FABRIC_MESSAGE_MAX, 4096);
     endpoint->buffers = aligned_alloc(4096, bytes);
     if (!endpoint->buffers)
         return shoal_log_fail(endpoint->log, SHOAL_ERR_MEMORY, "fabric", "no memory for %zu bytes of buffers", bytes);
     memset(endpoint->buffers, 0, bytes);
-    for (int i = 0; i < RECEIVES + SENDS + WRITES; i++) {
+    for (int i = 0; i < buffers + WRITES; i++) {
         struct job *job = &endpoint->jobs[i];
-        job->kind = i < RECEIVES ? RECEIVE : i < RECEIVES + SENDS ? SEND : WRITE;
+        job->kind = i < endpoint->receives ? RECEIVE : i < buffers ? SEND : WRITE;
         job->buffer = job->kind == WRITE ? NULL : endpoint->buffers + (size_t)i * SHOAL_FABRIC_MESSAGE_MAX;
         if (job->kind != RECEIVE)
             give_back(job->kind == SEND ? &endpoint->free_sends : &endpoint->free_writes, job);
     }
-    endpoint->unposted = RECEIVES;
+    endpoint->unposted = endpoint->receives;
     return shoal_fabric_endpoint_registers_sources(endpoint) ? register_buffers(endpoint, bytes) : SHOAL_OK;
 }
 
@@ -128,7 +133,7 @@ static void *descriptor_of(const struct shoal_fabric_memory *memory)
 /* Posts as many receives as the provider accepts now. */
 static enum shoal_status post_receives(struct shoal_fabric_endpoint *endpoint)
 {
-    for (int i = 0; i < RECEIVES && endpoint->unposted > 0; i++) {
+    for (int i = 0; i < endpoint->receives && endpoint->unposted > 0; i++) {
         struct job *job = &endpoint->jobs[i];
         if (job->is_posted)
             continue;
@@ -256,26 +261,55 @@ static enum shoal_status open_all(struct shoal_fabric_endpoint *endpoint, uint16
     return SHOAL_OK;
 }
 
-enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *library,
-                                             const struct shoal_fabric_provider *provider, uint16_t port_low,
-                                             uint16_t port_high, struct shoal_log *log,
-                                             struct shoal_fabric_endpoint **endpoint_out)
+static struct shoal_fabric_endpoint *make_endpoint(const struct shoal_fabric_library *library,
+                                                   const struct shoal_fabric_provider *provider, struct shoal_log *log)
 {
     struct shoal_fabric_endpoint *endpoint = calloc(1, sizeof *endpoint);
     if (!endpoint)
-        return shoal_log_fail(log, SHOAL_ERR_MEMORY, "fabric", "no memory for an endpoint");
+        return NULL;
     endpoint->library = library;
     endpoint->log = log;
     endpoint->wait_fd = -1;
+    endpoint->receives = RECEIVES;
+    endpoint->sends = SENDS;
     endpoint->reads_devices = provider->reads_devices;
     endpoint->info = library->dupinfo(provider->info);
-    const enum shoal_status status =
-        endpoint->info ? open_all(endpoint, port_low, port_high) : shoal_log_fail(log, SHOAL_ERR_MEMORY, "fabric", "no memory");
+    return endpoint;
+}
+
+static enum shoal_status finish_open(struct shoal_fabric_endpoint *endpoint, uint16_t port_low, uint16_t port_high,
+                                     struct shoal_log *log, struct shoal_fabric_endpoint **endpoint_out)
+{
+    const enum shoal_status status = endpoint && endpoint->info
+                                         ? open_all(endpoint, port_low, port_high)
+                                         : shoal_log_fail(log, SHOAL_ERR_MEMORY, "fabric", "no memory for an endpoint");
     if (status == SHOAL_OK)
         *endpoint_out = endpoint;
     else
         shoal_fabric_endpoint_close(endpoint);
     return status;
+}
+
+enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *library,
+                                             const struct shoal_fabric_provider *provider, uint16_t port_low,
+                                             uint16_t port_high, struct shoal_log *log,
+                                             struct shoal_fabric_endpoint **endpoint_out)
+{
+    return finish_open(make_endpoint(library, provider, log), port_low, port_high, log, endpoint_out);
+}
+
+enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_library *library,
+                                                  const struct shoal_fabric_provider *provider, uint16_t port_low,
+                                                  uint16_t port_high, struct shoal_log *log,
+                                                  struct shoal_fabric_endpoint **endpoint_out)
+{
+    struct shoal_fabric_endpoint *endpoint = make_endpoint(library, provider, log);
+    if (endpoint) {
+        endpoint->receives = LANE_RECEIVES;
+        endpoint->sends = 0;
+        endpoint->reads_devices = false;
+    }
+    return finish_open(endpoint, port_low, port_high, log, endpoint_out);
 }
 
 void shoal_fabric_endpoint_stop(struct shoal_fabric_endpoint *endpoint)
@@ -490,6 +524,11 @@ size_t shoal_fabric_endpoint_write_max(const struct shoal_fabric_endpoint *endpo
                                                                                : shoal_min_size(most, endpoint->bounce.bytes);
 }
 
+uint64_t shoal_fabric_endpoint_bytes(const struct shoal_fabric_endpoint *endpoint)
+{
+    return endpoint->bytes_under_way;
+}
+
 uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoint)
 {
     return endpoint->bounce.next;
@@ -516,6 +555,7 @@ static void give_back_write(struct shoal_fabric_endpoint *endpoint, struct job *
     job->is_bounced = false;
     if (job->under_way)
         --*job->under_way;
+    endpoint->bytes_under_way -= job->bytes;
     give_back(&endpoint->free_writes, job);
 }
 
@@ -535,6 +575,8 @@ enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endp
     if (!job)
         return SHOAL_PENDING;
     job->owner = write->owner;
+    job->bytes = write->bytes;
+    endpoint->bytes_under_way += job->bytes;
     job->under_way = write->under_way;
     if (job->under_way)
         ++*job->under_way;

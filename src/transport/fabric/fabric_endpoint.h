@@ -59,6 +59,12 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_open(const struct shoal_f
                                                             const struct shoal_fabric_provider *provider, uint16_t port_low,
                                                             uint16_t port_high, struct shoal_log *log,
                                                             struct shoal_fabric_endpoint **endpoint_out);
+/* Opens another endpoint of this process, with few buffers: it sends no messages and expects none, but writes and is written
+ * to. */
+SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_library *library,
+                                                                 const struct shoal_fabric_provider *provider,
+                                                                 uint16_t port_low, uint16_t port_high, struct shoal_log *log,
+                                                                 struct shoal_fabric_endpoint **endpoint_out);
 void shoal_fabric_endpoint_close(struct shoal_fabric_endpoint *endpoint);
 /* Ends all traffic: peers can no longer write into registered memory. Afterwards only unregister and close may be called. */
 void shoal_fabric_endpoint_stop(struct shoal_fabric_endpoint *endpoint);
@@ -114,6 +120,8 @@ struct shoal_fabric_write {
 /* Returns PENDING if the provider is busy. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint,
                                                              const struct shoal_fabric_write *write);
+/* Returns the bytes of all writes that have not completed locally or failed. */
+uint64_t shoal_fabric_endpoint_bytes(const struct shoal_fabric_endpoint *endpoint);
 /* Returns how many writes have had their source copied. */
 uint64_t shoal_fabric_endpoint_copies(const struct shoal_fabric_endpoint *endpoint);
 /* Returns true if the provider emulates writes: it sends messages that its code at the receiver copies. efa does that if the

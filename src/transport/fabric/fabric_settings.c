@@ -1,6 +1,39 @@
 #include "transport/fabric/fabric_settings.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 static const char *const writes[] = {"auto", "no", NULL};
+
+static int parse_network_threads(const char *value)
+{
+    char *end;
+    const long threads = strtol(value, &end, 10);
+    const bool is_number = value[0] >= '0' && value[0] <= '9' && !*end;
+    return is_number && threads >= 1 && threads <= SHOAL_NETWORK_THREADS_MAX ? (int)threads : 0;
+}
+
+static bool is_valid_network_threads(const char *value)
+{
+    return strcmp(value, "auto") == 0 || parse_network_threads(value) > 0;
+}
+
+int shoal_fabric_fixed_threads(const struct shoal_fabric_settings *settings)
+{
+    return parse_network_threads(settings->network_threads);
+}
+
+/* About what TCP needs at 100 Gbit/s (docs/threads.md), and what one rank gets of it at most: each thread also has a connection
+ * to each peer. */
+#define HOST_THREADS 16
+#define RANK_THREADS 8
+
+int shoal_fabric_auto_threads(int cores, int local_ranks)
+{
+    const int share = (HOST_THREADS + local_ranks - 1) / local_ranks, most = share < RANK_THREADS ? share : RANK_THREADS;
+    const int threads = cores < most ? cores : most;
+    return threads > 1 ? threads : 1;
+}
 
 #define OF(field) offsetof(struct shoal_fabric_settings, field)
 static const struct shoal_setting settings_of_fabric[] = {
@@ -26,6 +59,15 @@ static const struct shoal_setting settings_of_fabric[] = {
      .preset = "0",
      .text = "network adapters read inputs of at least this many bytes directly from a GPU, if the plan only sends them and "
              "provider and driver can; 0: never"},
+    {.name = "SHOAL_NETWORK_THREADS",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(network_threads),
+     .preset = "auto",
+     .is_valid = is_valid_network_threads,
+     .form = "auto, or a number of threads from 1 to 16",
+     .text =
+         "how many threads of a rank send and receive over TCP, 1 to 16; auto: up to 8, of the cores that SHOAL_THREADS may "
+         "use, if they make operations faster"},
 };
 #undef OF
 const struct shoal_setting_table shoal_fabric_setting_table = {settings_of_fabric, SHOAL_COUNT_OF(settings_of_fabric)};

@@ -4,13 +4,22 @@
 
 #include "base/setting.h"
 
+#define SHOAL_NETWORK_THREADS_MAX 16
+
 struct shoal_fabric_settings {
     char libfabric[SHOAL_SETTING_TEXT_MAX];
     char provider[SHOAL_SETTING_TEXT_MAX];
     char writes[SHOAL_SETTING_TEXT_MAX];
     uint64_t gpudirect_bytes;
+    char network_threads[SHOAL_SETTING_TEXT_MAX];
 };
 extern const struct shoal_setting_table shoal_fabric_setting_table;
+
+/* Returns the number of threads that SHOAL_NETWORK_THREADS sets, or 0 if it is auto. */
+int shoal_fabric_fixed_threads(const struct shoal_fabric_settings *settings);
+/* Returns the number of threads at the network for a rank that may use `cores` cores, on a host with that many ranks: what a
+ * fast network needs, up to the number of cores. 1 to SHOAL_NETWORK_THREADS_MAX. */
+int shoal_fabric_auto_threads(int cores, int local_ranks);
 
 /* A process's position among the ranks of its host. Several adapters are divided among the ranks; neighbors share one, because
  * they are bound to neighboring cores. All zeros selects the first adapter. `adapter` can name another one by its kernel name:

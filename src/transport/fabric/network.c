@@ -69,6 +69,9 @@ struct shoal_network {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     const struct shoal_fabric_provider *provider;
     struct shoal_fabric_endpoint *endpoint;
+    struct shoal_lane *lanes[SHOAL_LANES_MAX];
+    int lane_count;
+    bool has_fixed_lanes;
     const struct shoal_network_interposer *interposer; /* NULL except in tests */
     void *between;                                     /* the interposer's object for this network */
     struct shoal_memory *memory;                       /* NULL if no sources are registered */
@@ -101,6 +104,7 @@ struct shoal_network {
     struct shoal_network_load *failed;      /* those that count failed writes or messages */
     bool writes;                            /* data are written into peers' staging buffers, not sent in messages */
     bool is_unsealed;                       /* new connections exist: programs that children exec must not keep them (fork.h) */
+    bool has_new_lanes;                     /* peers' lanes were met, and nothing has come through a lane since */
     uint64_t next_seal_ns;                  /* earliest time of the next seal */
     atomic_bool was_woken;                  /* by the descriptor, since the last poll */
     atomic_uint false_wakes;                /* written under the progress engine's lock, read by waiters without it */
@@ -204,6 +208,41 @@ static enum shoal_status read_random(struct shoal_network *network)
                               : shoal_log_fail(network->log, status, "fabric", "no random bytes from the kernel (%m)");
 }
 
+/* Returns why one thread is enough, or NULL. Other providers than those over TCP cost the thread a message's time, not its
+ * bytes' time. Sources need not be registered there, so that a lane can write from any memory. */
+static const char *why_no_lanes(const struct shoal_network *network)
+{
+    if (!network->provider->is_over_tcp || shoal_fabric_endpoint_registers_sources(network->endpoint))
+        return "the adapter moves the bytes itself";
+    return network->writes ? NULL : "data are sent in messages";
+}
+
+static void open_lanes(struct shoal_network *network, const struct shoal_network_options *options)
+{
+    struct shoal_lane_options lane = {.library = &network->library,
+                                      .provider = network->provider,
+                                      .log = network->log,
+                                      .wake = options->wake,
+                                      .wake_arg = options->wake_arg};
+    const int wanted = options->threads - 1;
+    network->has_fixed_lanes = options->is_fixed;
+    const char *const reason = wanted > 0 ? why_no_lanes(network) : NULL;
+    SHOAL_ASSERT(wanted <= SHOAL_LANES_MAX);
+    (void)shoal_setting_parse_ports(options->ports, &lane.port_low, &lane.port_high);
+    if (reason)
+        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "one thread at the network, not %d: %s", wanted + 1, reason);
+    while (!reason && network->lane_count < wanted) {
+        lane.number = network->lane_count + 1;
+        if (shoal_lane_open(&lane, &network->lanes[network->lane_count]) != SHOAL_OK)
+            break;
+        shoal_fabric_fork_note(network, shoal_lane_address(network->lanes[network->lane_count++]));
+    }
+    if (!reason && network->lane_count < wanted)
+        shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
+                       "this rank sends and receives with %d of %d threads (see above); or set SHOAL_NETWORK_THREADS=%d",
+                       network->lane_count + 1, wanted + 1, network->lane_count + 1);
+}
+
 enum shoal_status shoal_network_open(const struct shoal_network_options *options, struct shoal_network **network_out)
 {
     struct shoal_network *network = calloc(1, sizeof *network);
@@ -224,6 +263,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     network->memory = options->memory;
     network->copies_locked_pages = shoal_topology_copies_locked_pages();
     if (status == SHOAL_OK) {
+        open_lanes(network, options);
         shoal_fabric_fork_note(network, shoal_network_address(network));
         shoal_fabric_fork_seal();
         open_links(network);
@@ -289,6 +329,7 @@ static void free_orphans(struct shoal_network *network)
         struct orphan *orphan = network->orphans;
         network->orphans = orphan->next;
         shoal_fabric_endpoint_unregister(network->endpoint, &orphan->leftover.memory);
+        shoal_network_unregister_lanes(network, &orphan->leftover.lane_memory);
         free(orphan->leftover.loads);
         if (orphan->leftover.release)
             orphan->leftover.release(orphan->leftover.arg);
@@ -300,11 +341,15 @@ void shoal_network_close(struct shoal_network *network)
 {
     if (!network)
         return;
+    for (int i = 0; i < network->lane_count; i++)
+        shoal_lane_stop(network->lanes[i]);
     if (network->endpoint)
         shoal_fabric_endpoint_stop(network->endpoint);
     free_orphans(network);
     shoal_fabric_sources_close(&network->sources);
     shoal_fabric_exports_close(&network->exports);
+    for (int i = 0; i < network->lane_count; i++)
+        shoal_lane_close(network->lanes[i]);
     shoal_fabric_endpoint_close(network->endpoint);
     shoal_fabric_fork_forget(network);
     shoal_reachability_close_all(&network->checks);
@@ -1004,6 +1049,132 @@ uint64_t shoal_network_copies(const struct shoal_network *network)
     return shoal_fabric_endpoint_copies(network->endpoint);
 }
 
+/* ---- Lanes --------------------------------------------------------------------------------------------------------------- */
+
+/* Smaller writes cost less than a thread that wakes another. */
+#define LANE_BYTES ((size_t)16 << 10)
+
+int shoal_network_lane_count(const struct shoal_network *network)
+{
+    return network->lane_count;
+}
+
+bool shoal_network_has_fixed_lanes(const struct shoal_network *network)
+{
+    return network->has_fixed_lanes;
+}
+
+enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,
+                                               struct shoal_network_lane_memory *memory_out)
+{
+    for (int i = 0; i < network->lane_count; i++)
+        SHOAL_TRY(shoal_lane_register(network->lanes[i], memory, bytes, &memory_out->lane[i]));
+    return SHOAL_OK;
+}
+
+void shoal_network_unregister_lanes(struct shoal_network *network, struct shoal_network_lane_memory *memory)
+{
+    for (int i = 0; i < network->lane_count; i++) {
+        if (memory->lane[i].region)
+            shoal_lane_unregister(network->lanes[i], &memory->lane[i]);
+    }
+}
+
+int shoal_network_offer_lanes(const struct shoal_network *network, const struct shoal_network_lane_memory *memory,
+                              struct shoal_network_lane_offer offers_out[SHOAL_LANES_MAX])
+{
+    for (int i = 0; i < network->lane_count; i++)
+        offers_out[i] = (struct shoal_network_lane_offer){
+            .address = *shoal_lane_address(network->lanes[i]), .base = memory->lane[i].base, .key = memory->lane[i].key};
+    return network->lane_count;
+}
+
+enum shoal_status shoal_network_meet_lanes(struct shoal_network *network, const struct shoal_network_lane_offer *offers,
+                                           int count, struct shoal_network_lanes *lanes_out)
+{
+    lanes_out->count = 0;
+    for (int i = 0; i < count && i < network->lane_count; i++) {
+        struct shoal_fabric_met **met = &lanes_out->lane[i].met;
+        bool is_new;
+        const enum shoal_status status = shoal_lane_meet(network->lanes[i], &offers[i].address, met, &is_new);
+        if (status != SHOAL_OK) {
+            shoal_network_part_lanes(network, lanes_out);
+            return status;
+        }
+        lanes_out->lane[i].memory = (struct shoal_fabric_memory){.base = offers[i].base, .key = offers[i].key};
+        lanes_out->count = i + 1;
+        if (is_new)
+            shoal_fabric_fork_note(network, &offers[i].address);
+        network->has_new_lanes |= is_new;
+    }
+    return SHOAL_OK;
+}
+
+void shoal_network_part_lanes(struct shoal_network *network, struct shoal_network_lanes *lanes)
+{
+    while (lanes->count > 0) {
+        lanes->count--;
+        shoal_lane_part(network->lanes[lanes->count], lanes->lane[lanes->count].met);
+    }
+}
+
+void shoal_network_expect_lanes(struct shoal_network *network)
+{
+    for (int i = 0; i < network->lane_count; i++)
+        shoal_lane_expect(network->lanes[i]);
+}
+
+void shoal_network_drop_lanes(struct shoal_network *network, const void *begin, const void *end)
+{
+    for (int i = 0; i < network->lane_count; i++)
+        shoal_lane_drop(network->lanes[i], begin, end);
+}
+
+/* Returns true if there were events. */
+static bool poll_lanes(struct shoal_network *network)
+{
+    const struct shoal_fabric_handler handler = handler_of(network);
+    bool did = false;
+    for (int i = 0; i < network->lane_count; i++)
+        did |= shoal_lane_poll(network->lanes[i], &handler);
+    if (did && network->has_new_lanes) {
+        network->has_new_lanes = false;
+        network->is_unsealed = true;
+    }
+    return did;
+}
+
+/* Returns the lane with the fewest bytes under way, or -1 if this thread has fewer. */
+static int choose_lane(const struct shoal_network *network, const struct shoal_network_lanes *lanes)
+{
+    uint64_t least = shoal_fabric_endpoint_bytes(network->endpoint);
+    int best = -1;
+    for (int i = 0; i < lanes->count; i++) {
+        const uint64_t bytes = shoal_lane_bytes(network->lanes[i]);
+        if (best < 0 ? bytes <= least : bytes < least) {
+            best = i;
+            least = bytes;
+        }
+    }
+    return best;
+}
+
+/* Returns PENDING if the write is for this thread. */
+static enum shoal_status put_through_lane(struct shoal_network *network, const struct shoal_network_lanes *lanes,
+                                          const struct shoal_fabric_write *write)
+{
+    const int chosen = lanes && write->bytes >= LANE_BYTES ? choose_lane(network, lanes) : -1;
+    struct shoal_fabric_write through = *write;
+    if (chosen < 0)
+        return SHOAL_PENDING;
+    through.peer = lanes->lane[chosen].met->at;
+    through.to = &lanes->lane[chosen].memory;
+    through.source_memory = NULL; /* it is registered with the other endpoint, and need not be */
+    return shoal_lane_write(network->lanes[chosen], &through);
+}
+
+/* ---- Putting ------------------------------------------------------------------------------------------------------------- */
+
 enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write)
 {
     struct shoal_network_load *load = write->load;
@@ -1022,7 +1193,9 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
                                              .bytes = write->bytes,
                                              .immediate = write->immediate,
                                              .owner = load};
-    const enum shoal_status status = shoal_fabric_endpoint_write(network->endpoint, &there);
+    enum shoal_status status = put_through_lane(network, write->lanes, &there);
+    if (status == SHOAL_PENDING)
+        status = shoal_fabric_endpoint_write(network->endpoint, &there);
     if (status == SHOAL_OK) {
         ++*load->count;
         ++*load->total;
@@ -1112,6 +1285,8 @@ bool shoal_network_poll(struct shoal_network *network)
     bool did = false;
     for (int i = 0; i < POLLS_AT_ONCE && poll_once(network); i++)
         did = true;
+    if (SHOAL_UNLIKELY(network->lane_count))
+        did |= poll_lanes(network);
     if (atomic_load_explicit(&network->false_wakes, memory_order_relaxed) < FALSE_WAKES_MAX)
         judge_wake(network, did);
     if (SHOAL_UNLIKELY(network->checks.open))

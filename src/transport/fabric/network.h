@@ -16,6 +16,7 @@
 #include "transport/fabric/fabric_exports.h"
 #include "transport/fabric/fabric_settings.h"
 #include "transport/fabric/fabric_sources.h"
+#include "transport/fabric/lane.h"
 #include "transport/fabric/reachability.h"
 #include "transport/fabric/session.h"
 #include "transport/transport.h"
@@ -31,6 +32,8 @@ enum shoal_network_kind {
     SHOAL_NETWORK_PACKET,    /* number: of the packet; body: struct shoal_packet, its data */
     SHOAL_NETWORK_COMPLETED, /* only the head */
     SHOAL_NETWORK_WAITS,     /* number: count of such messages, and (low 32 bits) 1 + the rank it waits for, 0: none */
+    SHOAL_NETWORK_LANES,     /* body: struct shoal_network_lane_offer for each of the sender's lanes */
+    SHOAL_NETWORK_ARRIVED,   /* number: the sender has received all increments of counter (slot, receiver) up to it */
     SHOAL_NETWORK_KIND_END
 };
 
@@ -59,16 +62,26 @@ struct shoal_network_put_head {
     uint64_t messages; /* number of messages in the put */
 };
 
+/* The address of one of the sender's lanes, and its registration of the staging buffer. */
+struct shoal_network_lane_offer {
+    struct shoal_fabric_address address;
+    uint16_t spare[3];
+    uint64_t base;
+    uint64_t key;
+};
+
 #define SHOAL_NETWORK_BODY_MAX (SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_seal) - sizeof(struct shoal_network_head))
 
 _Static_assert(sizeof(struct shoal_network_announcement) + SHOAL_PAYLOAD_MAX <= SHOAL_NETWORK_BODY_MAX,
                "an announcement is one message");
 _Static_assert(sizeof(struct shoal_packet) + SHOAL_PACKET_BYTES_MAX <= SHOAL_NETWORK_BODY_MAX, "a packet is one message");
+_Static_assert(SHOAL_LANES_MAX * sizeof(struct shoal_network_lane_offer) <= SHOAL_NETWORK_BODY_MAX,
+               "all lanes fit into one message");
 
 /* The most bytes, headers included, that a rank sends to a peer before that peer has made the communicator: an announcement for
- * each operation that may be active, and a full queue of packets. All other messages answer a message of the peer. */
-#define SHOAL_NETWORK_UNEXPECTED_MAX                                             \
-    (SHOAL_ANNOUNCEMENTS * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
+ * each operation that may be active, its lanes, and a full queue of packets. Other messages answer a message of the peer. */
+#define SHOAL_NETWORK_UNEXPECTED_MAX                                                   \
+    ((SHOAL_ANNOUNCEMENTS + 1) * SHOAL_FABRIC_MESSAGE_MAX + SHOAL_PACKET_QUEUE_BYTES + \
      SHOAL_PACKET_QUEUE_BYTES / sizeof(struct shoal_packet) * sizeof(struct shoal_network_head))
 
 /* The immediate of a write names the counter that it increments, and which increment it is. Its 32 bits are too few for an
@@ -142,6 +155,10 @@ struct shoal_network_options {
     struct shoal_memory *memory;     /* contains the sources; it must outlive the network. NULL if none are registered */
     const struct shoal_nic *nic;     /* NULL for the provider's choice */
     struct shoal_fabric_share share; /* which of several adapters */
+    int threads;                     /* that send and receive, with the one that makes progress: 1 to SHOAL_LANES_MAX + 1 */
+    bool is_fixed;                   /* the number was set, not chosen from the cores */
+    void (*wake)(void *wake_arg);    /* as in struct shoal_lane_options; not used with one thread */
+    void *wake_arg;
 };
 
 /* Sits between a network and its endpoint in a test. It receives the endpoint's events and passes them on at a time of its
@@ -209,6 +226,45 @@ SHOAL_MUST_USE enum shoal_status shoal_network_register(struct shoal_network *ne
                                                         struct shoal_fabric_memory *memory_out);
 void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory);
 
+/* ---- Lanes: other threads that send and receive (lane.h) ----------------------------------------------------------------- */
+
+/* A registration of memory for each lane of this rank. */
+struct shoal_network_lane_memory {
+    struct shoal_fabric_memory lane[SHOAL_LANES_MAX];
+};
+
+/* A peer's lanes, as far as this rank has lanes itself: lane i here writes to lane i there. */
+struct shoal_network_lanes {
+    int count;
+    struct {
+        struct shoal_fabric_met *met;
+        struct shoal_fabric_memory memory; /* the peer's staging buffer */
+    } lane[SHOAL_LANES_MAX];
+};
+
+/* Returns how many lanes this rank has. 0 if one thread sends and receives, because that is the setting, the provider needs
+ * only one, or the system has refused others. */
+int shoal_network_lane_count(const struct shoal_network *network);
+/* Returns true if the number was set, not chosen. */
+bool shoal_network_has_fixed_lanes(const struct shoal_network *network);
+/* Registers memory that peers may write to through lanes. Unregister it in each case. */
+SHOAL_MUST_USE enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,
+                                                              struct shoal_network_lane_memory *memory_out);
+void shoal_network_unregister_lanes(struct shoal_network *network, struct shoal_network_lane_memory *memory);
+/* Writes offers for all lanes of this rank. Returns how many. */
+int shoal_network_offer_lanes(const struct shoal_network *network, const struct shoal_network_lane_memory *memory,
+                              struct shoal_network_lane_offer offers_out[SHOAL_LANES_MAX]);
+/* Meets a peer's lanes. */
+SHOAL_MUST_USE enum shoal_status shoal_network_meet_lanes(struct shoal_network *network,
+                                                          const struct shoal_network_lane_offer *offers, int count,
+                                                          struct shoal_network_lanes *lanes_out);
+void shoal_network_part_lanes(struct shoal_network *network, struct shoal_network_lanes *lanes);
+/* Call when an operation begins that may use lanes. */
+void shoal_network_expect_lanes(struct shoal_network *network);
+/* Writes of loads in [begin, end) that no lane has begun are never begun; the next poll counts them as complete. Call it when a
+ * communicator breaks: callers may then free what it was writing from. */
+void shoal_network_drop_lanes(struct shoal_network *network, const void *begin, const void *end);
+
 /* Returns the registration of the region that contains all these bytes, if the provider wants sources registered; the first
  * call makes it. Returns NULL if the provider does not want that, no region that can be registered contains them, or memory is
  * lacking. See fabric_sources.h. */
@@ -230,6 +286,7 @@ struct shoal_network_write {
     unsigned *under_way;                             /* counts the writes under way from that memory; may be NULL */
     size_t bytes;
     uint32_t immediate;
+    const struct shoal_network_lanes *lanes; /* the peer's; NULL if this thread must write itself */
 };
 SHOAL_MUST_USE enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write);
 
@@ -240,8 +297,9 @@ struct shoal_network_leftover {
     void *loads;               /* freed then */
     const unsigned *under_way; /* [under_way_count] the counts of these loads, in the same memory */
     unsigned under_way_count;
-    struct shoal_fabric_memory memory; /* unregistered then */
-    void (*release)(void *arg);        /* called last */
+    struct shoal_fabric_memory memory;            /* unregistered then */
+    struct shoal_network_lane_memory lane_memory; /* likewise */
+    void (*release)(void *arg);                   /* called last */
     void *arg;
 };
 void shoal_network_leave(struct shoal_network *network, const struct shoal_network_leftover *leftover);

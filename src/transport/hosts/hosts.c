@@ -12,6 +12,10 @@
  * may be overtaken. */
 #define INCREMENTS (1u << SHOAL_NETWORK_INCREMENT_BITS)
 #define INCREMENTS_UNDER_WAY (INCREMENTS / 2)
+/* Lanes overtake each other, so an increment that has completed locally may arrive after later ones. If both ranks have lanes,
+ * the peer therefore reports which increments have arrived, after ARRIVED_EVERY of a counter, and at most INCREMENTS may be
+ * posted beyond the last one that it has reported. */
+#define ARRIVED_EVERY (INCREMENTS / 4)
 /* Acknowledge at least every ACKNOWLEDGE_EVERY operations, so that a peer never stalls waiting for an acknowledgement. */
 #define ACKNOWLEDGE_EVERY (SHOAL_PAYLOADS / 2)
 
@@ -30,7 +34,9 @@
 struct counter {
     uint64_t incremented;       /* the remote rank's: number of the last increment that was posted */
     uint64_t completed_locally; /* all increments up to this number have completed locally */
+    uint64_t arrived;           /* the peer has reported that it has received all increments up to this number */
     uint64_t received;          /* this rank's: all increments up to this number were received */
+    uint64_t reported;          /* this rank has reported to the peer that it has received all increments up to this number */
     uint64_t ahead;             /* bit i: increment received + 1 + i was also received */
     unsigned owed;              /* held-back signals to the remote rank; counted as under way */
 };
@@ -70,6 +76,8 @@ struct remote {
     struct shoal_fabric_memory staging; /* the peer's staging buffer */
     uint32_t increments;                /* immediate of increment 0 of the peer's counters */
     uint32_t counters_given;            /* immediate of increment 0 of this rank's counters, for the peer; 0 if not given yet */
+    struct shoal_network_lanes *lanes;  /* the peer's; NULL if it or this rank has none, or they are not known yet */
+    bool has_offered_lanes;             /* this rank has sent its own */
     struct counter *counters;           /* [slots] */
     struct shoal_network_load *loads;   /* [slots] of writes; [slots] of messages that increment; then of other messages */
     unsigned *under_way;                /* [slots] increments under way; then other messages */
@@ -96,6 +104,7 @@ struct hosts {
     int *local_of;                 /* [size] number on this host, -1 for a remote rank */
     int *rank_of;                  /* [local->size] */
     uint16_t *host;                /* [size] numbered from 0, in the order of lowest ranks */
+    int *world_ranks;              /* [size] */
     struct remote *remotes;        /* [size] */
     struct counter *counters;      /* [size * slots] */
     unsigned slots;
@@ -105,6 +114,9 @@ struct hosts {
     uint64_t said_waits;           /* number of WAITS messages that this rank has sent */
     bool has_staging;
     struct shoal_fabric_memory staging;
+    struct shoal_network_lane_memory lane_staging;
+    bool is_limited;         /* lanes make no puts now */
+    bool has_dropped;        /* puts that no lane had begun when the communicator broke */
     unsigned *under_way;     /* [slots] increments under way to all ranks; then all other messages */
     unsigned owed;           /* signals held back, to all ranks */
     unsigned char *loads;    /* holds all loads and their counts */
@@ -168,6 +180,20 @@ static void hosts_note(struct hosts *hosts, enum shoal_status status)
 
 /* ---- Announcements ------------------------------------------------------------------------------------------------------- */
 
+/* A peer that may put into this rank's staging buffer needs to know its lanes, once. */
+static void offer_lanes(struct hosts *hosts, int peer)
+{
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct remote *remote = remote_of(hosts, peer);
+    const int count = shoal_network_offer_lanes(hosts->network, &hosts->lane_staging, offers);
+    shoal_network_expect_lanes(hosts->network);
+    if (remote->has_offered_lanes || count == 0)
+        return;
+    const struct iovec body = {offers, (size_t)count * sizeof offers[0]};
+    remote->has_offered_lanes = true;
+    hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_LANES}, &body, 1));
+}
+
 static void send_announcement(struct hosts *hosts, int peer, const struct shoal_announcement *announcement, const void *payload,
                               size_t bytes)
 {
@@ -181,6 +207,8 @@ static void send_announcement(struct hosts *hosts, int peer, const struct shoal_
         message.staging_base = hosts->staging.base;
         message.staging_key = hosts->staging.key;
         message.counters = remote->counters_given;
+        if (SHOAL_UNLIKELY(shoal_network_lane_count(hosts->network)))
+            offer_lanes(hosts, peer);
     }
     const struct iovec body[] = {{&message, sizeof message}, {(void *)(uintptr_t)payload, bytes}};
     if (announcement->descriptor.sequence > remote->last_sent) /* operations in rounds send theirs after later ones */
@@ -322,6 +350,8 @@ static enum shoal_status hosts_reserve_staging(struct shoal_transport *transport
     SHOAL_TRY(shoal_network_register(hosts->network, hosts->local->ops->staging(hosts->local, hosts->local->rank, 0),
                                      hosts->slots * staging_stride(hosts), &hosts->staging));
     hosts->has_staging = true;
+    SHOAL_TRY(shoal_network_register_lanes(hosts->network, hosts->local->ops->staging(hosts->local, hosts->local->rank, 0),
+                                           hosts->slots * staging_stride(hosts), &hosts->lane_staging));
     return SHOAL_OK;
 }
 
@@ -379,6 +409,8 @@ static bool may_increment(struct remote *remote, unsigned slot)
 {
     struct counter *counter = &remote->counters[slot];
     SHOAL_ASSERT(remote->under_way[slot] >= counter->owed && counter->completed_locally <= counter->incremented);
+    if (SHOAL_UNLIKELY(remote->lanes && remote->has_offered_lanes))
+        return counter->incremented - counter->arrived < INCREMENTS;
     if (remote->under_way[slot] == counter->owed)
         counter->completed_locally = counter->incremented;
     return counter->incremented - counter->completed_locally < INCREMENTS_UNDER_WAY;
@@ -396,10 +428,10 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .source_memory = origin->memory,
                                               .under_way = origin->under_way,
                                               .bytes = origin->bytes,
+                                              .lanes = remote->has_offered_lanes && !hosts->is_limited ? remote->lanes : NULL,
                                               .immediate = remote->increments | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS |
                                                            increment};
-    SHOAL_ASSERT(counter->incremented - counter->completed_locally <
-                 INCREMENTS_UNDER_WAY); /* the immediate's few bits distinguish them */
+    SHOAL_ASSERT(may_increment(remote, slot)); /* the immediate's few bits distinguish them */
     SHOAL_TRY(shoal_network_put(hosts->network, &write));
     note_sent(hosts, peer, origin->bytes);
     counter->incremented++;
@@ -441,6 +473,18 @@ static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, 
     if (remote_of(hosts, peer)->has_staging && shoal_network_writes(hosts->network, origin.memory, bytes))
         return write_to(hosts, peer, slot, offset, &origin);
     return send_messages(hosts, peer, slot, offset, &origin);
+}
+
+static int hosts_lanes(const struct shoal_transport *transport, bool *is_fixed_out)
+{
+    const struct hosts *hosts = (const struct hosts *)transport;
+    *is_fixed_out = shoal_network_has_fixed_lanes(hosts->network);
+    return shoal_network_lane_count(hosts->network);
+}
+
+static void hosts_limit_lanes(struct shoal_transport *transport, bool is_limited)
+{
+    hosts_of(transport)->is_limited = is_limited;
 }
 
 static bool hosts_reads_registered_for(struct shoal_transport *transport, int peer)
@@ -556,6 +600,24 @@ static bool receive_increment(struct counter *counter, uint64_t number)
     return true;
 }
 
+static void report_arrived(struct hosts *hosts, int peer, unsigned slot)
+{
+    struct remote *remote = remote_of(hosts, peer);
+    struct counter *counter = &remote->counters[slot];
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_ARRIVED, .slot = (uint16_t)slot, .number = counter->received};
+    if (!remote->lanes || counter->received - counter->reported < ARRIVED_EVERY)
+        return;
+    counter->reported = counter->received;
+    hosts_note(hosts, send_message(hosts, peer, head, NULL, 0));
+}
+
+/* Messages arrive in any order, so the number may be older than one received before. */
+static void receive_arrived(struct counter *counter, uint64_t number)
+{
+    if (number - counter->arrived <= counter->incremented - counter->arrived)
+        counter->arrived = number;
+}
+
 /* ---- Packets ------------------------------------------------------------------------------------------------------------- */
 
 static size_t hosts_packet_space(const struct shoal_packet *packet)
@@ -602,7 +664,7 @@ static void hosts_pop(struct shoal_transport *transport, int peer)
     }
     struct remote *remote = remote_of(hosts, peer);
     struct packet *packet = remote->packets;
-    SHOAL_ASSERT(packet && packet->number == remote->popped);      /* peek has found it */
+    SHOAL_ASSERT(packet && packet->number == remote->popped); /* peek has found it */
     SHOAL_ASSERT(remote->held_bytes >= hosts_packet_space(&packet->head));
     remote->packets = packet->next;
     remote->popped++;
@@ -727,6 +789,33 @@ static void receive_waits(const struct hosts *hosts, struct remote *remote, uint
         remote->waits = number;
 }
 
+/* From now on puts to the peer may use lanes, and it may use them for puts to this rank. */
+static void receive_lanes(struct hosts *hosts, int peer, const void *body, size_t bytes)
+{
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct remote *remote = remote_of(hosts, peer);
+    const int count = (int)(shoal_min_size(bytes, sizeof offers) / sizeof offers[0]);
+    if (remote->lanes || count == 0 || shoal_network_lane_count(hosts->network) == 0)
+        return;
+    memcpy(offers, body, (size_t)count * sizeof offers[0]);
+    for (int i = 0; i < count; i++) {
+        if (offers[i].address.bytes > SHOAL_FABRIC_ADDRESS_MAX)
+            return;
+    }
+    struct shoal_network_lanes *lanes = calloc(1, sizeof *lanes);
+    const enum shoal_status status =
+        lanes ? shoal_network_meet_lanes(hosts->network, offers, count, lanes)
+              : shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for the lanes of rank %d", peer);
+    if (status != SHOAL_OK) {
+        free(lanes);
+        hosts_note(hosts, status);
+        return;
+    }
+    remote->lanes = lanes;
+    for (unsigned slot = 0; slot < hosts->slots; slot++)
+        report_arrived(hosts, peer, slot);
+}
+
 /* Nothing in a message from the network is trusted before it is checked. */
 static bool hosts_receive(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head,
                           const void *body, size_t bytes)
@@ -747,15 +836,23 @@ static bool hosts_receive(void *arg, const struct shoal_network_peer *from, cons
         break;
     case SHOAL_NETWORK_INCREMENT:
         (void)receive_increment(&remote->counters[head->slot], head->number);
+        report_arrived(hosts, (int)head->source, head->slot);
         break;
     case SHOAL_NETWORK_DATA:
         receive_data(hosts, remote, head, body, bytes);
+        report_arrived(hosts, (int)head->source, head->slot);
         break;
     case SHOAL_NETWORK_PACKET:
         receive_packet(hosts, remote, head->number, body, bytes);
         break;
     case SHOAL_NETWORK_WAITS:
         receive_waits(hosts, remote, head->number);
+        break;
+    case SHOAL_NETWORK_LANES:
+        receive_lanes(hosts, (int)head->source, body, bytes);
+        break;
+    case SHOAL_NETWORK_ARRIVED:
+        receive_arrived(&remote->counters[head->slot], head->number);
         break;
     default:
         break;
@@ -770,7 +867,9 @@ static bool receive_write(void *arg, int source, unsigned slot, unsigned increme
         return false;
     struct counter *counter = &remote_of(hosts, source)->counters[slot];
     const uint64_t next = counter->received + 1;
-    return receive_increment(counter, next + (increment - next) % INCREMENTS);
+    const bool is_expected = receive_increment(counter, next + (increment - next) % INCREMENTS);
+    report_arrived(hosts, source, slot);
+    return is_expected;
 }
 
 /* Unexpected messages came before this rank made the communicator, and could not be kept. */
@@ -808,17 +907,41 @@ static void fail_noted(struct hosts *hosts)
     hosts_fail(&hosts->transport, &failure);
 }
 
+/* Callers may free the sources of puts when their requests have ended, so no lane begins to send from there. */
+static void drop_puts(struct hosts *hosts)
+{
+    const size_t loads = (size_t)hosts->transport.size * (2 * hosts->slots + 1);
+    if (hosts->has_dropped)
+        return;
+    hosts->has_dropped = true;
+    shoal_network_drop_lanes(hosts->network, hosts->loads, hosts->loads + loads * sizeof(struct shoal_network_load));
+}
+
 static bool hosts_failed(struct shoal_transport *transport, struct shoal_failure *failure)
 {
     struct hosts *hosts = hosts_of(transport);
     if (SHOAL_UNLIKELY(hosts->error != SHOAL_OK))
         fail_noted(hosts);
-    return shoal_membership_failed(&hosts->membership_comm, failure);
+    if (SHOAL_LIKELY(!shoal_membership_failed(&hosts->membership_comm, failure)))
+        return false;
+    drop_puts(hosts);
+    return true;
 }
 
 static void hosts_abort_all(struct shoal_transport *transport, const struct shoal_failure *cause)
 {
     shoal_membership_abort(&hosts_of(transport)->membership_comm, cause);
+}
+
+static enum shoal_status hosts_agree(struct shoal_transport *transport, const struct shoal_survivors_view *proposal,
+                                     struct shoal_survivors_view *agreed_out)
+{
+    return shoal_membership_agree(&hosts_of(transport)->membership_comm, proposal, agreed_out);
+}
+
+static int hosts_unagreed(struct shoal_transport *transport, int first)
+{
+    return shoal_membership_unagreed(&hosts_of(transport)->membership_comm, first);
 }
 
 static void wake_local(void *arg)
@@ -902,15 +1025,17 @@ static bool has_completed(const struct remote *remote, uint64_t sequence)
  * are lost within this time, the first is named. */
 #define CASCADE_NS (3 * SHOAL_NS_PER_S)
 
+/* Returns the rank to name when `rank` is lost. One that freed the communicator may have done so because another was lost. */
 static int find_first_lost(struct hosts *hosts, int rank, uint64_t sequence)
 {
     const uint64_t lost_ns = shoal_membership_lost_ns(hosts->membership, remote_of(hosts, rank)->peer->world_rank);
-    uint64_t first_ns = lost_ns;
+    const bool has_freed = atomic_load_explicit(&remote_of(hosts, rank)->has_freed, memory_order_acquire);
+    uint64_t first_ns = lost_ns ? lost_ns : UINT64_MAX;
     int first = rank;
-    for (int r = 0; lost_ns && r < hosts->transport.size; r++) {
+    for (int r = 0; (lost_ns || has_freed) && r < hosts->transport.size; r++) {
         const uint64_t ns =
             is_local(hosts, r) ? 0 : shoal_membership_lost_ns(hosts->membership, remote_of(hosts, r)->peer->world_rank);
-        if (!ns || ns >= first_ns || lost_ns - ns > CASCADE_NS || has_completed(remote_of(hosts, r), sequence))
+        if (!ns || ns >= first_ns || (lost_ns && lost_ns - ns > CASCADE_NS) || has_completed(remote_of(hosts, r), sequence))
             continue;
         first = r;
         first_ns = ns;
@@ -1041,8 +1166,11 @@ static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_
 
 /* ---- Life ---------------------------------------------------------------------------------------------------------------- */
 
-static void free_remote(struct remote *remote)
+static void free_remote(struct hosts *hosts, struct remote *remote)
 {
+    if (remote->lanes)
+        shoal_network_part_lanes(hosts->network, remote->lanes);
+    free(remote->lanes);
     free(remote->announcements);
     for (int i = 0; i < SHOAL_PAYLOADS; i++)
         free(remote->payloads[i].at);
@@ -1072,18 +1200,24 @@ static bool may_free_pages(struct hosts *hosts)
            hosts->local->ops->is_quiet(hosts->local, &rank);
 }
 
+static void unregister_staging(struct hosts *hosts)
+{
+    shoal_network_unregister(hosts->network, &hosts->staging);
+    shoal_network_unregister_lanes(hosts->network, &hosts->lane_staging);
+}
+
 /* Memory that peers may still write to until they learn of a failure, and the counters of writes under way, remain after the
  * communicator ends. If an adapter writes there, the pages must stay, otherwise only the addresses. */
 static void leave_network(struct hosts *hosts, bool is_broken)
 {
     struct shoal_network_leftover leftover = {.memory = {.region = NULL}};
     if (is_broken && hosts->has_staging)
-        leftover = (struct shoal_network_leftover){
-            .memory = hosts->staging,
-            .release = put_segment,
-            .arg = shoal_shm_leave_segment(hosts->local, may_free_pages(hosts))};
+        leftover = (struct shoal_network_leftover){.memory = hosts->staging,
+                                                   .lane_memory = hosts->lane_staging,
+                                                   .release = put_segment,
+                                                   .arg = shoal_shm_leave_segment(hosts->local, may_free_pages(hosts))};
     else if (hosts->has_staging)
-        shoal_network_unregister(hosts->network, &hosts->staging);
+        unregister_staging(hosts);
     if (is_writing(hosts)) {
         leftover.loads = hosts->loads;
         leftover.under_way = hosts->under_way;
@@ -1110,12 +1244,13 @@ static void hosts_destroy(struct shoal_transport *transport, bool finalized)
     if (hosts->local)
         hosts->local->ops->destroy(hosts->local, finalized);
     for (int r = 0; hosts->remotes && r < transport->size; r++)
-        free_remote(&hosts->remotes[r]);
+        free_remote(hosts, &hosts->remotes[r]);
     free(hosts->counters);
     free(hosts->remotes);
     free(hosts->members);
     free(hosts->local_of);
     free(hosts->rank_of);
+    free(hosts->world_ranks);
     free(hosts->host);
     free(hosts);
 }
@@ -1135,6 +1270,8 @@ static const struct shoal_transport_ops ops = {
     .staging = hosts_staging,
     .put = hosts_put,
     .reads_registered_for = hosts_reads_registered_for,
+    .lanes = hosts_lanes,
+    .limit_lanes = hosts_limit_lanes,
     .is_locally_complete = hosts_is_locally_complete,
     .is_flushed = is_flushed,
     .is_sending = is_sending,
@@ -1156,6 +1293,8 @@ static const struct shoal_transport_ops ops = {
     .fail = hosts_fail,
     .failed = hosts_failed,
     .abort = hosts_abort_all,
+    .agree = hosts_agree,
+    .unagreed = hosts_unagreed,
     .peer_name = hosts_peer_name,
     .memory = hosts_memory,
     .traffic = hosts_traffic,
@@ -1198,17 +1337,23 @@ static enum shoal_status hosts_allocate(struct hosts *hosts, const struct shoal_
     hosts->local_of = calloc(size, sizeof *hosts->local_of);
     hosts->rank_of = calloc(size, sizeof *hosts->rank_of);
     hosts->host = calloc(size, sizeof *hosts->host);
+    hosts->world_ranks = calloc(size, sizeof *hosts->world_ranks);
     hosts->remotes = calloc(size, sizeof *hosts->remotes);
     hosts->counters = calloc(size * hosts->slots, sizeof *hosts->counters);
-    if (!hosts->members || !hosts->local_of || !hosts->rank_of || !hosts->host || !hosts->remotes || !hosts->counters)
+    if (!hosts->members || !hosts->local_of || !hosts->rank_of || !hosts->host || !hosts->world_ranks || !hosts->remotes ||
+        !hosts->counters)
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     memcpy(hosts->members, options->members, size * sizeof *hosts->members);
+    for (size_t r = 0; r < size; r++)
+        hosts->world_ranks[r] = options->members[r].world_rank;
+    hosts->membership_comm.world_ranks = hosts->world_ranks;
     if (!make_loads(hosts))
         return shoal_log_fail(hosts->log, SHOAL_ERR_MEMORY, "hosts", "no memory for a communicator of %zu ranks", size);
     for (size_t r = 0; r < size; r++) {
         for (unsigned i = 0; i < hosts->slots; i++)
             hosts->remotes[r].counters[i].incremented = hosts->remotes[r].counters[i].completed_locally =
-                hosts->remotes[r].counters[i].received = options->shm.counter_start;
+                hosts->remotes[r].counters[i].arrived = hosts->remotes[r].counters[i].received =
+                    hosts->remotes[r].counters[i].reported = options->shm.counter_start;
         hosts->remotes[r].completed = hosts->remotes[r].acknowledged = options->shm.counter_start;
         hosts->remotes[r].last_sent = options->shm.counter_start;
         atomic_store_explicit(&hosts->remotes[r].freed_completed, options->shm.counter_start, memory_order_relaxed);
@@ -1274,6 +1419,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
                                                     .turn = pay_all_owed};
     hosts->membership_comm = (struct shoal_membership_comm){.comm = options->shm.comm,
                                                             .rank = options->shm.rank,
+                                                            .size = options->shm.size,
                                                             .host = hosts->log->host,
                                                             .arg = hosts,
                                                             .wake = wake_local,

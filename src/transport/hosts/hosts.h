@@ -23,6 +23,7 @@ struct shoal_member {
     uint16_t host;                     /* equal for ranks of one host; any numbers */
     struct shoal_shm_peer *local;      /* for a rank of this host, otherwise NULL */
     struct shoal_network_peer *remote; /* for a remote rank, otherwise NULL */
+    int world_rank;                    /* its number in the world */
 };
 
 struct shoal_hosts_options {

@@ -7,6 +7,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "membership/agreement.h"
 #include "membership/membership.h"
 #include "transport/shm/shm_layout.h"
 
@@ -16,6 +17,7 @@
 struct seat {
     struct shoal_segment *segment;
     struct shoal_shm_head *head;
+    struct shoal_survivors_board *survivors;
     struct shoal_shm_announcement *announcements;
     char *payloads;
     struct shoal_shm_counter *counters;
@@ -46,6 +48,8 @@ struct shm {
     struct shoal_shm_peer **peers;          /* [size], NULL for this rank */
     struct shoal_shm_counter **incremented; /* [size]: the counters that this rank increments in each peer's segment */
     uint64_t *counter_values;               /* [slots * size]: their values; this rank is the only writer */
+    struct shoal_agreement *agreement;      /* among survivors; NULL until one is needed */
+    uint64_t *versions;                     /* [size * SHOAL_SURVIVORS_BOARD_KINDS] the notes read so far; NULL likewise */
 };
 
 static struct shm *shm_of(struct shoal_transport *transport)
@@ -441,41 +445,97 @@ static const char *shm_how_left(struct shm *shm, int peer)
     }
 }
 
-static bool shm_has_left(const struct shm *shm, int peer)
+static bool shm_has_died(struct shm *shm, int peer, uint64_t sequence)
 {
-    return atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire) != SHOAL_SHM_PRESENT;
+    struct shoal_shm_peer *other = shm->peers[peer];
+    return other && atomic_load_explicit(&shm->seats[peer].head->left, memory_order_acquire) == SHOAL_SHM_PRESENT &&
+           shoal_membership_process_has_ended(&other->process) && shm_completed(&shm->transport, peer) < sequence;
 }
 
-/* A rank that learns elsewhere of another one's death leaves, perhaps before this rank sees either. Returns the rank whose
- * process has ended before it completed that call; `lost`, if there is none. */
-static int shm_find_cause(struct shm *shm, int lost, uint64_t call)
+/* Returns the peer to name when `peer` is lost. A rank that learns of a death frees its communicators, perhaps before this rank
+ * learns of either. So a peer that died is named rather than one that left. */
+static int shm_first_lost(struct shm *shm, int peer, uint64_t sequence)
 {
-    for (int r = 0; shm_has_left(shm, lost) && call != UINT64_MAX && r < shm->transport.size; r++) {
-        if (shm->peers[r] && !shm_has_left(shm, r) && shoal_membership_process_has_ended(&shm->peers[r]->process) &&
-            shm_completed(&shm->transport, r) < call)
+    if (shm_has_died(shm, peer, sequence))
+        return peer;
+    for (int r = 0; r < shm->transport.size; r++) {
+        if (shm_has_died(shm, r, sequence))
             return r;
     }
-    return lost;
+    return peer;
 }
 
 static int shm_lost(struct shoal_transport *transport, int first, uint64_t sequence, struct shoal_failure *failure)
 {
     struct shm *shm = shm_of(transport);
     for (int r = first; r < transport->size; r++) {
-        const char *how = shm->peers[r] ? shm_how_left(shm, r) : NULL;
-        if (!how || shm_completed(transport, r) >= sequence)
+        if (!shm->peers[r] || !shm_how_left(shm, r) || shm_completed(transport, r) >= sequence)
             continue;
-        const int named = shm_find_cause(shm, r, sequence);
-        how = named == r ? how : shm->peers[named]->process.ended;
+        const int named = shm_first_lost(shm, r, sequence);
         failure->status = SHOAL_ERR_PEER_LOST;
         failure->rank = shm->numbers[named];
         failure->pid = shm->peers[named]->name.pid;
         snprintf(failure->host, sizeof failure->host, "%s", shm->peers[named]->name.host);
         snprintf(failure->text, sizeof failure->text, "rank %d (process %d on %s) %s", failure->rank, failure->pid,
-                 failure->host, how);
+                 failure->host, shm_how_left(shm, named));
         return r;
     }
     return -1;
+}
+
+/* ---- Survivors ----------------------------------------------------------------------------------------------------------- */
+
+static void post_to_survivors(void *arg, const struct shoal_survivors_message *message)
+{
+    const struct shm *shm = arg;
+    shoal_survivors_board_put(shm->seats[shm->transport.rank].survivors, shm->transport.size, message);
+}
+
+static bool shm_survivor_has_ended(void *arg, int rank)
+{
+    return shm_how_left(arg, rank) != NULL;
+}
+
+static bool make_agreement(struct shm *shm)
+{
+    const struct shoal_agreement_path path = {shm, post_to_survivors, shm_survivor_has_ended};
+    if (!shm->versions)
+        shm->versions = calloc((size_t)shm->transport.size * SHOAL_SURVIVORS_BOARD_KINDS, sizeof *shm->versions);
+    if (shm->versions && !shm->agreement)
+        shm->agreement = shoal_agreement_create(shm->transport.rank, shm->transport.size, &path);
+    return shm->agreement != NULL;
+}
+
+/* Reads the messages that others have written since the last call. */
+static void read_survivors(struct shm *shm)
+{
+    struct shoal_survivors_message message;
+    for (int r = 0; r < shm->transport.size; r++) {
+        uint64_t *versions = &shm->versions[(size_t)r * SHOAL_SURVIVORS_BOARD_KINDS];
+        for (int i = 0; shm->peers[r] && i < SHOAL_SURVIVORS_BOARD_KINDS; i++) {
+            const enum shoal_survivors_kind kind = (enum shoal_survivors_kind)(i + 1);
+            if (shoal_survivors_board_get(shm->seats[r].survivors, kind, shm->transport.size, &versions[i], &message))
+                shoal_agreement_receive(shm->agreement, r, &message);
+        }
+    }
+}
+
+static enum shoal_status shm_agree(struct shoal_transport *transport, const struct shoal_survivors_view *proposal,
+                                   struct shoal_survivors_view *agreed_out)
+{
+    struct shm *shm = shm_of(transport);
+    if (!make_agreement(shm) || (proposal && !shoal_agreement_propose(shm->agreement, proposal)))
+        return SHOAL_ERR_MEMORY;
+    shoal_agreement_look(shm->agreement);
+    read_survivors(shm);
+    (void)shoal_agreement_turn(shm->agreement, shoal_clock_ns());
+    return shoal_agreement_result(shm->agreement, agreed_out);
+}
+
+static int shm_unagreed(struct shoal_transport *transport, int first)
+{
+    const struct shm *shm = shm_of(transport);
+    return shm->agreement ? shoal_agreement_missing(shm->agreement, first) : -1;
 }
 
 static void shm_describe(struct shoal_transport *transport, int peer, char *text, size_t bytes)
@@ -530,6 +590,8 @@ static void shm_destroy(struct shoal_transport *transport, bool finalized)
     free(shm->counter_values);
     free(shm->has_queue);
     free(shm->is_offered);
+    shoal_agreement_destroy(shm->agreement);
+    free(shm->versions);
     free(shm);
 }
 
@@ -576,6 +638,8 @@ static const struct shoal_transport_ops ops = {
     .fail = shm_fail,
     .failed = shm_failed,
     .abort = shm_abort_all,
+    .agree = shm_agree,
+    .unagreed = shm_unagreed,
     .peer_name = shm_peer_name,
     .memory = shm_memory,
     .destroy = shm_destroy,
@@ -586,6 +650,7 @@ static void seat_at(struct seat *seat, struct shoal_segment *segment, const stru
     SHOAL_ASSERT(layout->total_bytes <= segment->bytes);
     seat->segment = segment;
     seat->head = (struct shoal_shm_head *)(void *)(segment->base + layout->head);
+    seat->survivors = (struct shoal_survivors_board *)(void *)(segment->base + layout->survivors);
     seat->announcements = (struct shoal_shm_announcement *)(void *)(segment->base + layout->announcements);
     seat->payloads = segment->base + layout->payloads;
     seat->counters = (struct shoal_shm_counter *)(void *)(segment->base + layout->counters);

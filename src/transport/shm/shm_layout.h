@@ -3,6 +3,7 @@
  *     pad            rank pages, so that equal places of different ranks differ in their low address bits
  *     head           one page: what this rank has completed, whether it left, which rank it waits for, the first cause (in
  *                    rank 0's segment only)
+ *     survivors      one page: its messages to other survivors                          written by the owner
  *     announcements       SHOAL_ANNOUNCEMENTS announcements, each alone on two cache lines   written by the owner
  *     payloads       SHOAL_PAYLOADS of 16 KiB                                           written by the owner
  *     counters       slots x size, each alone on a pair of cache lines                  [slot][source] written by source
@@ -17,6 +18,7 @@
 #include <stdatomic.h>
 
 #include "membership/cause_board.h"
+#include "membership/survivors_board.h"
 #include "transport/transport.h"
 
 struct shoal_shm_counter {
@@ -41,14 +43,15 @@ struct shoal_shm_head {
     _Alignas(SHOAL_CACHE_PAIR) struct shoal_cause_board cause;
 };
 
-_Static_assert(sizeof(struct shoal_shm_head) <= 4096, "the head is one page");
+_Static_assert(sizeof(struct shoal_shm_head) <= SHOAL_PAGE, "the head is one page");
+_Static_assert(sizeof(struct shoal_survivors_board) <= SHOAL_PAGE, "a board is one page");
 _Static_assert(sizeof(struct shoal_shm_announcement) == SHOAL_CACHE_PAIR, "an announcement has its pair of lines alone");
 _Static_assert(offsetof(struct shoal_shm_announcement, payload) == offsetof(struct shoal_announcement, payload) &&
                    offsetof(struct shoal_shm_announcement, input) == offsetof(struct shoal_announcement, input),
                "read as a struct shoal_announcement");
 
 struct shoal_shm_layout {
-    size_t head, announcements, payloads, counters, queue_heads, queue_tails, staging, queues;
+    size_t head, survivors, announcements, payloads, counters, queue_heads, queue_tails, staging, queues;
     size_t staging_stride; /* from slot to slot */
     size_t control_bytes;  /* up to the staging buffer */
     size_t total_bytes;
@@ -63,7 +66,8 @@ static inline struct shoal_shm_layout shoal_shm_layout_of(int rank, int size, un
 {
     struct shoal_shm_layout layout;
     layout.head = (size_t)(rank % 61) * SHOAL_PAGE;
-    layout.announcements = layout.head + SHOAL_PAGE;
+    layout.survivors = layout.head + SHOAL_PAGE;
+    layout.announcements = layout.survivors + SHOAL_PAGE;
     layout.payloads = layout.announcements + SHOAL_ANNOUNCEMENTS * sizeof(struct shoal_shm_announcement);
     layout.counters = layout.payloads + SHOAL_PAYLOADS * (size_t)SHOAL_PAYLOAD_MAX;
     layout.queue_heads = layout.counters + slots * (size_t)size * sizeof(struct shoal_shm_counter);

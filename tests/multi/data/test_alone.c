@@ -104,50 +104,96 @@ static void free_beside_a_thread(struct world *world, struct shoal_comm *comm)
     OK(world, shoal_mem_free(world->context, memory));
 }
 
-/* Rank 1 stops in the middle of writing to the others' memory, and goes on after they have freed the communicator: what it
- * writes then must not be seen. Ranks tell each other where they are through the board. Meanwhile a thread of rank 0 writes to other
- * memory. None of these writes is lost; writes to the same memory may be, see shoal_comm_free. */
-static void memory_taken_back_is_out_of_reach(struct world *world)
+/* Makes a communicator, and uses shared memory with it. */
+static float *share_memory(struct world *world, struct shoal_comm **comm_out)
 {
-    struct shoal_comm *comm;
-    float *x;
     void *memory;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, comm_out));
+    OK(world, shoal_mem_alloc(world->context, FLOATS * sizeof(float), &memory));
+    OK(world, shoal_allreduce(*comm_out, memory, memory, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    return memory;
+}
+
+/* Rank 1 stops in the middle of writing to rank 0's memory, and continues when rank 0 lets it. */
+static void stop_while_writing(struct world *world, struct shoal_comm *comm)
+{
+    struct shoal_transport *transport = comm->engine->transport;
+    enum shoal_status error = SHOAL_OK;
+    const struct shoal_announcement *announcement = transport->ops->announcement(transport, 0, shoal_intake_done(comm->engine));
+    float *theirs = transport->ops->reach(transport, 0, announcement->output, FLOATS * sizeof(float), &error);
+    CHECK(world, theirs && transport->ops->enter(transport), "no reach");
+    world->board[1] = (uint64_t)getpid();
+    raise(SIGSTOP);
+    for (size_t i = 0; i < FLOATS; i++)
+        theirs[i] = -1;
+    transport->ops->leave(transport);
+    world->board[2] = 1;
+}
+
+/* Waits until rank 1 has stopped, fills the memory, and breaks the communicator. */
+static void break_without_rank_1(struct world *world, struct shoal_comm *comm, float *x)
+{
     struct shoal_options soon = SHOAL_OPTIONS_INIT;
     soon.timeout_ms = 300;
-    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &comm));
-    OK(world, shoal_mem_alloc(world->context, FLOATS * sizeof(float), &memory));
-    x = memory;
-    OK(world, shoal_allreduce(comm, x, x, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
-    struct shoal_transport *transport = comm->engine->transport;
-    if (world->rank == 1) {
-        enum shoal_status error = SHOAL_OK;
-        const struct shoal_announcement *announcement =
-            transport->ops->announcement(transport, 0, shoal_intake_done(comm->engine));
-        float *theirs = transport->ops->reach(transport, 0, announcement->output, FLOATS * sizeof(float), &error);
-        CHECK(world, theirs && transport->ops->enter(transport), "no reach");
-        world->board[1] = (uint64_t)getpid();
-        raise(SIGSTOP);
-        for (size_t i = 0; i < FLOATS; i++)
-            theirs[i] = -1;
-        transport->ops->leave(transport);
-        world->board[2] = 1;
-        shoal_comm_free(comm);
-        return;
-    }
     while (!((volatile uint64_t *)world->board)[1])
         usleep(1000);
     await_stop((pid_t)world->board[1]);
     for (size_t i = 0; i < FLOATS; i++)
         x[i] = (float)(i % 100);
     CHECK(world, shoal_allreduce(comm, x, x, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, &soon) == SHOAL_ERR_TIMEOUT, "no time-out");
-    const double start = seconds();
-    free_beside_a_thread(world, comm);
-    CHECK(world, seconds() - start > 0.5 && seconds() - start < LONG_S, "freeing took %.1f s", seconds() - start);
+}
+
+/* Lets rank 1 continue: what it writes must not be seen. */
+static void check_late_writes(struct world *world, const float *x)
+{
     CHECK(world, kill((pid_t)world->board[1], SIGCONT) == 0, "rank 1 is gone");
     while (!((volatile uint64_t *)world->board)[2])
         usleep(1000);
     for (size_t i = 0; i < FLOATS; i++)
         CHECK(world, x[i] == (float)(i % 100), "element %zu was overwritten with %g", i, (double)x[i]);
+}
+
+/* Rank 1 continues after rank 0 has freed the communicator. Meanwhile a thread of rank 0 writes to other memory. None of these
+ * writes is lost; writes to the same memory may be, see shoal_comm_free. */
+static void memory_taken_back_is_out_of_reach(struct world *world)
+{
+    struct shoal_comm *comm;
+    float *x = share_memory(world, &comm);
+    if (world->rank == 1) {
+        stop_while_writing(world, comm);
+        shoal_comm_free(comm);
+        return;
+    }
+    break_without_rank_1(world, comm, x);
+    const double start = seconds();
+    free_beside_a_thread(world, comm);
+    CHECK(world, seconds() - start > 0.5 && seconds() - start < LONG_S, "freeing took %.1f s", seconds() - start);
+    check_late_writes(world, x);
+    OK(world, shoal_mem_free(world->context, x));
+}
+
+/* Rank 1 continues after rank 0 has made a communicator without it, which uses the same memory. */
+static void memory_of_a_shrunk_communicator_is_out_of_reach(struct world *world)
+{
+    const int excluded = 1;
+    struct shoal_comm *comm, *smaller = NULL;
+    float *x = share_memory(world, &comm);
+    if (world->rank == 1) {
+        stop_while_writing(world, comm);
+        const enum shoal_status status = shoal_comm_shrink(comm, NULL, 0, NULL, &smaller);
+        CHECK(world, status == SHOAL_ERR_PEER_LOST && !smaller, "%s", shoal_status_name(status));
+        shoal_comm_free(comm);
+        return;
+    }
+    break_without_rank_1(world, comm, x);
+    OK(world, shoal_comm_shrink(comm, &excluded, 1, NULL, &smaller));
+    for (size_t i = 0; i < FLOATS; i++)
+        x[i] = (float)(i % 100);
+    check_late_writes(world, x);
+    OK(world, shoal_allreduce(smaller, x, x, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    CHECK(world, x[FLOATS - 1] == (float)((FLOATS - 1) % 100), "a sum of one rank is %g", (double)x[FLOATS - 1]);
+    shoal_comm_free(comm);
+    shoal_comm_free(smaller);
     OK(world, shoal_mem_free(world->context, x));
 }
 
@@ -473,7 +519,8 @@ static void waits_for_a_device_are_short(struct world *world)
         longest_nap_ns = 0;
         late_input[count - 1] = 3;
         progress->doorbell.ops = &noting;
-        CHECK(world, shoal_call_put_operands(&call, 0, world->size, &late, NULL), "no memory");
+        struct shoal_layout *former;
+        CHECK(world, shoal_call_put_operands(&call, 0, world->size, &late, NULL, &former) && !former, "no memory");
         OK(world, shoal_engine_run(world->comm->engine, &call, 1));
         progress->doorbell.ops = doorbell;
         CHECK(world, naps >= NAPS && longest_nap_ns <= 50000, "%u naps, the longest of %llu ns", naps,
@@ -519,5 +566,8 @@ int main(void)
                                       memory_is_unmapped_though_the_link_was_full, NULL});
     memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
     world_run(&(struct world_options){"memory_taken_back_is_out_of_reach", 2, NULL, memory_taken_back_is_out_of_reach, NULL});
+    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
+    world_run(&(struct world_options){"memory_of_a_shrunk_communicator_is_out_of_reach", 2, NULL,
+                                      memory_of_a_shrunk_communicator_is_out_of_reach, NULL});
     return world_finish();
 }

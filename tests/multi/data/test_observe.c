@@ -1,6 +1,5 @@
 /* What Shoal reports about itself, in real processes: the flight recorder, the last rank, memory, traffic, registered
  * memory and log files. */
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -242,32 +241,6 @@ static void idle_ranks_ask(struct world *world)
     exit(0);
 }
 
-/* Rank 0 learns of rank 1's death on one communicator and frees the other one, both before rank 2 looks there. */
-static void a_death_is_named_before_what_came_of_it(struct world *world)
-{
-    struct shoal_failure failure = SHOAL_FAILURE_INIT;
-    struct shoal_comm *other;
-    OK(world, shoal_comm_split(world->comm, 0, 0, NULL, &other));
-    world_meet(world);
-    if (world->rank == 1)
-        raise(SIGKILL);
-    if (world->rank == 0) {
-        CHECK(world, shoal_barrier(world->comm, NULL) == SHOAL_ERR_PEER_LOST, "rank 1 is dead");
-        shoal_comm_free(other);
-        world->board[0] = 1;
-    } else {
-        while (!world->board[0])
-            usleep(1000);
-        CHECK(world, shoal_barrier(other, NULL) == SHOAL_ERR_PEER_LOST, "rank 1 is dead");
-        OK(world, shoal_last_failure(world->context, other, &failure));
-        CHECK(world, failure.rank == 1 && strstr(failure.text, "killed"), "%s", failure.text);
-        shoal_comm_free(other);
-    }
-    shoal_comm_free(world->comm);
-    shoal_context_destroy(world->context);
-    exit(0);
-}
-
 /* Each rank writes one file, named by the pattern, when its communicator fails and when that is freed. Its line on the communicator has what a reader needs. */
 static void check_files(void)
 {
@@ -306,11 +279,6 @@ int main(void)
     world_run(&(struct world_options){"abort_reaches_all", 2, files, abort_from_rank_1, NULL});
     check_files();
     world_run(&(struct world_options){"idle_ranks_ask_for_a_failure", 3, NULL, idle_ranks_ask, NULL});
-    memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
-    world_expect_kill(1);
-    world_run(&(struct world_options){"a_death_is_named_before_what_came_of_it", 3, NULL,
-                                      a_death_is_named_before_what_came_of_it, NULL});
-    world_expect_kill(0);
     memset(world_board(), 0, 4 * sizeof(uint64_t));
     world_divide(2);
     world_run(

@@ -1273,6 +1273,31 @@ static void refused_options_body(struct world *world)
     shoal_pipeline_free(NULL);
 }
 
+/* Rank 0 has five stages, each of which sends to stage 9, of four replicas. */
+static void refused_credits_body(struct world *world)
+{
+    static const struct shoal_edge edges[] = {{0, 9}, {2, 9}, {4, 9}, {6, 9}, {8, 9}};
+    static const uint32_t replicas[] = {1, 4};
+    struct shoal_schedule_options options = SHOAL_SCHEDULE_OPTIONS_INIT;
+    struct shoal_schedule *plain = NULL;
+    struct job job = {.world = world, .options = SHOAL_PIPELINE_OPTIONS_INIT};
+    options.kind = SHOAL_SCHEDULE_INTERLEAVED;
+    options.ranks = 2;
+    options.microbatches = 4;
+    options.stages_per_rank = 5;
+    OK(world, shoal_schedule_create(&options, &plain, NULL, 0));
+    OK(world, shoal_schedule_replicate(plain, replicas, &job.schedule));
+    shoal_schedule_free(plain);
+    job.options.edges = edges;
+    job.options.edge_count = COUNT_OF(edges);
+    job.options.ahead = 205;
+    REFUSED(world, try_create(&job), SHOAL_ERR_ARGUMENT,
+            "rank 0: ahead is 205, and the rank sends messages to 20 replicas of other ranks: with so many, ahead may be 204");
+    job.options.ahead = 204;
+    OK(world, try_create(&job));
+    shoal_schedule_free(job.schedule);
+}
+
 /* Structs of a program that was compiled with an older header, which has fewer fields. */
 static void older_body(struct world *world)
 {
@@ -1358,6 +1383,7 @@ static void run_all(const char *where)
                  {"pipelines_that_differ", differing_body, 3, 0},
                  {"pipelines_of_an_older_program", older_body, 3, 0},
                  {"pipelines_refuse_options", refused_options_body, 3, 0},
+                 {"pipelines_refuse_too_many_credits", refused_credits_body, 5, 0},
                  {"pipelines_refuse_calls", refused_calls_body, 3, 0},
                  {"pipelines_a_rank_dies", killed_body, 4, 3}};
     for (size_t c = 0; c < COUNT_OF(cases); c++) {

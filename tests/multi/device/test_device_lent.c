@@ -1,6 +1,6 @@
 /* Rings that the ranks of a host lend each other, over the stand-in driver. Sums of operands on devices need no staging buffer.
  * Ranks may differ in their kinds of memory. A rank may fail while another one borrows from it. The linker replaces
- * shoal_device_lent_at(), which finds the place of each borrowed run, so that a test can count them and delay a rank there. */
+ * shoal_device_lent_address(), which finds the place of each borrowed run, so that a test can count them and delay a rank there. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -18,12 +18,12 @@
 static atomic_size_t borrowed[2]; /* elements of outputs, of inputs, that this rank has found in other ranks' rings */
 static void (*_Atomic on_borrow)(bool is_inward);
 
-char *__real_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
-char *__wrap_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
-char *__wrap_shoal_device_lent_at(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
+char *__real_shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
+char *__wrap_shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run);
+char *__wrap_shoal_device_lent_address(const struct shoal_device_lent *lent, int part, size_t at, size_t *run)
 {
     void (*const act)(bool is_inward) = atomic_load(&on_borrow);
-    char *place = __real_shoal_device_lent_at(lent, part, at, run);
+    char *place = __real_shoal_device_lent_address(lent, part, at, run);
     atomic_fetch_add(&borrowed[lent->is_inward], *run);
     if (act)
         act(lent->is_inward);
@@ -46,20 +46,45 @@ static void expect_staging(struct bench *bench, bool is_wanted)
     CHECK(bench->world, is_wanted == (usage.staging_bytes > 0), "%zu bytes of staging buffers", usage.staging_bytes);
 }
 
-/* Each rank reduces its block from the rings of all, into the rings of all. The counts show that this is all that passes there.
- * A block ends at the border of a cache line. */
+/* Every rank has read its block of the other ranks' inputs in their rings, and written as much there. A block ends at the border
+ * of a cache line. */
+static void expect_borrowed(const struct bench *bench)
+{
+    const size_t others = (size_t)bench->world->size - 1, own = bench->count / (size_t)bench->world->size;
+    for (int is_inward = 0; is_inward <= 1; is_inward++) {
+        const size_t found = atomic_load(&borrowed[is_inward]);
+        CHECK(bench->world, found + 5000 >= others * own && found <= others * own + 5000, "%zu elements of %s, but %zu are others'",
+              found, is_inward ? "inputs" : "outputs", others * own);
+    }
+}
+
+/* Each rank reduces its block from the rings of all, into the rings of all. The counts show that this is all that passes
+ * there. */
 static void sums_read_and_write_rings(struct world *world)
 {
     struct bench bench = open_bench(world, NULL, 1000003);
-    const size_t others = (size_t)world->size - 1, own = bench.count / (size_t)world->size;
     expect_sum(&bench);
     expect_algorithm(&bench, "owners-lent");
     expect_staging(&bench, false);
-    for (int is_inward = 0; is_inward <= 1; is_inward++) {
-        const size_t found = atomic_load(&borrowed[is_inward]);
-        CHECK(world, found + 5000 >= others * own && found <= others * own + 5000, "%zu elements of %s, but %zu are others'",
-              found, is_inward ? "inputs" : "outputs", others * own);
-    }
+    expect_borrowed(&bench);
+    OK(world, shoal_barrier(world->comm, NULL));
+    close_bench(&bench);
+}
+
+/* Several tensors pass through the rings as one vector, which peers borrow like any other. */
+static void sums_of_tensors_read_and_write_rings(struct world *world)
+{
+    static const size_t ends[] = {1, 1, 4099, 300000, 1000003};
+    struct bench bench = open_bench(world, NULL, 1000003);
+    struct shoal_tensor tensors[COUNT_OF(ends)];
+    for (size_t i = 0, begin = 0; i < COUNT_OF(ends); begin = ends[i++])
+        tensors[i] = (struct shoal_tensor){bench.input + begin * sizeof(float), bench.output + begin * sizeof(float),
+                                           ends[i] - begin};
+    OK(world, shoal_allreduce_coalesced(bench.comm, tensors, COUNT_OF(ends), SHOAL_FLOAT32, SHOAL_SUM, &bench.options));
+    expect_output(&bench, bench_sum);
+    expect_algorithm(&bench, "owners-lent");
+    expect_staging(&bench, false);
+    expect_borrowed(&bench);
     OK(world, shoal_barrier(world->comm, NULL));
     close_bench(&bench);
 }
@@ -253,6 +278,8 @@ int main(int argument_count, char **arguments)
     world_choose(argument_count, arguments);
     for (int size = 2; size <= 8; size += 3)
         run("sums read and write the rings of all", size, sums_read_and_write_rings, usual);
+    for (int size = 2; size <= 5; size += 3)
+        run("sums of tensors read and write the rings of all", size, sums_of_tensors_read_and_write_rings, usual);
     run("sums read and write the rings of all, with helpers", 2, sums_read_and_write_rings, helped);
     run("without memory for peers rings are private", 2, without_memory_for_peers_rings_are_private, limited);
     for (int size = 3; size <= 5; size += 2)

@@ -1,12 +1,12 @@
 /* An optimizer in the reduction with parameters on a device, over the stand-in driver: the same bits as a reducer in host
  * memory, for all rules, types and kinds of steps. Also what it refuses, and faults: afterwards all ranks report the same
  * cause, no stream waits and nothing is left. */
-#include <pthread.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include "device_bench.h"
 #include "gradient_values.h"
+#include "marking_threads.h"
 #include "reference.h"
 #include "shoal/checkpoints.h"
 
@@ -369,28 +369,16 @@ static void checkpoint_body(struct world *world)
     close_job(&job);
 }
 
-#define THREADS 3
-
-struct thread {
-    struct job *job;
-    size_t first;
-    pthread_t id;
-};
-
-static void *mark_some(void *arg)
+static void mark_on_device(void *arg, size_t parameter)
 {
-    const struct thread *thread = arg;
-    struct job *job = thread->job;
-    for (size_t i = thread->first; i < PARAMETERS; i += THREADS)
-        OK(job->world, shoal_reducer_ready(job->device, i, job->mirrors[i].gradient, job->parameters[i].count));
-    return NULL;
+    struct job *job = arg;
+    char *gradient = job->mirrors[parameter].gradient;
+    OK(job->world, shoal_reducer_ready(job->device, parameter, gradient, job->parameters[parameter].count));
 }
 
-/* Several threads mark gradients. Each of them may complete a buffer. */
 static void threads_body(struct world *world)
 {
     struct job job;
-    struct thread threads[THREADS];
     open_job(&job, world, "late=20,seed=12", 12);
     create_both(&job);
     for (int step = 0; step < STEPS; step++) {
@@ -401,12 +389,7 @@ static void threads_body(struct world *world)
             upload(&job, i);
             OK(world, shoal_reducer_ready(job.host, i, job.mirrors[i].given, job.parameters[i].count));
         }
-        for (size_t t = 0; t < THREADS; t++) {
-            threads[t] = (struct thread){&job, t, 0};
-            CHECK(world, pthread_create(&threads[t].id, NULL, mark_some, &threads[t]) == 0, "no thread");
-        }
-        for (size_t t = 0; t < THREADS; t++)
-            pthread_join(threads[t].id, NULL);
+        mark_in_threads(world, mark_on_device, &job, PARAMETERS);
         OK(world, shoal_reducer_finish(job.device, NULL));
         OK(world, shoal_reducer_finish(job.host, NULL));
         expect_alike(&job);

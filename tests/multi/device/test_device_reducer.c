@@ -1,13 +1,13 @@
 /* Reducers with gradients on a device, over the stand-in driver. They produce the same bits as a reducer in host memory,
  * for all types, sizes, kinds of marks and of compression. Also tests what they refuse, and faults: afterwards all ranks
  * report the same cause, no stream waits and nothing is left. */
-#include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "device_bench.h"
+#include "marking_threads.h"
 #include "reference.h"
 #include "shoal/gradients.h"
 
@@ -648,28 +648,16 @@ static void waiting_body(struct world *world)
     close_job(&job);
 }
 
-#define THREADS 3
-
-struct thread {
-    struct job *job;
-    size_t first;
-    pthread_t id;
-};
-
-static void *mark_some(void *arg)
+static void mark_on_device(void *arg, size_t parameter)
 {
-    const struct thread *thread = arg;
-    struct job *job = thread->job;
-    for (size_t i = thread->first; i < PARAMETERS; i += THREADS)
-        OK(job->world, shoal_reducer_ready(job->device, i, job->gradients[i].device, job->parameters[i].count));
-    return NULL;
+    struct job *job = arg;
+    char *gradient = job->gradients[parameter].device;
+    OK(job->world, shoal_reducer_ready(job->device, parameter, gradient, job->parameters[parameter].count));
 }
 
-/* Several threads mark gradients. Each of them may complete a buffer. */
 static void threads_body(struct world *world)
 {
     struct job job;
-    struct thread threads[THREADS];
     open_job(&job, world, "late=20,seed=12", 12);
     create_both(&job);
     for (int step = 0; step < STEPS; step++) {
@@ -679,12 +667,7 @@ static void threads_body(struct world *world)
             give(&job, i);
             OK(world, shoal_reducer_ready(job.host, i, job.gradients[i].host, job.parameters[i].count));
         }
-        for (size_t t = 0; t < THREADS; t++) {
-            threads[t] = (struct thread){&job, t, 0};
-            CHECK(world, pthread_create(&threads[t].id, NULL, mark_some, &threads[t]) == 0, "no thread");
-        }
-        for (size_t t = 0; t < THREADS; t++)
-            pthread_join(threads[t].id, NULL);
+        mark_in_threads(world, mark_on_device, &job, PARAMETERS);
         OK(world, shoal_reducer_finish(job.device, NULL));
         OK(world, shoal_reducer_finish(job.host, NULL));
         expect_alike(&job);

@@ -180,7 +180,7 @@ static bool sum_alone(struct bench *bench, const char *call)
 static bool refuse_one_alone(struct bench *bench, const char *call, int nth)
 {
     struct world *world = bench->world, alone = *world;
-    const struct shoal_context_options options = {sizeof options, NULL, NULL, small_units, 0};
+    const struct shoal_context_options options = {.struct_bytes = sizeof options, .settings = small_units};
     const size_t before = count_all();
     OK(world, shoal_context_create(&options, &alone.context));
     bench->world = &alone;

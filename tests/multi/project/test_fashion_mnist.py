@@ -198,10 +198,24 @@ def overlap_changes_nothing(folder):
         assert beside == 0 < waiting < step, out
 
 
+def ranks_that_are_left_continue():
+    """Each rank adds the sum of its number + 1 over the ranks that are there: five steps with all, five with those left."""
+    program = os.path.join(EXAMPLES, "08_shrink")
+    for workers, per_host, lost in ((4, 4, (0,)), (4, 4, (1, 3)), (3, 3, (0, 1)), (4, 2, (0,)), (4, 2, (2, 3))):
+        left = [rank for rank in range(workers) if rank not in lost]
+        code, out, err = run_on_hosts(workers, per_host, "--keep-going", program, *map(str, lost))
+        x = 5 * sum(range(1, workers + 1)) + 5 * sum(rank + 1 for rank in left)
+        assert code == 0 and out.count(f"10 steps, x = {x}") == len(left), (workers, per_host, lost, code, out, err)
+    code, out, err = run_on_hosts(3, 3, "--keep-going", program, "0", "1", "2")
+    assert code == 137 and "10 steps" not in out, (code, out, err)
+
+
 def run_on_hosts(workers, per_host, *program):
-    """Like run(), but the workers claim to be on several hosts with per_host workers each."""
+    """Like run(), but the workers claim to be on several hosts with per_host workers each. Options of the command come first."""
     leaks = f"LSAN_OPTIONS=suppressions={LEAKS}:print_suppressions=0"
-    return run(workers, "sh", "-c", f'SHOAL_HOST_ID=h$((RANK / {per_host})) exec "$@"', "sh", "env", leaks, *program)
+    options = [word for word in program if word == "--keep-going"]
+    program = program[len(options):]
+    return run(workers, *options, "sh", "-c", f'SHOAL_HOST_ID=h$((RANK / {per_host})) exec "$@"', "sh", "env", leaks, *program)
 
 
 def accuracy_of(out):
@@ -459,6 +473,7 @@ CASES = (
     (gradients_end_at_the_average_of_all_targets, None),
     (shards_fit_where_the_whole_model_does_not, None),
     (a_pipeline_learns_what_one_rank_learns, None),
+    (ranks_that_are_left_continue, None),
     (help_lists_the_options, need_fashion),
     (loss_curves_agree, need_dataset),
     (loss_curves_agree_when_the_batch_does_not_divide, need_dataset),

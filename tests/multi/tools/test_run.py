@@ -708,6 +708,37 @@ def events_of(script, n, *options):
     return done, events
 
 
+def keep_going_lets_the_others_continue():
+    with tempfile.TemporaryDirectory() as folder:
+        # Rank 1 is killed at once; the others end only after that was reported, and one of them fails.
+        script = f"[ $RANK = 1 ] && kill -9 $$; while [ ! -e {folder}/go ]; do sleep 0.05; done; echo done; exit $(($RANK / 2))"
+        process = start("-n", "3", "--keep-going", "sh", "-c", script)
+        line = process.stderr.readline()
+        while "rank 1" not in line or "has ended: killed by signal 9" not in line:
+            assert line, "no line about rank 1"
+            line = process.stderr.readline()
+        open(f"{folder}/go", "w").close()
+        done = finish(process)
+    equal(done.code, 0)
+    equal(sorted(done.out.splitlines()), ["0| done", "2| done"])
+    assert "rank 2" in done.err and "exited with code 1" in done.err, done.err
+
+
+def keep_going_fails_if_no_worker_succeeds():
+    done = sh("exit $((7 + $RANK))", 1, "--keep-going")
+    equal(done.code, 7)
+    done = sh("exit 9", 3, "--keep-going", "--restarts", "1")
+    equal(done.code, 9)
+    assert "restart 1 of 1" in done.err, done.err
+
+
+def keep_going_ends_by_a_signal():
+    process = start("-n", "2", "--keep-going", "sh", "-c", "[ $RANK = 1 ] && exit 3; echo ready; exec sleep 100")
+    assert process.stdout.readline() == "0| ready\n"
+    process.send_signal(signal.SIGTERM)
+    equal(finish(process).code, 128 + signal.SIGTERM)
+
+
 def events_report_a_failure_and_the_restart():
     done, events = events_of("[ $RANK = 1 ] && kill -9 $$; exit 0", 2, "--restarts", "1")
     equal(done.code, 137)
@@ -1074,7 +1105,8 @@ TESTS = [
     children_of_workers_are_ended,
     left_children_do_not_hold_the_run, missing_program_is_named, signals_are_forwarded, signal_reaches_children,
     second_interrupt_kills, program_behind_a_shell_has_its_grace, second_interrupt_kills_behind_a_shell,
-    given_grace_counts_after_a_failure, grace_passes_once, ends_are_told_at_once, events_report_a_failure_and_the_restart, events_tell_why_nothing_began,
+    given_grace_counts_after_a_failure, grace_passes_once, ends_are_told_at_once, keep_going_lets_the_others_continue,
+    keep_going_fails_if_no_worker_succeeds, keep_going_ends_by_a_signal, events_report_a_failure_and_the_restart, events_tell_why_nothing_began,
     events_report_an_end_before_the_start, events_are_not_for_workers, events_need_an_open_descriptor, events_that_are_not_read_hold_nobody, stuck_reader_does_not_hold_signals, timeout_ends_the_run,
     timeout_that_passes_during_a_failure_ends_the_restart, killed_launcher_takes_workers_along, ignored_signals_stay_ignored, workers_get_default_signals,
     tests_hold_under_nohup,

@@ -71,6 +71,8 @@ def bursts_and_one_machine_are_asked_for():
            [72 << 10, 10, 7, 3, 1], rows)
     expect("after a pause 72 KiB go in no time" in sim(*words, "--burst", "72K"))
     expect(objects(*words)[0]["threads"] == 1 and objects(*words, "--threads", "12")[0]["threads"] == 12)
+    expect(objects(*words)[0]["network_threads"] == 1 and objects(*words, "--network-threads", "4")[0]["network_threads"] == 4)
+    expect("4 threads of each rank send and receive" in sim(*words, "--network-threads", "4"))
     expect("12 threads of each rank" in sim(*words, "--threads", "12") and "threads of each" not in sim(*words))
     text = sim(*words, "--burst", "72K", "--burst-rate", "10gbit", "--cores", "1", "--one-machine")
     expect("after a pause 72 KiB go at 10 Gbit/s" in text and "1 core for all hosts" in text, text)
@@ -166,6 +168,7 @@ def what_makes_no_sense_is_refused():
     refused("allreduce", "--pcie", "gen3", "--operands", "shared", about="cannot map operands on GPUs")
     refused("allreduce", "--threads", "0", about="--threads")
     refused("allreduce", "--threads", "65", about="threads is 65")
+    refused("allreduce", "--network-threads", "17", about="network_threads is 17")
     refused("allreduce", "--host-memory", "0GB/s", about="above 0")
     refused("allreduce", "--operands", "soft", about="plain or shared")
     for name, about in (("ringg", "--algorithm: allreduce has no 'ringg'; did you mean ring? It has direct, rounds"),

@@ -113,25 +113,6 @@ def beside_nccl_a_table_is_made():
     expect(len(re.findall(r"^\| \d+ KiB \|(?: [\d.]+ \|){5}(?:  \|){3}$", three, re.M)) == 2, three)
 
 
-def threads_are_compared_in_turns():
-    with tempfile.TemporaryDirectory() as folder:
-        old = pathlib.Path(folder) / "old"  # an older checkout, whose build is this one
-        old.mkdir()
-        (old / "build").symlink_to(pathlib.Path(SHOAL).resolve().parent)
-        words = "--sizes", "64K,1M", "--rounds", "2", "--threads", "3", "--out", folder, "--before", old
-        env = {**os.environ, "SHOAL_BUILD": str(pathlib.Path(SHOAL).parent)}
-        code, out, err = call(TOP / "bench/bench_threads.py", *words, env=env)
-        table = (pathlib.Path(folder) / "threads-2.md").read_text()
-        rows = [json.loads(line) for line in (pathlib.Path(folder) / "threads-2.jsonl").read_text().splitlines()]
-        expect(code == 0 and table in out + "\n", code, out, err)
-    expect(len(re.findall(r"^\| all-reduce, (?:plain|shared) \| [\d ]+ (?:B|KiB|MiB) \|(?: [\d.e-]+ \([\d.e-]+ .. [\d.e-]+\) \|){2} [\d.]+ \|$",
-                          table, re.M)) == 6 and "| before, ms | 3 threads, ms | gain |" in table, table)
-    expect({row["threads"] for row in rows} == {None, 3} and {row["round"] for row in rows} == {0, 1} and
-           all(row["errors"] == 0 for row in rows), rows)
-    for wrong in ("0", "1,65", "x", ""):
-        expect(call(TOP / "bench/bench_threads.py", "--threads", wrong)[0] == 2, wrong)
-
-
 def make_test_gpu_runs_where_there_is_a_driver():
     """The commands of `make test-gpu` in this build, with the stand-in as driver: a few cases and small sizes."""
     folder = pathlib.Path(os.environ["SHOAL_TESTS"]).parent / "unit"
@@ -575,13 +556,21 @@ def info_prints_settings_machine_and_algorithms():
 
 
 def info_counts_the_threads_of_a_rank():
-    plain = {name: value for name, value in os.environ.items() if name not in ("SHOAL_THREADS", "OMP_NUM_THREADS")}
+    plain = {name: value for name, value in os.environ.items()
+             if name not in ("SHOAL_THREADS", "SHOAL_NETWORK_THREADS", "OMP_NUM_THREADS")}
 
     def lines(**env):
         code, out, err = call(SHOAL, "info", "--topology", env={**plain, **env})
         expect(code == 0 and not err, out, err)
-        return dict(re.findall(r"^(cores|threads) +(.*)$", out, re.M))
+        return dict(re.findall(r"^(cores|threads|network threads) +(.*)$", out, re.M))
 
+    name = "network threads"
+    expect(lines(SHOAL_NETWORK_THREADS="5", SHOAL_THREADS="1")[name] == "5 for each rank over TCP (SHOAL_NETWORK_THREADS)")
+    expect(lines(SHOAL_THREADS="1", OMP_NUM_THREADS="1")[name] == "1 over TCP for a rank with all of these cores")
+    told = lines(OMP_NUM_THREADS="1")
+    few = min(max(int(told["cores"].split()[0]) - 1, 1), 8)
+    expect(told[name].startswith(f"{few} over TCP for a rank with all of these cores") and ("if that is faster" in told[name]) == (few > 1),
+           told)
     expect(lines(SHOAL_THREADS="7", OMP_NUM_THREADS="1")["threads"] == "7 for each rank (SHOAL_THREADS)")
     told = lines(OMP_NUM_THREADS="1")
     wanted = min(max(int(told["cores"].split()[0]) - 1, 1), 64)
@@ -704,7 +693,7 @@ def make_build_says_what_it_built():
         expect(code != 0 and "built" not in out, code, out, err)
 
 
-run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, threads_are_compared_in_turns, bench_tables_fit_a_hundred_columns,
+run_cases([bench_prints_one_object_per_size_with_the_agreed_fields, bench_tables_fit_a_hundred_columns,
            bench_checks_results_of_every_kind,
            bench_checks_every_collective, bench_checks_every_type_and_operator, bench_measures_memory_of_a_device,
            beside_nccl_a_table_is_made, make_test_gpu_runs_where_there_is_a_driver, bench_counts_the_bytes_of_the_larger_operand,

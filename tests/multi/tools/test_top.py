@@ -117,6 +117,14 @@ def threads_of_a_rank_are_shown():
         expect(out.count("; 3 threads") == 2, out)
 
 
+def threads_at_the_network_are_shown():
+    with Job("busy", program=("sh", "-c", 'SHOAL_NETWORK_THREADS=3 SHOAL_HOST_ID=host-$RANK exec "$0" "$1"', PROBE)) as job:
+        pid = str(job.pids[0])
+        mine, _ = job.look_until(lambda mine, look: all(process["network_threads"] == 3 for process in mine.values()), pid)
+        _, out, _ = call(SHOAL, "top", "--once", pid)
+        expect(out.count("; 3 threads at the network") == len(mine), out)
+
+
 def ranks_that_have_just_begun_to_wait_are_told_by_the_numbers():
     """Within the half second in which no rank reports whom it waits for."""
     with Job("late", 3) as job:
@@ -505,7 +513,7 @@ def wait_for(is_right):
 
 
 if __name__ == "__main__":
-    run_cases([threads_of_a_rank_are_shown, a_rank_that_others_wait_for_is_named, a_training_tells_its_noise_scale, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
+    run_cases([threads_of_a_rank_are_shown, threads_at_the_network_are_shown, a_rank_that_others_wait_for_is_named, a_training_tells_its_noise_scale, ranks_that_have_just_begun_to_wait_are_told_by_the_numbers,
                a_stopped_process_is_told_and_how_it_goes_on, rates_and_lateness_are_told, bytes_on_the_network_are_told,
                a_receive_waits_for_its_peer, a_rank_of_a_pipeline_is_in_an_action,
                a_job_is_found_by_any_of_its_processes_and_by_its_number, process_groups_are_of_one_job,

@@ -251,13 +251,13 @@ static void expect_same_places(const struct bench *bench, const struct shoal_dev
                                            .is_inward = bench->ring.is_inward,
                                            .first = shoal_device_ring_lent_at(bench->operand),
                                            .most_parts = parts,
-                                           .element = sizeof(uint32_t)};
+                                           .element_bytes = sizeof(uint32_t)};
     assert_ptr_equal(lent.first, shoal_device_ring_at(bench->operand, 0, 0));
     for (int part = 0; part < parts; part++) {
         for (size_t at = 0; at < count; at++) {
             size_t run = count - at, lent_run = count - at;
             const char *place = shoal_device_ring_address(bench->operand, part, at, &run);
-            assert_ptr_equal(shoal_device_lent_at(&lent, part, at, &lent_run), place);
+            assert_ptr_equal(shoal_device_lent_address(&lent, part, at, &lent_run), place);
             assert_int_equal(lent_run, run);
         }
     }

@@ -198,7 +198,7 @@ static void memory_of_a_device_stays(void **state)
     void *kept, *freed;
     (void)state;
     assert_int_equal(shoal_memory_alloc_for_device(memory, 0, "rings", &freed), SHOAL_OK);
-    shoal_memory_free_of_device(memory, freed);
+    shoal_memory_free_for_device(memory, freed);
     assert_null(shoal_memory_find(memory, freed, 0));
     assert_int_equal(shoal_memory_alloc_for_device(memory, SHOAL_LOCATION_OFFSET_MAX, "rings", &kept), SHOAL_ERR_ARGUMENT);
     assert_int_equal(shoal_memory_alloc_for_device(memory, 3 * SHOAL_PAGE + 5, "rings", &kept), SHOAL_OK);

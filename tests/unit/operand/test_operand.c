@@ -16,6 +16,7 @@
 #include "operand/call.h"
 #include "operand/lent.h"
 #include "operand/makers.h"
+#include "operand/pieces.h"
 
 #define RANKS 3
 
@@ -167,6 +168,57 @@ static void no_tensor_is_an_empty_vector(void **state)
     shoal_layout_free(call.layout);
 }
 
+static void expect_piece(const struct shoal_call *call, size_t index, const void *at, size_t bytes)
+{
+    const struct shoal_call_piece piece = shoal_call_piece(call, 1, RANKS, index);
+    assert_int_equal(piece.operand, index % 2 ? SHOAL_OUTPUT : SHOAL_INPUT);
+    assert_int_equal(piece.tensor, index / 2);
+    assert_ptr_equal(piece.at, at);
+    assert_int_equal(piece.bytes, bytes);
+}
+
+static void an_operand_is_one_piece_of_memory(void **state)
+{
+    (void)state;
+    uint32_t input[18] = {0}, output[18] = {0};
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 6);
+    assert_int_equal(shoal_call_count_pieces(&call), 2);
+    expect_piece(&call, 0, input, 24);
+    expect_piece(&call, 1, output, 72);
+    call.collective = SHOAL_COLLECTIVE_BROADCAST; /* from rank 0 */
+    expect_piece(&call, 0, NULL, 0);
+    expect_piece(&call, 1, output, 24);
+    call.collective = SHOAL_COLLECTIVE_SEND;
+    expect_piece(&call, 0, input, 24);
+    expect_piece(&call, 1, NULL, 0);
+    call.collective = SHOAL_COLLECTIVE_RECV;
+    expect_piece(&call, 0, NULL, 0);
+    expect_piece(&call, 1, output, 24);
+    call.count = 0;
+    expect_piece(&call, 1, NULL, 0);
+}
+
+static void each_tensor_is_a_piece_of_memory(void **state)
+{
+    (void)state;
+    uint32_t input[24] = {0}, output[8] = {0};
+    const struct shoal_tensor tensors[] = {{input, output, 2}, {NULL, NULL, 0}, {input + 9, output + 3, 5}};
+    struct shoal_call_arrays arrays = {.tensors = tensors, .tensor_count = 3, .has_tensors = true};
+    struct shoal_call call = call_of(SHOAL_COLLECTIVE_REDUCE_SCATTER, NULL, NULL, 7);
+    call.arrays = &arrays;
+    assert_int_equal(shoal_call_count_pieces(&call), 6);
+    expect_piece(&call, 0, input, 8 * RANKS);
+    expect_piece(&call, 1, output, 8);
+    expect_piece(&call, 2, NULL, 0);
+    expect_piece(&call, 3, NULL, 0);
+    expect_piece(&call, 4, input + 9, 20 * RANKS);
+    expect_piece(&call, 5, output + 3, 20);
+    arrays.tensor_count = 0;
+    assert_int_equal(shoal_call_count_pieces(&call), 0);
+    arrays.tensor_count = 1; /* plain memory, once the call is laid out */
+    assert_int_equal(shoal_call_count_pieces(&call), 2);
+}
+
 /* Small operands travel with announcements, in scratch memory. Larger ones have none. */
 static void small_tensors_are_packed(void **state)
 {
@@ -206,7 +258,7 @@ static void small_tensors_are_packed(void **state)
 static void plain_memory_is_in_reach_of_peers(void **state)
 {
     (void)state;
-    uint32_t input[6], output[18];
+    uint32_t input[6] = {0}, output[18] = {0};
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLGATHER, input, output, 6);
     struct shoal_call_memory memory = shoal_call_locate(&call, SHOAL_OUTPUT, 1, RANKS, element);
     assert_ptr_equal(memory.at, output);
@@ -280,7 +332,9 @@ static void an_owner_need_not_have_all_functions(void **state)
     uint32_t output[8];
     struct owned owned = {.base = {.ops = &owned_ops}, .ready = 4};
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLREDUCE, NULL, output, 8);
-    assert_true(shoal_call_put_operands(&call, 1, RANKS, NULL, &owned.base));
+    struct shoal_layout *former;
+    assert_true(shoal_call_put_operands(&call, 1, RANKS, NULL, &owned.base, &former));
+    assert_null(former);
     assert_true(shoal_call_is_asynchronous(&call));
     struct shoal_operand *operand = shoal_call_operand(&call, SHOAL_OUTPUT);
     assert_true(shoal_operand_is_ready(operand, 0, 4));
@@ -296,20 +350,98 @@ static void an_owner_need_not_have_all_functions(void **state)
     assert_int_equal(owned.drops, 1);
 }
 
-/* Operands that are put in place of others are dropped once, and the others at once. */
+static const char *owned_lent_at(const struct shoal_operand *operand)
+{
+    return (const char *)operand;
+}
+
+/* Peers borrow the operands of a reduction, also of several tensors, which count as one vector. Nobody else writes the output of
+ * a reduce-scatter, and an all-gather only moves data. */
+static void operands_of_tensors_are_lent(void **state)
+{
+    (void)state;
+    static const struct shoal_operand_ops lending_ops = {.lent_at = owned_lent_at, .drop = owned_drop};
+    uint32_t memory[8] = {0};
+    const struct shoal_tensor tensors[] = {{memory, memory, 1}, {memory + 4, memory + 4, 3}};
+    const struct shoal_call_arrays arrays = {.tensors = tensors, .tensor_count = 2, .has_tensors = true};
+    static const enum shoal_collective_type types[] = {SHOAL_COLLECTIVE_ALLREDUCE, SHOAL_COLLECTIVE_REDUCE_SCATTER,
+                                                       SHOAL_COLLECTIVE_ALLGATHER};
+    for (size_t i = 0; i < SHOAL_COUNT_OF(types); i++) {
+        struct owned lenders[2] = {{.base = {.ops = &lending_ops}}, {.base = {.ops = &lending_ops}}};
+        struct shoal_call call = call_of(types[i], NULL, NULL, 4);
+        call.arrays = &arrays;
+        assert_true(shoal_call_lay_out(&call, 1, RANKS));
+        struct shoal_layout *former;
+        assert_true(
+            shoal_call_put_operands(&call, 1, RANKS, &lenders[SHOAL_INPUT].base, &lenders[SHOAL_OUTPUT].base, &former));
+        for (int which = 0; which < 2; which++) {
+            const struct shoal_call_memory found =
+                shoal_call_locate(&call, (enum shoal_block_operand)which, 1, RANKS, element);
+            const bool is_lent = types[i] == SHOAL_COLLECTIVE_ALLREDUCE ||
+                                 (types[i] == SHOAL_COLLECTIVE_REDUCE_SCATTER && which == SHOAL_INPUT);
+            assert_ptr_equal(found.at, is_lent ? &lenders[which].base : NULL);
+            assert_true(found.is_lent == is_lent);
+        }
+        shoal_layout_free(former);
+        shoal_layout_free(call.layout);
+        assert_true(lenders[SHOAL_INPUT].drops == 1 && lenders[SHOAL_OUTPUT].drops == 1);
+    }
+}
+
+/* Operands that are put in place of others are dropped with the call's layout, and the others with its former one. */
 static void operands_replace_others(void **state)
 {
     (void)state;
-    struct owned first = {.base = {.ops = &owned_ops}}, second = {.base = {.ops = &owned_ops}};
+    struct owned first = {.base = {.ops = &owned_ops}}, second = {.base = {.ops = &owned_ops}},
+                 kept = {.base = {.ops = &owned_ops}};
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLREDUCE, NULL, NULL, 8);
-    assert_true(shoal_call_put_operands(&call, 1, RANKS, &first.base, NULL));
-    assert_true(shoal_call_put_operands(&call, 1, RANKS, &second.base, NULL));
-    assert_int_equal(first.drops, 1);
+    struct shoal_layout *former;
+    assert_true(shoal_call_put_operands(&call, 1, RANKS, &first.base, &kept.base, &former));
+    assert_null(former);
+    struct shoal_layout *const before = call.layout;
+    assert_true(shoal_call_put_operands(&call, 1, RANKS, &second.base, NULL, &former));
+    assert_ptr_equal(former, before);
     assert_ptr_equal(shoal_call_operand(&call, SHOAL_INPUT), &second.base);
-    assert_null(shoal_call_operand(&call, SHOAL_OUTPUT));
+    assert_ptr_equal(shoal_call_operand(&call, SHOAL_OUTPUT), &kept.base);
+    assert_int_equal(first.drops, 0);
+    shoal_layout_free(former);
+    assert_int_equal(first.drops, 1);
+    assert_int_equal(kept.drops, 0);
     shoal_layout_free(call.layout);
     assert_int_equal(first.drops, 1);
     assert_int_equal(second.drops, 1);
+    assert_int_equal(kept.drops, 1);
+}
+
+/* Whoever copies an operand looks up addresses in the former layout, also when the call is over. */
+static void a_former_layout_has_the_same_parts(void **state)
+{
+    (void)state;
+    uint32_t input[16] = {0}, output[16] = {0};
+    const size_t sent[RANKS] = {3, 0, 5}, received[RANKS] = {2, 0, 4};
+    const struct shoal_call_arrays arrays = {.sent = sent, .received = received};
+    for (int is_call_first = 0; is_call_first < 2; is_call_first++) {
+        const long live = alloc_live;
+        struct owned owned = {.base = {.ops = &owned_ops}};
+        struct shoal_call call = call_of(SHOAL_COLLECTIVE_ALLTOALL, input, output, 5), copied;
+        call.arrays = &arrays;
+        assert_true(shoal_call_lay_out(&call, 1, RANKS));
+        copied = call;
+        assert_true(shoal_call_put_operands(&call, 1, RANKS, &owned.base, NULL, &copied.layout));
+        assert_ptr_not_equal(call.layout, copied.layout);
+        assert_int_equal(call.layout->detail, copied.layout->detail);
+        assert_true(shoal_call_has_peer_counts(&call));
+        shoal_layout_free(is_call_first ? call.layout : copied.layout);
+        const struct shoal_call *left = is_call_first ? &copied : &call;
+        size_t run = 2;
+        assert_ptr_equal(at_of(left, SHOAL_INPUT, 2, 1, &run), &input[4]);
+        assert_ptr_equal(at_of(left, SHOAL_OUTPUT, 2, 3, &run), &output[5]);
+        assert_int_equal(shoal_call_length(left, 1, 1, 2), 5);
+        assert_int_equal(owned.drops, is_call_first);
+        shoal_layout_free(left->layout);
+        assert_int_equal(owned.drops, 1);
+        assert_int_equal(alloc_live, live);
+    }
 }
 
 static void without_memory_nothing_changes(void **state)
@@ -331,12 +463,15 @@ static void without_memory_nothing_changes(void **state)
             alloc_left = limit;
             const bool is_laid_out = shoal_call_lay_out(&call, 1, RANKS);
             struct shoal_layout *const before = call.layout;
-            is_put = shoal_call_put_operands(&call, 1, RANKS, &owned.base, NULL);
+            struct shoal_layout *former = NULL;
+            is_put = shoal_call_put_operands(&call, 1, RANKS, &owned.base, NULL, &former);
             alloc_left = LONG_MAX;
             assert_true(is_laid_out == (before != NULL));
             assert_true(is_put || call.layout == before);
             assert_true(is_put == (shoal_call_operand(&call, SHOAL_INPUT) == &owned.base));
-            assert_true(is_put || form == 1 || !before || !before->scratch[SHOAL_INPUT]);
+            assert_true(former == (is_put ? before : NULL));
+            assert_true(form == 0 || is_put || !before || (before->operands[SHOAL_INPUT] && before->operands[SHOAL_OUTPUT]));
+            shoal_layout_free(former);
             shoal_layout_free(call.layout);
             assert_int_equal(owned.drops, is_put);
             assert_int_equal(alloc_live, live);
@@ -423,7 +558,9 @@ static void an_input_that_stays_is_only_put(void **state)
     assert_non_null(operand);
     shoal_device_ring_reserve(copied);
     struct shoal_call call = call_of(SHOAL_COLLECTIVE_SCATTER, memory, NULL, 5);
-    assert_true(shoal_call_put_operands(&call, 1, RANKS, operand, NULL));
+    struct shoal_layout *former;
+    assert_true(shoal_call_put_operands(&call, 1, RANKS, operand, NULL, &former));
+    assert_null(former);
     assert_true(shoal_operand_is_only_put(shoal_call_operand(&call, SHOAL_INPUT)));
     assert_false(shoal_operand_is_only_put(shoal_call_operand(&call, SHOAL_OUTPUT)));
     size_t run = 3;
@@ -493,7 +630,9 @@ static void a_device_sum_is_both_operands(void **state)
     assert_int_equal(shoal_call_way(&call), SHOAL_WAY_ENGINES);
     struct shoal_operand *both = shoal_operand_of_device_sum(sum);
     assert_non_null(both);
-    assert_true(shoal_call_put_operands(&call, 1, 2, both, both));
+    struct shoal_layout *former;
+    assert_true(shoal_call_put_operands(&call, 1, 2, both, both, &former));
+    assert_null(former);
     assert_int_equal(shoal_call_way(&call), SHOAL_WAY_OWNERS);
     assert_true(shoal_call_is_asynchronous(&call));
     assert_true(shoal_operand_is_ready(both, 0, 5)); /* its steps wait instead */
@@ -567,11 +706,15 @@ int main(void)
         cmocka_unit_test(tensors_count_as_one_vector),
         cmocka_unit_test(one_tensor_is_plain_memory),
         cmocka_unit_test(no_tensor_is_an_empty_vector),
+        cmocka_unit_test(an_operand_is_one_piece_of_memory),
+        cmocka_unit_test(each_tensor_is_a_piece_of_memory),
         cmocka_unit_test(small_tensors_are_packed),
         cmocka_unit_test(plain_memory_is_in_reach_of_peers),
         cmocka_unit_test(other_operands_are_out_of_reach),
         cmocka_unit_test(an_owner_need_not_have_all_functions),
+        cmocka_unit_test(operands_of_tensors_are_lent),
         cmocka_unit_test(operands_replace_others),
+        cmocka_unit_test(a_former_layout_has_the_same_parts),
         cmocka_unit_test(without_memory_nothing_changes),
         cmocka_unit_test(a_device_copy_is_ready_unit_by_unit),
         cmocka_unit_test(an_output_is_finished_when_its_device_has_it),

@@ -119,6 +119,19 @@ static void simple_bubbles_are_known(void **state)
     }
 }
 
+static void actions_take_their_times(void **state)
+{
+    const struct shoal_stage_costs costs = {1, 2, 4, 8, 16, 32, 64};
+    static const double wanted[] = {[SHOAL_FORWARD] = 1,         [SHOAL_BACKWARD] = 6,  [SHOAL_INPUT_GRADIENT] = 2,
+                                    [SHOAL_WEIGHT_GRADIENT] = 4, [SHOAL_RECOMPUTE] = 1, [SHOAL_SUM_REPLICAS] = 16,
+                                    [SHOAL_SUM_TIED] = 32,       [SHOAL_UPDATE] = 64,   [SHOAL_UPDATE + 1] = 0};
+    (void)state;
+    for (size_t kind = 0; kind < COUNT_OF(wanted); kind++) {
+        const struct shoal_action action = {(enum shoal_action_kind)kind, 0, 0};
+        assert_true(shoal_schedule_action_cost(&action, &costs) == wanted[kind]);
+    }
+}
+
 /* A V puts the last stage on the first rank; others deal stages out in turns. */
 static void stages_are_on_their_ranks(void **state)
 {
@@ -459,6 +472,22 @@ static struct shoal_schedule *read(const char *text)
     return schedule;
 }
 
+/* 256 ranks may have 65,536 replicas each, and 257 may not. */
+static void too_many_replicas_are_refused(void **state)
+{
+    char text[257 * 24], why[TEXT] = "";
+    size_t used = 0;
+    (void)state;
+    for (int stage = 0; stage < 256; stage++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "x65536,%dF0,%dB0\n", stage, stage);
+    struct shoal_schedule *most = read(text);
+    assert_int_equal(shoal_schedule_size(most), 1u << 24);
+    shoal_schedule_free(most);
+    snprintf(text + used, sizeof text - used, "256F0,256B0\n");
+    assert_int_equal(read_text(text, why), SHOAL_ERR_ARGUMENT);
+    assert_string_equal(why, "the ranks have more than 16777216 replicas in all");
+}
+
 /* Stages 0 and 3 are on rank 0, 1 and 2 on rank 1. Rank 1 has the gradients of tie 1 first, and yet begins with tie 0. */
 static void sums_are_added(void **state)
 {
@@ -653,8 +682,10 @@ int main(void)
         cmocka_unit_test(a_rank_sums_a_tie_once),
         cmocka_unit_test(bad_sums_are_refused),
         cmocka_unit_test(sums_take_their_time_beside_actions),
+        cmocka_unit_test(too_many_replicas_are_refused),
         cmocka_unit_test(costs_are_divided_among_replicas),
         cmocka_unit_test(members_and_shares_are_found),
+        cmocka_unit_test(actions_take_their_times),
         cmocka_unit_test(stages_are_on_their_ranks),
         cmocka_unit_test(recomputed_stages_repeat_their_forward_passes),
         cmocka_unit_test(every_kind_can_be_recomputed),

@@ -606,10 +606,29 @@ static void check_device_chunks(void)
             const size_t chunk = chunk_bytes[n / SHOAL_COUNT_OF(unit_bytes)], unit = unit_bytes[n % SHOAL_COUNT_OF(unit_bytes)];
             const size_t bytes = shoal_select_device_chunk_bytes(unit, chunk, size, hosts);
             assert_int_equal(bytes % ((size_t)size * SHOAL_CACHE_LINE), 0);
-            assert_true(bytes > 0 && bytes <= shoal_max_size(unit * (size_t)ranks, (size_t)size * SHOAL_CACHE_LINE));
+            const size_t units = hosts == 64 ? 2 : 1, lines = (size_t)size * SHOAL_CACHE_LINE;
+            assert_true(bytes > 0 && bytes <= shoal_max_size(units * unit * (size_t)ranks, lines));
             assert_true(hosts == 1 || bytes <= shoal_select_chunk(entry, &group.plans[0], chunk, 1));
         }
         group_fini(&group);
+    }
+}
+
+/* A message to another host has at least 32 KiB of a unit of 1 MiB, up to 128 hosts. A block loses less than a cache line. */
+static void plan_chunks_of_devices_grow_with_hosts(void **state)
+{
+    static const struct {
+        int hosts;
+        size_t units;
+    } cases[] = {{1, 1}, {2, 1}, {31, 1}, {32, 1}, {33, 2}, {64, 2}, {65, 3}, {96, 3}, {97, 4}, {128, 4}, {129, 4}, {512, 4}};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        const int hosts = cases[i].hosts, ranks = 8, size = hosts * ranks;
+        for (size_t unit = (size_t)256 << 10; unit <= (size_t)1 << 20; unit *= 2) {
+            const size_t bytes = shoal_select_device_chunk_bytes(unit, (size_t)256 << 10, size, hosts);
+            const size_t wanted = cases[i].units * unit * (size_t)ranks;
+            assert_true(bytes <= wanted && bytes + (size_t)size * SHOAL_CACHE_LINE > wanted);
+        }
     }
 }
 
@@ -1417,6 +1436,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(plan_check_accepts_peers_on_hosts),
     cmocka_unit_test(plan_check_accepts_every_entry_on_hosts),
     cmocka_unit_test(plan_check_accepts_every_entry_on_large_hosts),
+    cmocka_unit_test(plan_chunks_of_devices_grow_with_hosts),
     cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
     cmocka_unit_test(plan_chunks_on_one_host_are_bounded),
     cmocka_unit_test(plan_peers_are_symmetric_and_know_no_flags),

@@ -578,6 +578,35 @@ static void simulate_threads_over_hosts(void **state)
     assert_near(time_us(&question), before_us, 0.01);
 }
 
+/* If the bytes' CPU time is the limit, n threads at the network take an nth of it, and each needs a core. If messages or the
+ * wire are the limit, they change nothing. */
+static void simulate_threads_share_the_bytes_of_a_rank(void **state)
+{
+    struct shoal_simulation question = question_of("broadcast", 2, 1, 64 * MIB);
+    (void)state;
+    question.rate_gbit_s = 1e6;
+    question.memory_gb_s = 1e6;
+    question.latency_us = question.message_us = question.signal_us = 0;
+    question.stack_gb_s = 2;
+    const double one_us = time_us(&question);
+    assert_true(one_us >= 64.0 * MIB * GB / 2);
+    question.network_threads = 1;
+    assert_true(time_us(&question) == one_us);
+    for (size_t threads = 2; threads <= 16; threads *= 2) {
+        question.network_threads = threads;
+        assert_near(time_us(&question), one_us / (double)threads, 0.05);
+        assert_true(ask(&question).messaging <= 1);
+    }
+    question.cores = 3;
+    assert_near(time_us(&question), one_us / 3, 0.05);
+    question.cores = 0;
+    question.stack_gb_s = 0;
+    question.rate_gbit_s = 10;
+    const double wire_us = time_us(&question);
+    question.network_threads = 0;
+    assert_true(time_us(&question) == wire_us);
+}
+
 /* Units come in while others go out: the total is one direction's time, plus filling and emptying the pipeline. */
 static void simulate_large_operands_tend_to_pcie(void **state)
 {
@@ -622,6 +651,23 @@ static void simulate_slices_and_their_adapters_share_switches(void **state)
     assert_int_equal(answer.bytes, question.bytes);
 }
 
+/* Slices leave in messages of at least 32 KiB up to 128 hosts: the units are longer. If messages are what limits, twice as many
+ * hosts then take as long, except that ranks meet more of them. */
+static void simulate_slices_of_many_hosts_are_longer(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 32, 8, 64 * MIB), 1e4);
+    (void)state;
+    question.rate_gbit_s = 1e4;
+    question.nvlink_gb_s = 1e4;
+    question.message_us = 20;
+    const struct shoal_simulated few = ask(&question);
+    assert_int_equal(few.chunks, 8);
+    question.hosts = 64;
+    const struct shoal_simulated many = ask(&question);
+    assert_int_equal(many.chunks, 4);
+    assert_near(many.time_us, few.time_us, 0.2);
+}
+
 /* Each GPU reads 7/8 of the operands twice, with no other limit. On one host nothing leaves the GPUs. */
 static void simulate_nvlink_alone_needs_no_host(void **state)
 {
@@ -663,6 +709,25 @@ static void simulate_sums_pass_no_staging_buffer(void **state)
     answer = ask(&question);
     assert_string_equal(answer.algorithm, "copies-staged");
     assert_near(answer.time_us, 8 * (2 + 2.0 / 8 + 1 + 1.0 / 8) * 256.0 * MIB * GB / 100, 0.03);
+}
+
+/* Rings are those of communicators, which have room for a chunk of an all-gather: each of 128 ranks then has a part of 256 KiB,
+ * in rows of 8 KiB of a unit, so a ring has 33 units and two more. A chunk of an all-reduce needs 3 of them. */
+static void simulate_rings_have_room_for_any_chunk(void **state)
+{
+    struct shoal_simulation question = with_gpus(question_of("allreduce", 16, 8, 64 * MIB), 24);
+    (void)state;
+    question.latency_us = 30;
+    const double us = time_us(&question);
+    question.ring_bytes = 35 * MIB;
+    assert_near(time_us(&question), us, 1e-9);
+    question.ring_bytes = 64 * MIB;
+    assert_true(time_us(&question) <= us);
+    question.ring_bytes = 0;
+    question.settings = (const char *const[]){"SHOAL_CHUNK_BYTES=64K", NULL}; /* 8 + 3 units, for chunks of a quarter */
+    const double short_us = time_us(&question);
+    question.ring_bytes = 11 * MIB;
+    assert_near(time_us(&question), short_us, 1e-9);
 }
 
 /* Small operands travel with the announcements, which wait for them. */
@@ -1067,6 +1132,9 @@ static void simulate_refuses_gpus_that_make_no_sense(void **state)
     question.threads = 65;
     assert_refused(&question, "threads is 65, but may be 1 to 64, or 0\n");
     question = usual;
+    question.network_threads = 17;
+    assert_refused(&question, "network_threads is 17, but may be 1 to 16, or 0\n");
+    question = usual;
     question.host_memory_gb_s = INFINITY;
     assert_refused(&question, "host_memory_gb_s is inf, but may be 0.01 to 1000000, or 0\n");
     question = usual;
@@ -1117,9 +1185,11 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(simulate_one_gpu_copies_in_and_out),
     cmocka_unit_test(simulate_large_operands_tend_to_pcie),
     cmocka_unit_test(simulate_slices_and_their_adapters_share_switches),
+    cmocka_unit_test(simulate_slices_of_many_hosts_are_longer),
     cmocka_unit_test(simulate_nvlink_alone_needs_no_host),
     cmocka_unit_test(simulate_ranks_share_memory),
     cmocka_unit_test(simulate_sums_pass_no_staging_buffer),
+    cmocka_unit_test(simulate_rings_have_room_for_any_chunk),
     cmocka_unit_test(simulate_small_operands_pass_pcie_twice),
     cmocka_unit_test(simulate_ends_with_gpus),
     cmocka_unit_test(simulate_gpus_count_in_their_direction),
@@ -1146,6 +1216,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(simulate_waits_until_buckets_are_empty),
     cmocka_unit_test(simulate_threads_share_the_work_of_a_rank),
     cmocka_unit_test(simulate_threads_over_hosts),
+    cmocka_unit_test(simulate_threads_share_the_bytes_of_a_rank),
     cmocka_unit_test(simulate_takes_a_shorter_question),
     cmocka_unit_test(simulate_refuses_with_one_line),
     cmocka_unit_test(simulate_refuses_models_that_make_no_sense),

@@ -93,7 +93,8 @@ static void trouble(struct fake *fake, int host, int cause, int rank, int code, 
 static void ended(struct fake *fake, int host, int rank, int blamed, int other)
 {
     struct run_message message = {.kind = RUN_ENDED};
-    message.ended = (struct run_ended){.rank = rank, .blamed = blamed, .other = other, .is_clean = rank < 0};
+    message.ended =
+        (struct run_ended){.rank = rank, .blamed = blamed, .other = other, .is_clean = rank < 0, .survived = rank < 0};
     message.ended.attempt = fake->hub.attempt;
     run_hub_hear(&fake->hub, host, &message, fake->now);
 }
@@ -375,6 +376,55 @@ static void passes_signals_on(void **state)
     }
 }
 
+/* ---- --keep-going ---- */
+
+static void keep_going_needs_one_worker_that_succeeds(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 0);
+    fake.hub.settings.keeps_going = true;
+    ended(&fake, 1, 3, RUN_BLAMED_OWN, -1); /* it has sent no TROUBLE */
+    ended(&fake, 0, 0, RUN_BLAMED_OWN, -1);
+    check_sent(&fake, "");
+    ended_well(&fake, 2);
+    check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT");
+    check_verdict(&fake, RUN_CAUSE_NONE, 0, -1, 0);
+    close_fake(&fake);
+}
+
+static void keep_going_fails_if_all_fail(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 0);
+    fake.hub.settings.keeps_going = true;
+    for (int h = HOSTS - 1; h >= 0; h--)
+        ended(&fake, h, 2 * h, RUN_BLAMED_OWN, -1);
+    check_sent(&fake, "0:TELL");
+    told(&fake, 0, 0, 9);
+    check_verdict(&fake, RUN_CAUSE_WORKER, 0, 0, 9);
+    close_fake(&fake);
+}
+
+static void keep_going_survives_a_lost_host(void **state)
+{
+    (void)state;
+    struct fake fake;
+    for (int others_fail = 0; others_fail < 2; others_fail++) {
+        start_fake(&fake, 0);
+        fake.hub.settings.keeps_going = true;
+        run_hub_lose(&fake.hub, 1, RUN_HUB_SILENT, fake.now);
+        check_sent(&fake, "0:NOTE 2:NOTE");
+        for (int h = 0; h < HOSTS; h += 2)
+            ended(&fake, h, others_fail ? 2 * h : -1, RUN_BLAMED_OWN, -1);
+        if (others_fail)
+            told(&fake, 0, 0, 3);
+        check_verdict(&fake, others_fail ? RUN_CAUSE_WORKER : RUN_CAUSE_NONE, 0, others_fail ? 0 : -1, others_fail ? 3 : 0);
+        close_fake(&fake);
+    }
+}
+
 /* ---- restarts ---- */
 
 static void fail_once(struct fake *fake)
@@ -644,6 +694,9 @@ int main(void)
         cmocka_unit_test(waits_for_who_answers_after_a_restart),
         cmocka_unit_test(late_signal_ends_the_run),
         cmocka_unit_test(ends_without_who_does_not_answer),
+        cmocka_unit_test(keep_going_needs_one_worker_that_succeeds),
+        cmocka_unit_test(keep_going_fails_if_all_fail),
+        cmocka_unit_test(keep_going_survives_a_lost_host),
         cmocka_unit_test(waits_as_the_slowest_host_needs),
         cmocka_unit_test(waits_for_who_answers),
         cmocka_unit_test(waits_where_all_may_start_again),

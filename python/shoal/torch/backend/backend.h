@@ -376,7 +376,58 @@ class ShoalBackend : public Poster {
             join(store, mine - ranks.begin(), ranks.size(), timeout, "split", group_->ranks_of(ranks)));
     }
 
+    bool supportsShrinking() const
+    {
+        return true;
+    }
+
+    // For torch.distributed.shrink_group: a group of all ranks except the excluded ones, which all of them call.
+    Ref<c10d::Backend> shrink(const std::vector<int64_t> &excluded, int flags, const Ref<Options> &options)
+    {
+        const std::vector<int> gone(excluded.begin(), excluded.end());
+        const milliseconds timeout = options ? options->timeout : timeout_.load();
+        shoal_comm_options made = SHOAL_COMM_OPTIONS_INIT;
+        made.timeout_ms = made.create_timeout_ms = deadline_ms(timeout);
+        WithoutGil released;
+        if (flags & kShrinkAbort)
+            group_->abort();
+        shoal_comm *smaller = nullptr;
+        const shoal_status status = group_->with([&](auto *comm) {
+            return shoal_comm_shrink(comm, gone.data(), gone.size(), &made, &smaller);
+        });
+        TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal:shrink: ", timed_out(status),
+                         failure_text(group_->context(), nullptr, status));
+        const int size = shoal_comm_size(smaller);
+        std::vector<int> left;
+        for (int rank = 0; rank < size_; rank++)
+            if (std::find(gone.begin(), gone.end(), rank) == gone.end())
+                left.push_back(rank);
+        check_left(smaller, left);
+        auto group = std::make_shared<Communicator>(group_->context(), smaller, "shrunk", group_->ranks_of(left));
+        return c10::make_intrusive<ShoalBackend>(std::move(group), shoal_comm_rank(smaller), size, timeout);
+    }
+
   private:
+    static constexpr int kShrinkAbort = 1; // torch.distributed.SHRINK_ABORT
+
+    // torch numbers the ranks of the new group by the list of excluded ranks, so no other rank may be missing. Frees the
+    // communicator if one is.
+    void check_left(shoal_comm *smaller, const std::vector<int> &left) const
+    {
+        std::vector<int32_t> there(shoal_comm_size(smaller));
+        const int32_t own = rank_;
+        std::string lost;
+        if (there.size() == left.size())
+            return;
+        shoal_status status = shoal_allgather(smaller, &own, there.data(), 1, SHOAL_INT32, nullptr);
+        for (const int rank : left)
+            if (status != SHOAL_OK || std::find(there.begin(), there.end(), rank) == there.end())
+                lost += c10::str(lost.empty() ? "" : ", ", rank);
+        shoal_comm_free(smaller);
+        TORCH_CHECK_WITH(DistBackendError, false, "shoal:shrink: more ranks are lost than ranks_to_exclude lists: ",
+                         status == SHOAL_OK ? lost : "some of " + lost, "; exclude them as well, on all remaining ranks");
+    }
+
     static size_t count(const Tensor &tensor)
     {
         return static_cast<size_t>(tensor.numel());

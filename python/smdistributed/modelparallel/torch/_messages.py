@@ -124,11 +124,18 @@ def copied(value, is_source, copy):
     return pytree.tree_map(lambda leaf: next(waiting) if isinstance(leaf, _Place) else leaf, form)
 
 
+def _piece_of(tensor):
+    """Returns the values of a tensor as one piece of memory."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a tensor of {tensor.layout} is not one piece of memory")
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
 def _packed(value):
     """Returns what others need to know of a value, pickled, and its tensors; or an error in place of the value."""
-    tensors = [leaf.detach().cpu().contiguous() for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    form = pytree.tree_map(lambda leaf: _Place() if isinstance(leaf, torch.Tensor) else leaf, value)
     try:
+        tensors = [_piece_of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        form = pytree.tree_map(lambda leaf: _Place() if isinstance(leaf, torch.Tensor) else leaf, value)
         return pickle.dumps((form, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])), tensors
     except Exception as error:
         text = f"smp: a value cannot be sent to the other ranks: {type(error).__name__}: {error}"

@@ -72,6 +72,7 @@ class FusedLAMB(_Optimizer):
         super().zero_grad(self._sets_none if set_to_none is None else set_to_none)
 
     def _begin_step(self, stepped):
+        self._held = []  # a former step may have raised
         bound = self.defaults["max_grad_norm"]
         norm = self.norms.of_gradients([each for _, each in stepped]) if bound else 0.0
         self._factor = bound / norm if bound and norm > bound else 1.0

@@ -1,0 +1,500 @@
+#include "transport/fabric/lane.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/assert.h"
+#include "base/clock.h"
+
+/* Writes that have not come back from a poll. Powers of two, because both queues are rings. */
+#define WRITES 128u
+#define EVENTS 1024u
+/* The most events of one turn: each write fails, and the endpoint passes two events for each of its entries. */
+#define EVENTS_OF_TURN (WRITES + 64u)
+/* A lane is silent if nothing has come for this long. Until then its thread yields between turns. */
+#define BUSY_NS UINT64_C(50000)
+/* A silent lane sleeps at its endpoint's descriptor. Without a reliable one it sleeps for these times, and longer once it has
+ * been silent for REST_NS. */
+#define NAP_MIN_NS UINT64_C(50000)
+#define NAP_MAX_NS SHOAL_NS_PER_MS
+#define NAP_SHARE 16
+#define REST_NS (100 * SHOAL_NS_PER_MS)
+/* Wakes in a row without an event after which the descriptor counts as unreliable (libfabric before 1.18.1, issue 8947). Many,
+ * because each part of a long write also wakes the thread. */
+#define FALSE_WAKES_MAX 1000
+
+struct lane_write {
+    struct shoal_fabric_write write;
+    struct shoal_fabric_memory to; /* a copy of *write.to, which may end while the write waits */
+    void *owner;
+    bool is_dropped; /* written and read with `calls` held */
+    struct lane_write *next_free;
+};
+
+enum lane_event_kind { LANE_COMPLETED, LANE_FAILED, LANE_WRITTEN, LANE_MESSAGE };
+
+struct lane_event {
+    enum lane_event_kind kind;
+    uint32_t immediate;
+    struct lane_write *write; /* NULL if a receive failed */
+    char *text;               /* the reason of a failure, which the reader frees; NULL if out of memory */
+};
+
+/* A queue of one writer and one reader, without its places. Both numbers only grow. */
+struct lane_queue {
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t end;   /* written by the writer */
+    _Alignas(SHOAL_CACHE_PAIR) _Atomic uint32_t begin; /* written by the reader */
+};
+
+struct shoal_lane {
+    struct lane_queue wanted_queue, events_queue;
+    struct lane_write *wanted[WRITES];
+    struct lane_event events[EVENTS];
+    struct shoal_lane_options options;
+    struct shoal_fabric_endpoint *endpoint;
+    pthread_t thread;
+    bool has_thread;
+    int wake_fd;
+    pthread_mutex_t calls; /* held in each call of the endpoint */
+    atomic_uint callers;   /* other threads that want it: the lane's thread lets them go first */
+    atomic_bool must_stop;
+    atomic_bool is_asleep;
+    atomic_bool is_resting; /* asleep without a descriptor that wakes it */
+    /* Only for the thread that makes progress. */
+    struct lane_write writes[WRITES];
+    struct lane_write *free_writes;
+    uint64_t bytes;
+    struct shoal_fabric_addresses addresses;
+    /* Only for the lane's thread. */
+    uint32_t refused_end; /* `wanted_queue.end` when the provider last refused the first write */
+    bool is_refused;
+    bool was_woken; /* by the descriptor, since the last turn */
+    unsigned false_wakes;
+};
+
+/* ---- Queues -------------------------------------------------------------------------------------------------------------- */
+
+/* acquire: pairs with lane_publish(), so that the reader sees the place. */
+static uint32_t lane_filled(struct lane_queue *queue)
+{
+    return atomic_load_explicit(&queue->end, memory_order_acquire) - atomic_load_explicit(&queue->begin, memory_order_relaxed);
+}
+
+/* For the writer. acquire: pairs with lane_consume(), so that the reader has finished with the places. */
+static uint32_t lane_used(struct lane_queue *queue)
+{
+    return atomic_load_explicit(&queue->end, memory_order_relaxed) - atomic_load_explicit(&queue->begin, memory_order_acquire);
+}
+
+static void lane_publish(struct lane_queue *queue)
+{
+    const uint32_t end = atomic_load_explicit(&queue->end, memory_order_relaxed);
+    atomic_store_explicit(&queue->end, end + 1, memory_order_release);
+}
+
+static void lane_consume(struct lane_queue *queue)
+{
+    const uint32_t begin = atomic_load_explicit(&queue->begin, memory_order_relaxed);
+    atomic_store_explicit(&queue->begin, begin + 1, memory_order_release);
+}
+
+static void push_event(struct shoal_lane *lane, struct lane_event event)
+{
+    SHOAL_ASSERT(lane_used(&lane->events_queue) < EVENTS); /* a turn begins only with room for all of its events */
+    lane->events[atomic_load_explicit(&lane->events_queue.end, memory_order_relaxed) % EVENTS] = event;
+    lane_publish(&lane->events_queue);
+}
+
+/* ---- The endpoint's calls ------------------------------------------------------------------------------------------------ */
+
+static void lane_lock(struct shoal_lane *lane)
+{
+    atomic_fetch_add_explicit(&lane->callers, 1, memory_order_relaxed);
+    pthread_mutex_lock(&lane->calls);
+    atomic_fetch_sub_explicit(&lane->callers, 1, memory_order_relaxed);
+}
+
+static void lane_lock_last(struct shoal_lane *lane)
+{
+    while (atomic_load_explicit(&lane->callers, memory_order_relaxed))
+        sched_yield();
+    pthread_mutex_lock(&lane->calls);
+}
+
+static void lane_unlock(struct shoal_lane *lane)
+{
+    pthread_mutex_unlock(&lane->calls);
+}
+
+/* ---- The lane's thread --------------------------------------------------------------------------------------------------- */
+
+static void lane_on_message(void *arg, const void *data, size_t bytes)
+{
+    (void)data, (void)bytes;
+    push_event(arg, (struct lane_event){.kind = LANE_MESSAGE});
+}
+
+static void lane_on_written(void *arg, uint32_t immediate)
+{
+    push_event(arg, (struct lane_event){.kind = LANE_WRITTEN, .immediate = immediate});
+}
+
+static void lane_on_completed(void *arg, void *owner)
+{
+    push_event(arg, (struct lane_event){.kind = LANE_COMPLETED, .write = owner});
+}
+
+static void lane_on_failed(void *arg, void *owner, const char *text)
+{
+    push_event(arg, (struct lane_event){.kind = LANE_FAILED, .write = owner, .text = strdup(text)});
+}
+
+/* Returns false if the provider is busy. */
+static bool start_write(struct shoal_lane *lane, struct lane_write *write)
+{
+    const enum shoal_status status = write->is_dropped ? SHOAL_OK : shoal_fabric_endpoint_write(lane->endpoint, &write->write);
+    if (status == SHOAL_PENDING)
+        return false;
+    if (write->is_dropped)
+        lane_on_completed(lane, write);
+    else if (status != SHOAL_OK)
+        lane_on_failed(lane, write, "cannot write (see above)");
+    return true;
+}
+
+static bool start_wanted(struct shoal_lane *lane)
+{
+    bool did = false;
+    lane->is_refused = false;
+    while (!lane->is_refused && lane_filled(&lane->wanted_queue)) {
+        const uint32_t begin = atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed);
+        if (start_write(lane, lane->wanted[begin % WRITES])) {
+            lane_consume(&lane->wanted_queue);
+            did = true;
+        } else {
+            lane->is_refused = true;
+            lane->refused_end = atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed);
+        }
+    }
+    return did;
+}
+
+static void judge_lane_wake(struct shoal_lane *lane, bool was_true)
+{
+    if (lane->was_woken && lane->false_wakes < FALSE_WAKES_MAX)
+        lane->false_wakes = was_true ? 0 : lane->false_wakes + 1;
+    lane->was_woken = false;
+}
+
+/* Starts writes and receives events. Returns true if it did any of them. */
+static bool take_lane_turn(struct shoal_lane *lane)
+{
+    const struct shoal_fabric_handler handler = {lane, lane_on_message, lane_on_written, lane_on_completed, lane_on_failed};
+    const uint32_t before = atomic_load_explicit(&lane->events_queue.end, memory_order_relaxed);
+    if (EVENTS - lane_used(&lane->events_queue) < EVENTS_OF_TURN)
+        return false;
+    lane_lock_last(lane);
+    bool did = start_wanted(lane);
+    did |= shoal_fabric_endpoint_poll(lane->endpoint, &handler);
+    lane_unlock(lane);
+    judge_lane_wake(lane, did);
+    if (atomic_load_explicit(&lane->events_queue.end, memory_order_relaxed) != before)
+        lane->options.wake(lane->options.wake_arg);
+    return did;
+}
+
+static bool has_descriptor(const struct shoal_lane *lane)
+{
+    return shoal_fabric_endpoint_wait_fd(lane->endpoint) >= 0 && lane->false_wakes < FALSE_WAKES_MAX;
+}
+
+/* Returns false if something has come: take another turn. */
+static bool may_sleep(struct shoal_lane *lane)
+{
+    const uint32_t wanted_end = atomic_load_explicit(&lane->wanted_queue.end, memory_order_acquire);
+    const bool has_new = lane_filled(&lane->wanted_queue) && !(lane->is_refused && wanted_end == lane->refused_end);
+    if (has_new || atomic_load_explicit(&lane->must_stop, memory_order_relaxed))
+        return false;
+    if (!has_descriptor(lane))
+        return true;
+    lane_lock_last(lane);
+    const bool may_wait = shoal_fabric_endpoint_may_wait(lane->endpoint);
+    lane_unlock(lane);
+    return may_wait;
+}
+
+static uint64_t nap_length(const struct shoal_lane *lane, bool at_descriptor, uint64_t silent_ns)
+{
+    const bool may_rest = silent_ns >= REST_NS && !lane->is_refused;
+    const uint64_t nap_ns = silent_ns / NAP_SHARE < NAP_MAX_NS ? silent_ns / NAP_SHARE : NAP_MAX_NS;
+    if (may_rest || (at_descriptor && !lane->is_refused))
+        return REST_NS;
+    return nap_ns > NAP_MIN_NS ? nap_ns : NAP_MIN_NS;
+}
+
+/* Returns true if another thread has woken this one. */
+static bool nap(struct shoal_lane *lane, uint64_t silent_ns)
+{
+    const bool at_descriptor = has_descriptor(lane);
+    const uint64_t nap_ns = nap_length(lane, at_descriptor, silent_ns);
+    const struct timespec timeout = {0, (long)nap_ns};
+    struct pollfd entries[] = {{lane->wake_fd, POLLIN, 0},
+                               {at_descriptor ? shoal_fabric_endpoint_wait_fd(lane->endpoint) : -1, POLLIN, 0}};
+    eventfd_t wakes = 0;
+    atomic_store_explicit(&lane->is_resting, !at_descriptor && nap_ns == REST_NS, memory_order_relaxed);
+    if (ppoll(entries, SHOAL_COUNT_OF(entries), &timeout, NULL) > 0) {
+        lane->was_woken = entries[1].revents != 0;
+        if (entries[0].revents)
+            (void)eventfd_read(lane->wake_fd, &wakes);
+    }
+    atomic_store_explicit(&lane->is_resting, false, memory_order_relaxed);
+    return wakes > 0;
+}
+
+/* Either this look finds a new write, or its writer finds the thread asleep: both sides have a full fence in between. Returns
+ * true if another thread has woken this one. */
+static bool lane_sleep(struct shoal_lane *lane, uint64_t silent_ns)
+{
+    bool was_woken = false;
+    atomic_store_explicit(&lane->is_asleep, true, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (may_sleep(lane))
+        was_woken = nap(lane, silent_ns);
+    else
+        sched_yield();
+    atomic_store_explicit(&lane->is_asleep, false, memory_order_relaxed);
+    return was_woken;
+}
+
+static void *run_lane(void *arg)
+{
+    struct shoal_lane *lane = arg;
+    uint64_t silent_since_ns = shoal_clock_ns();
+    while (!atomic_load_explicit(&lane->must_stop, memory_order_relaxed)) {
+        const bool did = take_lane_turn(lane);
+        const uint64_t now_ns = shoal_clock_ns();
+        silent_since_ns = did ? now_ns : silent_since_ns;
+        if (now_ns - silent_since_ns < BUSY_NS)
+            sched_yield();
+        else if (lane_sleep(lane, now_ns - silent_since_ns))
+            silent_since_ns = shoal_clock_ns();
+    }
+    return NULL;
+}
+
+/* ---- Life ---------------------------------------------------------------------------------------------------------------- */
+
+static void wake_lane(struct shoal_lane *lane)
+{
+    (void)eventfd_write(lane->wake_fd, 1);
+}
+
+static enum shoal_status start_lane_thread(struct shoal_lane *lane)
+{
+    char name[16]; /* the kernel keeps 15 bytes */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* signals belong to the program's threads */
+    const int error = pthread_create(&lane->thread, NULL, run_lane, lane);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (error)
+        return shoal_log_fail(lane->options.log, SHOAL_ERR_SYSTEM, "fabric", "cannot make a thread for the network: %s",
+                              strerror(error));
+    lane->has_thread = true;
+    snprintf(name, sizeof name, "shoal-net-%u", (unsigned)lane->options.number % 100);
+    (void)pthread_setname_np(lane->thread, name);
+    return SHOAL_OK;
+}
+
+static enum shoal_status open_lane(struct shoal_lane *lane)
+{
+    const struct shoal_lane_options *options = &lane->options;
+    for (unsigned i = 0; i < WRITES; i++) {
+        lane->writes[i].next_free = lane->free_writes;
+        lane->free_writes = &lane->writes[i];
+    }
+    if (lane->wake_fd < 0)
+        return shoal_log_fail(options->log, SHOAL_ERR_SYSTEM, "fabric", "cannot make an eventfd: %s", strerror(errno));
+    SHOAL_TRY(shoal_fabric_endpoint_open_lane(options->library, options->provider, options->port_low, options->port_high,
+                                              options->log, &lane->endpoint));
+    lane->addresses.endpoint = lane->endpoint;
+    return start_lane_thread(lane);
+}
+
+enum shoal_status shoal_lane_open(const struct shoal_lane_options *options, struct shoal_lane **lane_out)
+{
+    struct shoal_lane *lane = aligned_alloc(SHOAL_CACHE_PAIR, sizeof *lane);
+    if (!lane)
+        return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a thread of the network");
+    memset(lane, 0, sizeof *lane);
+    lane->options = *options;
+    pthread_mutex_init(&lane->calls, NULL);
+    lane->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    const enum shoal_status status = open_lane(lane);
+    if (status == SHOAL_OK)
+        *lane_out = lane;
+    else
+        shoal_lane_close(lane);
+    return status;
+}
+
+void shoal_lane_stop(struct shoal_lane *lane)
+{
+    if (lane->has_thread) {
+        atomic_store_explicit(&lane->must_stop, true, memory_order_relaxed);
+        wake_lane(lane);
+        pthread_join(lane->thread, NULL);
+        lane->has_thread = false;
+    }
+    if (lane->endpoint)
+        shoal_fabric_endpoint_stop(lane->endpoint);
+}
+
+void shoal_lane_close(struct shoal_lane *lane)
+{
+    if (!lane)
+        return;
+    SHOAL_ASSERT(!lane->has_thread);
+    for (; lane_filled(&lane->events_queue); lane_consume(&lane->events_queue))
+        free(lane->events[atomic_load_explicit(&lane->events_queue.begin, memory_order_relaxed) % EVENTS].text);
+    shoal_fabric_endpoint_close(lane->endpoint);
+    shoal_fabric_addresses_close(&lane->addresses);
+    if (lane->wake_fd >= 0)
+        close(lane->wake_fd);
+    pthread_mutex_destroy(&lane->calls);
+    free(lane);
+}
+
+const struct shoal_fabric_address *shoal_lane_address(const struct shoal_lane *lane)
+{
+    return shoal_fabric_endpoint_address(lane->endpoint);
+}
+
+/* ---- Peers and memory ---------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_lane_meet(struct shoal_lane *lane, const struct shoal_fabric_address *address,
+                                  struct shoal_fabric_met **met_out, bool *is_new_out)
+{
+    lane_lock(lane);
+    const enum shoal_status status =
+        shoal_fabric_addresses_meet(&lane->addresses, address, lane->options.log, met_out, is_new_out);
+    lane_unlock(lane);
+    return status;
+}
+
+void shoal_lane_part(struct shoal_lane *lane, struct shoal_fabric_met *met)
+{
+    lane_lock(lane);
+    shoal_fabric_addresses_part(&lane->addresses, met);
+    lane_unlock(lane);
+}
+
+enum shoal_status shoal_lane_register(struct shoal_lane *lane, void *memory, size_t bytes,
+                                      struct shoal_fabric_memory *memory_out)
+{
+    lane_lock(lane);
+    const enum shoal_status status = shoal_fabric_endpoint_register(lane->endpoint, memory, bytes, memory_out);
+    lane_unlock(lane);
+    return status;
+}
+
+void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *memory)
+{
+    lane_lock(lane);
+    shoal_fabric_endpoint_unregister(lane->endpoint, memory);
+    lane_unlock(lane);
+}
+
+/* ---- Writes and events --------------------------------------------------------------------------------------------------- */
+
+enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write)
+{
+    struct lane_write *entry = lane->free_writes;
+    if (!entry)
+        return SHOAL_PENDING;
+    lane->free_writes = entry->next_free;
+    *entry = (struct lane_write){.write = *write, .to = *write->to, .owner = write->owner};
+    entry->write.to = &entry->to;
+    entry->write.owner = entry;
+    lane->bytes += write->bytes;
+    lane->wanted[atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed) % WRITES] = entry;
+    lane_publish(&lane->wanted_queue);
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with lane_sleep() */
+    if (atomic_load_explicit(&lane->is_asleep, memory_order_relaxed))
+        wake_lane(lane);
+    return SHOAL_OK;
+}
+
+uint64_t shoal_lane_bytes(const struct shoal_lane *lane)
+{
+    return lane->bytes;
+}
+
+void shoal_lane_drop(struct shoal_lane *lane, const void *begin, const void *end)
+{
+    lane_lock(lane);
+    for (uint32_t at = atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed);
+         at != atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed); at++) {
+        struct lane_write *write = lane->wanted[at % WRITES];
+        if ((uintptr_t)write->owner >= (uintptr_t)begin && (uintptr_t)write->owner < (uintptr_t)end)
+            write->is_dropped = true;
+    }
+    lane_unlock(lane);
+}
+
+/* The entry is free again before the handler learns of it, which may write. */
+static void *end_lane_write(struct shoal_lane *lane, struct lane_write *write)
+{
+    SHOAL_ASSERT(lane->bytes >= write->write.bytes);
+    lane->bytes -= write->write.bytes;
+    write->next_free = lane->free_writes;
+    lane->free_writes = write;
+    return write->owner;
+}
+
+static void pass_event(struct shoal_lane *lane, const struct lane_event *event, const struct shoal_fabric_handler *handler)
+{
+    void *const owner = event->write ? end_lane_write(lane, event->write) : NULL;
+    switch (event->kind) {
+    case LANE_COMPLETED:
+        handler->completed(handler->arg, owner);
+        break;
+    case LANE_FAILED:
+        handler->failed(handler->arg, owner, event->text ? event->text : "no memory for the provider's text");
+        free(event->text);
+        break;
+    case LANE_WRITTEN:
+        handler->written(handler->arg, event->immediate);
+        break;
+    case LANE_MESSAGE:
+        handler->message(handler->arg, NULL, 0);
+        break;
+    }
+}
+
+bool shoal_lane_poll(struct shoal_lane *lane, const struct shoal_fabric_handler *handler)
+{
+    bool did = false;
+    while (lane_filled(&lane->events_queue)) {
+        const uint32_t begin = atomic_load_explicit(&lane->events_queue.begin, memory_order_relaxed);
+        const struct lane_event event = lane->events[begin % EVENTS];
+        lane_consume(&lane->events_queue);
+        pass_event(lane, &event, handler);
+        did = true;
+    }
+    return did;
+}
+
+void shoal_lane_expect(struct shoal_lane *lane)
+{
+    if (SHOAL_UNLIKELY(atomic_load_explicit(&lane->is_resting, memory_order_relaxed)))
+        wake_lane(lane);
+}

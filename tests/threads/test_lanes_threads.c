@@ -1,0 +1,234 @@
+/* Lanes over a mock of a provider over TCP. Ranks and lanes are threads of one process and so are its wires, so the thread
+ * sanitizer sees every access to a source and to a staging buffer. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <unistd.h>
+
+#include "host_threads.h"
+
+#define FLOATS (((size_t)1 << 19) + 3)
+#define TURNS 6
+
+static float *make_floats(struct rank *rank, size_t seed)
+{
+    float *floats = malloc(FLOATS * sizeof *floats);
+    CHECK(rank, floats != NULL, "no memory");
+    for (size_t i = 0; i < FLOATS; i++)
+        floats[i] = (float)((i * 7 + seed * 13) % 1009);
+    return floats;
+}
+
+static void sum_and_check(struct rank *rank, struct shoal_comm *comm, size_t seed)
+{
+    const int size = rank->world->size;
+    float *input = make_floats(rank, seed + (size_t)rank->rank), *sum = malloc(FLOATS * sizeof *sum);
+    CHECK(rank, sum != NULL, "no memory");
+    OK(rank, shoal_allreduce(comm, input, sum, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    for (size_t i = 0; i < FLOATS; i++) {
+        float wanted = 0;
+        for (int r = 0; r < size; r++)
+            wanted += (float)((i * 7 + (seed + (size_t)r) * 13) % 1009);
+        CHECK(rank, sum[i] == wanted, "element %zu is %g, not %g", i, (double)sum[i], (double)wanted);
+    }
+    free(input);
+    free(sum);
+}
+
+static int count_lanes(const struct rank *rank)
+{
+    return shoal_network_lane_count(rank->context->network);
+}
+
+static void sums_body(struct rank *rank)
+{
+    CHECK(rank, count_lanes(rank) == 2, "%d lanes", count_lanes(rank));
+    for (size_t turn = 0; turn < TURNS; turn++)
+        sum_and_check(rank, rank->comm, turn);
+}
+
+static void sums_are_exact(void **state)
+{
+    (void)state;
+    run_world_with("SHOAL_NETWORK_THREADS=3", 2, 1, sums_body);
+    run_world_with("SHOAL_NETWORK_THREADS=3", 3, 1, sums_body);
+    run_world_with("SHOAL_NETWORK_THREADS=3", 4, 2, sums_body);
+}
+
+/* ---- Communicators and threads ------------------------------------------------------------------------------------------- */
+
+struct user {
+    struct rank *rank;
+    struct shoal_comm *comm;
+    size_t seed;
+};
+
+static void *use_comm(void *arg)
+{
+    struct user *user = arg;
+    for (size_t turn = 0; turn < TURNS; turn++)
+        sum_and_check(user->rank, user->comm, user->seed + turn);
+    return NULL;
+}
+
+static void comms_body(struct rank *rank)
+{
+    struct user users[3];
+    pthread_t threads[3];
+    for (size_t i = 0; i < 3; i++) {
+        users[i] = (struct user){rank, NULL, i * 100};
+        OK(rank, shoal_comm_split(rank->comm, 0, rank->rank, NULL, &users[i].comm));
+    }
+    for (int i = 0; i < 3; i++)
+        CHECK(rank, pthread_create(&threads[i], NULL, use_comm, &users[i]) == 0, "no thread");
+    for (int i = 0; i < 3; i++) {
+        pthread_join(threads[i], NULL);
+        OK(rank, shoal_comm_finalize(users[i].comm));
+        shoal_comm_free(users[i].comm);
+    }
+    sum_and_check(rank, rank->comm, 77);
+}
+
+static void communicators_share_lanes(void **state)
+{
+    (void)state;
+    run_world_with("SHOAL_NETWORK_THREADS=2", 3, 1, comms_body);
+}
+
+/* ---- A number that is tried ---------------------------------------------------------------------------------------------- */
+
+/* As on a machine with cores that the framework leaves free. */
+int __wrap_shoal_fabric_auto_threads(int cores, int local_ranks);
+int __wrap_shoal_fabric_auto_threads(int cores, int local_ranks)
+{
+    (void)cores, (void)local_ranks;
+    return 3;
+}
+
+static atomic_uint trials, words;
+
+static void look_for_trials(void *arg, int level, const char *line)
+{
+    (void)arg, (void)level;
+    if (!strstr(line, "at the network for each rank of this host"))
+        return;
+    atomic_fetch_add(&trials, 1);
+    if (strstr(line, ": 3 threads at the network for each rank of this host: one was not faster") ||
+        strstr(line, ": 1 thread at the network for each rank of this host: one was faster than several"))
+        atomic_fetch_add(&words, 1);
+}
+
+#define TRIED_FLOATS ((size_t)100003)
+#define TRIED_TURNS 70
+
+static void tried_body(struct rank *rank)
+{
+    float *values = malloc(TRIED_FLOATS * sizeof *values);
+    CHECK(rank, values != NULL, "no memory");
+    CHECK(rank, count_lanes(rank) == 2, "%d lanes", count_lanes(rank));
+    for (int turn = 0; turn < TRIED_TURNS; turn++) {
+        for (size_t i = 0; i < TRIED_FLOATS; i++)
+            values[i] = (float)(i % 1009 + (size_t)turn);
+        OK(rank, shoal_allreduce(rank->comm, values, values, TRIED_FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+        for (size_t i = 0; i < TRIED_FLOATS; i++)
+            CHECK(rank, values[i] == (float)((i % 1009 + (size_t)turn) * (size_t)rank->world->size), "element %zu", i);
+    }
+    free(values);
+}
+
+/* Each host tries by itself; a number that is set is not tried. */
+static void a_chosen_number_is_tried(void **state)
+{
+    (void)state;
+    setenv("SHOAL_LOG", "info", 1);
+    log_to = look_for_trials;
+    run_world_with("SHOAL_NETWORK_THREADS=3", 2, 1, tried_body);
+    assert_int_equal(atomic_load(&trials), 0);
+    run_world_with("SHOAL_NETWORK_THREADS=auto", 2, 1, tried_body);
+    assert_int_equal(atomic_load(&trials), 2);
+    assert_int_equal(atomic_load(&words), 2);
+    log_to = NULL;
+    unsetenv("SHOAL_LOG");
+}
+
+/* ---- Failures ------------------------------------------------------------------------------------------------------------ */
+
+static void *abort_soon(void *comm)
+{
+    usleep(20000);
+    shoal_comm_abort(comm);
+    return NULL;
+}
+
+/* Sums until the communicator breaks. Then its sources are freed, so the sanitizer finds a lane that begins to send from
+ * them. */
+static void abort_body(struct rank *rank)
+{
+    enum shoal_status status = SHOAL_OK;
+    pthread_t thread;
+    if (rank->rank == 0)
+        CHECK(rank, pthread_create(&thread, NULL, abort_soon, rank->comm) == 0, "no thread");
+    while (status == SHOAL_OK) {
+        float *input = make_floats(rank, 1), *sum = make_floats(rank, 2);
+        status = shoal_allreduce(rank->comm, input, sum, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+        free(input);
+        free(sum);
+    }
+    CHECK(rank, status == SHOAL_ERR_ABORTED, "ended with %s", shoal_status_name(status));
+    if (rank->rank == 0)
+        pthread_join(thread, NULL);
+}
+
+static void an_abort_ends_sums(void **state)
+{
+    (void)state;
+    for (int turn = 0; turn < 5; turn++)
+        run_world_with("SHOAL_NETWORK_THREADS=3", 3, 1, abort_body);
+}
+
+/* The rank's own endpoint fails for all others, while lanes work: it is reported once, as one cause. */
+static void cut_body(struct rank *rank)
+{
+    enum shoal_status status = SHOAL_OK;
+    sum_and_check(rank, rank->comm, 5);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        hinder(endpoints[1], MOCK_CUT);
+    for (int turn = 0; turn < TURNS && status == SHOAL_OK; turn++) {
+        float *input = make_floats(rank, 1), *sum = make_floats(rank, 2);
+        status = shoal_allreduce(rank->comm, input, sum, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+        free(input);
+        free(sum);
+    }
+    CHECK(rank, status == SHOAL_ERR_PEER_LOST, "ended with %s", shoal_status_name(status));
+    OK(rank, shoal_last_failure(rank->context, rank->comm, &rank->failure));
+}
+
+static void a_peer_that_is_cut_off_is_one_failure(void **state)
+{
+    (void)state;
+    run_world_with("SHOAL_NETWORK_THREADS=3", 3, 1, cut_body);
+    for (int r = 1; r < 3; r++)
+        assert_string_equal(ranks[r].failure.text, ranks[0].failure.text);
+    assert_int_equal(ranks[0].failure.rank, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sums_are_exact),
+        cmocka_unit_test(communicators_share_lanes),
+        cmocka_unit_test(a_chosen_number_is_tried),
+        cmocka_unit_test(an_abort_ends_sums),
+        cmocka_unit_test(a_peer_that_is_cut_off_is_one_failure),
+    };
+    setenv("SHOAL_MOCK_FABRIC", "ethernet", 1);
+    provider = "SHOAL_PROVIDER=tcp";
+    (void)open_mock_fabric(MOCK_FABRIC);
+    return cmocka_run_group_tests_name("lanes_in_threads", tests, NULL, NULL);
+}

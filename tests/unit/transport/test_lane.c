@@ -1,0 +1,372 @@
+/* Lanes: writes that arrive whole through several threads, and what the system, the ports or the provider refuse. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "comm/settings.h"
+#include "transport/fabric/network.h"
+
+/* Read by the leak checker: endpoints of libfabric leak some of their descriptions. */
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return "leak:libfabric.so";
+}
+
+#define PATIENCE_NS (60 * SHOAL_NS_PER_S)
+#define WRITES 200
+#define WRITE_BYTES ((size_t)70001)
+
+/* ---- Threads that the system refuses ------------------------------------------------------------------------------------- */
+
+static _Thread_local int threads_left = -1; /* -1: any number */
+
+int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg);
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*run)(void *), void *arg)
+{
+    if (threads_left == 0)
+        return EAGAIN;
+    threads_left -= threads_left > 0;
+    return __real_pthread_create(thread, attr, run, arg);
+}
+
+/* ---- Sides --------------------------------------------------------------------------------------------------------------- */
+
+static char logged[4096];
+
+static void keep_line(void *arg, int level, const char *line)
+{
+    (void)arg, (void)level;
+    snprintf(logged + strlen(logged), sizeof logged - strlen(logged), "%s\n", line);
+}
+
+static atomic_uint wakes;
+
+static void count_wake(void *arg)
+{
+    (void)arg;
+    atomic_fetch_add_explicit(&wakes, 1, memory_order_relaxed);
+}
+
+struct side {
+    struct shoal_settings settings;
+    struct shoal_log log;
+    struct shoal_network *network;
+};
+
+/* Returns false if no libfabric is found. */
+static bool open_side(struct side *side, int threads, const char *const *overrides)
+{
+    char error[256];
+    logged[0] = 0;
+    assert_int_equal(shoal_settings_load(&side->settings, overrides, error, sizeof error), SHOAL_OK);
+    strcpy(side->settings.log.log, "info");
+    shoal_log_init(&side->log, &side->settings.log, keep_line, NULL);
+    const struct shoal_network_options options = {.log = &side->log,
+                                                  .settings = &side->settings.fabric,
+                                                  .ports = side->settings.bootstrap.ports,
+                                                  .threads = threads,
+                                                  .wake = count_wake};
+    if (shoal_network_open(&options, &side->network) == SHOAL_OK)
+        return true;
+    shoal_log_fini(&side->log);
+    return false;
+}
+
+static void close_side(struct side *side)
+{
+    shoal_network_close(side->network);
+    shoal_log_fini(&side->log);
+}
+
+static void expect_line(const char *words)
+{
+    if (!strstr(logged, words))
+        fail_msg("the log lacks \"%s\":\n%s", words, logged);
+}
+
+/* ---- Refusals ------------------------------------------------------------------------------------------------------------ */
+
+static void the_system_refuses_threads(void **state)
+{
+    struct side side;
+    (void)state;
+    threads_left = 2;
+    const bool is_open = open_side(&side, 5, NULL);
+    threads_left = -1;
+    if (!is_open)
+        skip();
+    assert_int_equal(shoal_network_lane_count(side.network), 2);
+    expect_line("cannot make a thread for the network");
+    expect_line("sends and receives with 3 of 5 threads");
+    close_side(&side);
+}
+
+/* Returns a port that was free a moment ago, and so most likely are those after it. */
+static unsigned find_port(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_ANY)};
+    socklen_t bytes = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    close(fd);
+    return ntohs(address.sin_port);
+}
+
+static void ports_run_out(void **state)
+{
+    struct side side;
+    char ports[64];
+    (void)state;
+    const unsigned port = find_port();
+    if (port > 65000)
+        skip();
+    snprintf(ports, sizeof ports, "SHOAL_PORTS=%u-%u", port, port + 2);
+    if (!open_side(&side, 16, (const char *const[]){ports, NULL}))
+        skip();
+    assert_in_range(shoal_network_lane_count(side.network), 0, 2);
+    expect_line("(SHOAL_PORTS) is in use on this host");
+    expect_line("of 16 threads");
+    close_side(&side);
+}
+
+static void an_adapter_needs_no_lanes(void **state)
+{
+    struct side side;
+    (void)state;
+    setenv("SHOAL_MOCK_FABRIC", "aws", 1);
+    assert_true(open_side(&side, 4, (const char *const[]){"SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa", NULL}));
+    assert_int_equal(shoal_network_lane_count(side.network), 0);
+    expect_line("one thread at the network, not 4: the adapter moves the bytes itself");
+    close_side(&side);
+}
+
+static void messages_need_no_lanes(void **state)
+{
+    struct side side;
+    (void)state;
+    if (!open_side(&side, 4, (const char *const[]){"SHOAL_WRITES=no", NULL}))
+        skip();
+    assert_int_equal(shoal_network_lane_count(side.network), 0);
+    expect_line("one thread at the network, not 4: data are sent in messages");
+    close_side(&side);
+}
+
+/* ---- Writes -------------------------------------------------------------------------------------------------------------- */
+
+/* Receives writes: the immediate's slot and increment number a write. */
+struct target {
+    unsigned received[64];
+    unsigned count;
+};
+
+static bool note_written(void *arg, int source, unsigned slot, unsigned increment)
+{
+    struct target *target = arg;
+    (void)slot;
+    target->received[increment]++;
+    target->count++;
+    return source == 3;
+}
+
+struct pair {
+    struct side from, to;
+    struct shoal_network_channel channel;
+    struct target target;
+    char *memory, *source;
+    struct shoal_fabric_memory registered;
+    struct shoal_network_lane_memory lane_memory;
+    struct shoal_network_peer *peer;
+    struct shoal_network_lanes lanes;
+    uint32_t immediate;
+};
+
+static void fill(char *at, unsigned number)
+{
+    for (size_t i = 0; i < WRITE_BYTES; i++)
+        at[i] = (char)(number * 31 + i * 7);
+}
+
+static bool open_pair(struct pair *pair, int from_threads, int to_threads)
+{
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    memset(pair, 0, sizeof *pair);
+    if (!open_side(&pair->from, from_threads, NULL) || !open_side(&pair->to, to_threads, NULL))
+        return false;
+    pair->memory = calloc(WRITES, WRITE_BYTES);
+    pair->source = malloc(WRITES * WRITE_BYTES);
+    assert_non_null(pair->memory);
+    assert_non_null(pair->source);
+    pair->channel = (struct shoal_network_channel){.comm = 7, .arg = &pair->target, .written = note_written};
+    shoal_network_channel_open(pair->to.network, &pair->channel);
+    pair->immediate = shoal_network_give_counters(pair->to.network, &pair->channel, 3);
+    assert_int_equal(shoal_network_register(pair->to.network, pair->memory, WRITES * WRITE_BYTES, &pair->registered), SHOAL_OK);
+    assert_int_equal(shoal_network_register_lanes(pair->to.network, pair->memory, WRITES * WRITE_BYTES, &pair->lane_memory),
+                     SHOAL_OK);
+    const int count = shoal_network_offer_lanes(pair->to.network, &pair->lane_memory, offers);
+    assert_int_equal(count, to_threads - 1);
+    assert_int_equal(shoal_network_meet_lanes(pair->from.network, offers, count, &pair->lanes), SHOAL_OK);
+    assert_int_equal(pair->lanes.count, from_threads < to_threads ? from_threads - 1 : to_threads - 1);
+    struct shoal_network_peer known = {.address = *shoal_network_address(pair->to.network)};
+    assert_int_equal(shoal_network_meet(pair->from.network, &known, &pair->peer), SHOAL_OK);
+    return true;
+}
+
+static void close_pair(struct pair *pair)
+{
+    shoal_network_part_lanes(pair->from.network, &pair->lanes);
+    shoal_network_channel_close(pair->to.network, &pair->channel);
+    shoal_network_unregister(pair->to.network, &pair->registered);
+    shoal_network_unregister_lanes(pair->to.network, &pair->lane_memory);
+    close_side(&pair->from);
+    close_side(&pair->to);
+    free(pair->memory);
+    free(pair->source);
+}
+
+static void poll_both(struct pair *pair, uint64_t begun_ns)
+{
+    assert_true(shoal_clock_ns() - begun_ns < PATIENCE_NS);
+    shoal_network_poll(pair->from.network);
+    shoal_network_poll(pair->to.network);
+}
+
+/* Sends writes of odd sizes, large and small, as fast as the network accepts them. */
+static void write_all(struct pair *pair)
+{
+    unsigned count = 0, total = 0;
+    struct shoal_network_load load = {.peer = pair->peer, .count = &count, .total = &total};
+    const uint64_t begun_ns = shoal_clock_ns();
+    for (unsigned i = 0; i < WRITES; i++) {
+        char *const source = pair->source + i * WRITE_BYTES;
+        fill(source, i);
+        const struct shoal_network_write write = {.load = &load,
+                                                  .to = &pair->registered,
+                                                  .offset = i * WRITE_BYTES,
+                                                  .source = source,
+                                                  .bytes = i % 5   ? WRITE_BYTES - i
+                                                           : i % 2 ? 0
+                                                                   : 1 + i,
+                                                  .immediate = pair->immediate | i % 64,
+                                                  .lanes = &pair->lanes};
+        while (shoal_network_put(pair->from.network, &write) == SHOAL_PENDING)
+            poll_both(pair, begun_ns);
+    }
+    while (count > 0 || pair->target.count < WRITES)
+        poll_both(pair, begun_ns);
+    assert_int_equal(total, 0);
+    assert_int_equal(pair->target.count, WRITES);
+}
+
+static void check_all(const struct pair *pair)
+{
+    for (unsigned i = 0; i < WRITES; i++) {
+        const size_t bytes = i % 5 ? WRITE_BYTES - i : i % 2 ? 0 : 1 + i;
+        assert_memory_equal(pair->memory + i * WRITE_BYTES, pair->source + i * WRITE_BYTES, bytes);
+        for (size_t at = bytes; at < WRITE_BYTES; at++)
+            assert_int_equal(pair->memory[i * WRITE_BYTES + at], 0);
+    }
+    for (unsigned i = 0; i < 64; i++)
+        assert_int_equal(pair->target.received[i], WRITES / 64 + (i < WRITES % 64));
+}
+
+static void writes_arrive_through_all_lanes(void **state)
+{
+    static const int threads[][2] = {{2, 2}, {4, 4}, {3, 5}, {5, 3}, {1, 3}, {3, 1}, {16, 16}};
+    struct pair pair;
+    (void)state;
+    for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+        if (!open_pair(&pair, threads[i][0], threads[i][1]))
+            skip();
+        const unsigned before = atomic_load_explicit(&wakes, memory_order_relaxed);
+        write_all(&pair);
+        check_all(&pair);
+        if (pair.lanes.count) /* otherwise only the endpoints of this thread were used */
+            assert_true(atomic_load_explicit(&wakes, memory_order_relaxed) > before);
+        close_pair(&pair);
+    }
+}
+
+/* A network that closes while its lanes send, and peers that never receive. */
+static void a_network_closes_while_lanes_send(void **state)
+{
+    struct pair pair;
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 3, 3))
+        skip();
+    struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
+    for (unsigned i = 0; i < WRITES; i++) {
+        const struct shoal_network_write write = {.load = &load,
+                                                  .to = &pair.registered,
+                                                  .offset = i * WRITE_BYTES,
+                                                  .source = pair.source + i * WRITE_BYTES,
+                                                  .bytes = WRITE_BYTES,
+                                                  .immediate = pair.immediate | i % 64,
+                                                  .lanes = &pair.lanes};
+        const enum shoal_status status = shoal_network_put(pair.from.network, &write);
+        assert_true(status == SHOAL_OK || status == SHOAL_PENDING);
+    }
+    assert_true(count > 0);
+    close_pair(&pair);
+}
+
+/* Writes that no lane has begun are given back when they are dropped; the others arrive. */
+static void dropped_writes_come_back(void **state)
+{
+    struct pair pair;
+    unsigned counts[2] = {0}, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    struct shoal_network_load loads[2];
+    const uint64_t begun_ns = shoal_clock_ns();
+    for (int i = 0; i < 2; i++)
+        loads[i] = (struct shoal_network_load){.peer = pair.peer, .count = &counts[i], .total = &total};
+    for (unsigned i = 0; i < 60; i++) {
+        const struct shoal_network_write write = {.load = &loads[i % 2],
+                                                  .to = &pair.registered,
+                                                  .offset = i * WRITE_BYTES,
+                                                  .source = pair.source + i * WRITE_BYTES,
+                                                  .bytes = WRITE_BYTES,
+                                                  .immediate = pair.immediate | i,
+                                                  .lanes = &pair.lanes};
+        while (shoal_network_put(pair.from.network, &write) == SHOAL_PENDING)
+            poll_both(&pair, begun_ns);
+    }
+    shoal_network_drop_lanes(pair.from.network, &loads[0], &loads[1]);
+    while (total > 0)
+        poll_both(&pair, begun_ns);
+    for (unsigned i = 1; i < 60; i += 2) {
+        while (!pair.target.received[i])
+            poll_both(&pair, begun_ns);
+    }
+    close_pair(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_system_refuses_threads),      cmocka_unit_test(ports_run_out),
+        cmocka_unit_test(an_adapter_needs_no_lanes),       cmocka_unit_test(messages_need_no_lanes),
+        cmocka_unit_test(writes_arrive_through_all_lanes), cmocka_unit_test(a_network_closes_while_lanes_send),
+        cmocka_unit_test(dropped_writes_come_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
