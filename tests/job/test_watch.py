@@ -142,15 +142,16 @@ def a_job_that_stands_still_looks_so():
             for rank, waits_for in ((0, [1]), (2, [1]), (3, [2])):
                 line = json.loads(folders.record(0, f"algo-{rank // 2 + 1}", rank, "shoal/waiting_s", 338.0))
                 file.write(json.dumps({**line, "time": now, "waits_for": waits_for}) + "\n")
-        wanted = "rank 1 on algo-1 holds up 3 ranks for 5 min 38 s"
+        wanted = re.compile("rank 1 on algo-1 holds up 3 ranks for 5 min (3[89]|[45]\\d) s")  # the time goes on
         with served(folder) as server:
             page, text = ask(server, "/")[2], ask(server, "/metrics")[2]
-            expect(wanted in page and "The job stands still" in page, page[-3000:])
+            expect(wanted.search(page) and "The job stands still" in page, page[-3000:])
             expect('shoal_job_waiting_seconds{shoal_job="fashion",host="algo-2",rank="3",waits_for="2"} 338.0' in text, text)
         reader = Reader(folder)
         reader.read()
-        expect(f"the job stands still: {wanted}" in watch.table(folder.status(), reader, "http://x/", 200, 50), "the table")
-        expect(report.stall_of(folder, folder.status()) == wanted, "the newest numbers alone")
+        table = watch.table(folder.status(), reader, "http://x/", 200, 50)
+        expect(re.search("the job stands still: " + wanted.pattern, table), table)
+        expect(wanted.fullmatch(report.stall_of(folder, folder.status())), "the newest numbers alone")
         expect(reader.stall(now + 60) is None, "what was seen a minute ago holds no longer")
         status = folder.status()
         status.status = "Completed"
@@ -256,7 +257,7 @@ def ctrl_c_ends_the_command_and_not_the_job():
         told, until = "", time.monotonic() + PATIENCE_S
         while told.count("fashion: Training") < 2 and time.monotonic() < until:  # the line is redrawn
             if select.select([main], [], [], 1)[0]:
-                told += os.read(main, 65536).decode()
+                told += os.read(main, 65536).decode(errors="replace")  # a read may cut a character
         expect(told.count("\033[H\033[2J") >= 2 and told.count("fashion: Training") >= 2, told)
         watching.send_signal(signal.SIGINT)
         _, err = watching.communicate(timeout=PATIENCE_S)

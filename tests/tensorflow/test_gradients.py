@@ -379,12 +379,12 @@ def an_error_within_a_step_ends_the_other_rank():
                timeout_s=100)
 
 
-def broken_and_then(function):
-    """Rank 0 catches its error and then calls `function`; rank 1 is in the step."""
+def broken_and_then(function, gap_ms=60000):
+    """Rank 0 catches its error and then calls `function`; rank 1 is in the step. `gap_ms`: the most between gradients."""
     def body(rank):
         shoal.init(timeout_s=150)
-        world = _world.current()  # allows 4 s between gradients; other limits are unchanged
-        _operations.load().library.shoal_tensorflow_set_world(0, world.context, world.comm, 4000)
+        world = _world.current()  # other limits are unchanged
+        _operations.load().library.shoal_tensorflow_set_world(0, world.context, world.comm, gap_ms)
         steps = BrokenSteps(rank, [0])
         if rank == 0:
             steps.break_down()
@@ -396,7 +396,7 @@ def broken_and_then(function):
 
 def a_step_that_an_error_ended_fails_on_all_ranks_at_its_deadline():
     told = "rank 0: only 1 of 2 gradients of a step came, and no further one for 4000 ms"
-    fails_each(broken_and_then(lambda steps: shoal.barrier()), ["the batch of rank 0 is broken", told],
+    fails_each(broken_and_then(lambda steps: shoal.barrier(), 4000), ["the batch of rank 0 is broken", told],
                ["DeadlineExceededError", told], timeout_s=100)
 
 

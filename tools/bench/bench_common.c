@@ -40,8 +40,11 @@ void bench_ranks_note(int wanted, int started)
         fprintf(stderr, "shoal bench: -n %d is not used: the launcher started %d\n", wanted, started);
 }
 
-void bench_failure_print(int rank, enum shoal_status status, const char *why)
+void bench_failure_print(const struct shoal_context *context, int rank, enum shoal_status status, const char *why)
 {
+    struct shoal_failure failure = SHOAL_FAILURE_INIT;
+    if (!why && context && shoal_last_failure(context, NULL, &failure) == SHOAL_OK && failure.status == status)
+        why = failure.text;
     if (rank < 0)
         fprintf(stderr, "shoal bench: a worker could not join: %s: %s\n", shoal_status_name(status), shoal_status_text(status));
     else

@@ -56,8 +56,8 @@ bool bench_common_apply(int id, const struct tool_args *args, struct bench_commo
 /* For rank 0: prints that -n is not used if a launcher has started another number of ranks. `wanted` is 0 without -n. */
 void bench_ranks_note(int wanted, int started);
 
-/* Prints why a worker failed. `rank` is -1 if it could not join; `why` is NULL if only the status is known. */
-void bench_failure_print(int rank, enum shoal_status status, const char *why);
+/* Prints why a worker failed. `rank` is -1 if it could not join. If `why` is NULL, the context is asked. */
+void bench_failure_print(const struct shoal_context *context, int rank, enum shoal_status status, const char *why);
 
 /* Checks before the work whether a file can be written, without changing it. Returns false after printing one line; true if
  * name is NULL. */

@@ -331,7 +331,7 @@ static void pipeline_report_failure(const struct stager *stager, enum shoal_stat
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     const bool is_pipelines = stager->pipeline && shoal_pipeline_failure(stager->pipeline, &failure) == SHOAL_OK;
-    bench_failure_print(stager->comm ? stager->rank : -1, status, is_pipelines ? failure.text : NULL);
+    bench_failure_print(stager->context, stager->comm ? stager->rank : -1, status, is_pipelines ? failure.text : NULL);
 }
 
 int bench_pipeline_worker_run(const struct bench_pipeline_options *options)

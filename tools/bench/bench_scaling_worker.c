@@ -132,7 +132,7 @@ int scaling_worker_run(const struct scaling_options *options)
     struct worker worker = {.options = options, .rank = -1};
     const enum shoal_status status = worker_run(&worker);
     if (status)
-        bench_failure_print(worker.comm ? worker.rank : -1, status, NULL);
+        bench_failure_print(worker.context, worker.comm ? worker.rank : -1, status, NULL);
     shoal_comm_free(worker.comm);
     shoal_context_destroy(worker.context);
     int code = status ? 1 : worker.code;

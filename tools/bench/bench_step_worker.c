@@ -704,7 +704,7 @@ static void report_failure(const struct stepper *stepper, enum shoal_status stat
 {
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     const bool is_reducers = stepper->reducer && shoal_reducer_failure(stepper->reducer, &failure) == SHOAL_OK;
-    bench_failure_print(stepper->comm ? stepper->rank : -1, status, is_reducers ? failure.text : NULL);
+    bench_failure_print(stepper->context, stepper->comm ? stepper->rank : -1, status, is_reducers ? failure.text : NULL);
 }
 
 int bench_step_worker_run(const struct bench_step_options *options)

@@ -483,7 +483,7 @@ int bench_worker_run(const struct bench_options *options, struct bench_area *are
     uint64_t errors = 0;
     const enum shoal_status status = worker_run(&worker, &errors);
     if (status)
-        bench_failure_print(worker.comm ? worker.rank : -1, status, NULL);
+        bench_failure_print(worker.context, worker.comm ? worker.rank : -1, status, NULL);
     if (errors && worker.rank == 0)
         fprintf(stderr, "shoal bench: %llu elements were wrong\n", (unsigned long long)errors);
     worker_close(&worker);

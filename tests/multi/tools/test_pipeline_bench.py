@@ -146,7 +146,7 @@ def a_killed_worker_is_named():
         until = time.monotonic() + 30
         while len(children.read_text().split()) < 3 and time.monotonic() < until:
             time.sleep(0.05)
-        time.sleep(1.5)
+        time.sleep(4)  # until all ranks are in steps
         os.kill(int(children.read_text().split()[1]), signal.SIGKILL)
         out, err = process.communicate(timeout=60)
     finally:
