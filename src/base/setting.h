@@ -82,7 +82,7 @@ void shoal_agreed_print_difference(const struct shoal_agreed_own *own, const str
 #define SHOAL_HASH_START UINT64_C(14695981039346656037)
 uint64_t shoal_hash_bytes(uint64_t hash, const void *data, size_t bytes);
 
-/* Parses "40000-40099", or one port. If the text is empty, both become 0. Returns false if it is invalid. */
+/* Parses "20000-20099", or one port. If the text is empty, both become 0. Returns false if it is invalid. */
 bool shoal_setting_parse_ports(const char *text, uint16_t *low_out, uint16_t *high_out);
 
 /* Parses sizes: "256K" becomes 262144. K, M, G are powers of 1024; "iB" or "B" may follow. Returns false if the text is

@@ -421,7 +421,8 @@ def roots_differ(word):
 
 # ---- Broken links ----------------------------------------------------------------------------------------------------------
 
-PORT_OF_DATA = 40000  # its control tree has the next port; the next rank of the host has the port ten further on
+# Below the ports that Linux assigns to connections. The control tree has the next port, and the host's next rank the tenth after it.
+PORT_OF_DATA = 20000
 
 
 def ports_of(layout):

@@ -357,12 +357,14 @@ static void bootstrap_joins_ranks_below_others(void **state)
 {
     (void)state;
     static struct rank ranks[MANY_RANKS];
-    char address[64];
+    char address[64], ports[64];
     struct rank first = {
         .size = MANY_RANKS, .address = address_of("127.0.0.1", address), .timeout_ms = 20000, .rounds = 3, .bytes = 1000};
     run_ranks(ranks, MANY_RANKS, &first);
     expect_all(ranks, MANY_RANKS, SHOAL_OK);
-    first.overrides[0] = "SHOAL_PORTS=40000-40001";
+    const int port = atoi(strrchr(address, ':') + 1); /* those after it are also this program's */
+    snprintf(ports, sizeof ports, "SHOAL_PORTS=%d-%d", port + 1, port + 2);
+    first.overrides[0] = ports;
     run_ranks(ranks, MANY_RANKS, &first);
     expect_all(ranks, MANY_RANKS, SHOAL_OK);
 }

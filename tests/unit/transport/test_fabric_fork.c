@@ -20,6 +20,7 @@
 #include "comm/settings.h"
 #include "transport/fabric/fork.h"
 #include "transport/fabric/network.h"
+#include "../../free_port.h"
 
 /* Read by the leak checker: endpoints of libfabric leak some of their descriptions. */
 __attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
@@ -30,6 +31,9 @@ const char *__lsan_default_suppressions(void)
 
 #define PATIENCE_NS (20 * SHOAL_NS_PER_S)
 #define DESCRIPTORS 1024
+
+/* Settings, each with a free port. */
+static char own_ports[32], peer_ports[32];
 
 /* An endpoint at a port, like a context's. */
 struct side {
@@ -119,7 +123,7 @@ static bool start_peer(struct child *child, struct shoal_fabric_address *address
     struct side side;
     memset(address_out, 0, sizeof *address_out);
     if (start_child(child)) {
-        if (open_side(&side, "SHOAL_PORTS=23482") == SHOAL_OK) {
+        if (open_side(&side, peer_ports) == SHOAL_OK) {
             *address_out = *shoal_network_address(side.network);
             const bool is_told = write(child->to, address_out, sizeof *address_out) == sizeof *address_out;
             wait_for_end(child->from, &side);
@@ -169,7 +173,7 @@ static void fork_child_keeps_no_socket_of_an_endpoint(void **state)
         end_child(&peer);
         skip();
     }
-    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK);
+    assert_int_equal(open_side(&side, own_ports), SHOAL_OK);
     send_to(&side, &address);
     const int of_others = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_true(count_sockets() >= 3); /* that one, a listening one, a connected one */
@@ -178,7 +182,7 @@ static void fork_child_keeps_no_socket_of_an_endpoint(void **state)
     send_to(&side, &address); /* in the parent all continues */
     close(of_others);
     close_side(&side);
-    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK); /* its port is free although the child lives */
+    assert_int_equal(open_side(&side, own_ports), SHOAL_OK); /* its port is free although the child lives */
     close_side(&side);
     end_child(&counter);
     end_child(&peer);
@@ -192,7 +196,7 @@ static void fork_child_keeps_what_is_not_the_endpoints(void **state)
     struct side side;
     int count;
     (void)state;
-    const enum shoal_status status = open_side(&side, "SHOAL_PORTS=23481");
+    const enum shoal_status status = open_side(&side, own_ports);
     if (status == SHOAL_ERR_UNSUPPORTED) { /* no libfabric */
         shoal_log_fini(&side.log);
         skip();
@@ -224,7 +228,7 @@ static void spawned_program_keeps_no_socket_of_an_endpoint(void **state)
         end_child(&peer);
         skip();
     }
-    assert_int_equal(open_side(&side, "SHOAL_PORTS=23481"), SHOAL_OK);
+    assert_int_equal(open_side(&side, own_ports), SHOAL_OK);
     const int of_others = socket(AF_INET, SOCK_STREAM, 0);
     assert_int_equal(posix_spawn(&pid, program, NULL, NULL, words, environ), 0); /* the endpoint listens */
     assert_int_equal(waitpid(pid, &ended, 0), pid);
@@ -305,6 +309,9 @@ int main(int argc, char **argv)
 {
     if (argc > 1)
         return strcmp(argv[1], "count") == 0 ? count_sockets() : 99;
+    const int port = free_port(); /* this process's until it ends, as are those after it */
+    snprintf(own_ports, sizeof own_ports, "SHOAL_PORTS=%d", port);
+    snprintf(peer_ports, sizeof peer_ports, "SHOAL_PORTS=%d", port + 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fork_child_keeps_no_socket_of_an_endpoint),
         cmocka_unit_test(fork_child_keeps_what_is_not_the_endpoints),
