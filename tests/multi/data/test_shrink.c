@@ -240,6 +240,21 @@ static void a_split_is_shrunk(struct world *world)
     replace_comm(world, comm);
 }
 
+/* Rank 0 frees the communicator and lives on. On one host the others do not wait for it. */
+static void a_rank_that_frees_it_is_not_waited_for(struct world *world)
+{
+    struct shoal_comm *comm;
+    if (world->rank == 0) {
+        shoal_comm_free(world->comm);
+        end_when_done(world, 0, world->size - 1);
+    }
+    expect_broken(world, world->comm);
+    OK(world, shoal_comm_shrink(world->comm, NULL, 0, NULL, &comm));
+    replace_comm(world, comm);
+    expect_whole(world, comm, all_but(world, 1));
+    report_done(world, 0);
+}
+
 /* A communicator that works is shrunk: the excluded ranks do not call, and the old one still works. */
 static void a_communicator_that_works_is_shrunk(struct world *world)
 {
@@ -477,6 +492,7 @@ int main(int argument_count, char **arguments)
     }
     const struct plan many = {.lost = 0x1049};
     run("ranks_that_are_left_continue, more than cores", 17, 0, ranks_that_are_left_continue, &many);
+    run("a_rank_that_frees_it_is_not_waited_for", 4, 0, a_rank_that_frees_it_is_not_waited_for, NULL);
     run("wrong_calls_are_refused", 2, 0, wrong_calls_are_refused, NULL);
     return world_finish();
 }
