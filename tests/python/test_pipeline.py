@@ -1598,19 +1598,39 @@ class Raises(nn.Module):
             context.owner.count("backward")
             return gradient, None
 
-    def __init__(self, when):
+    def __init__(self, when, error=None):
         super().__init__()
-        self.when, self.number, self.counts = when, None, {}
+        self.when, self.number, self.counts, self.error = when, None, {}, error
         self.linear = nn.Linear(12, 12)
 
     def count(self, when):
         self.counts[when] = self.counts.get(when, 0) + 1
         if when == self.when and self.counts[when] - 1 == self.number:
-            raise FloatingPointError(f"planted in the {when} pass")
+            raise self.error or FloatingPointError(f"planted in the {when} pass")
 
     def forward(self, x):
         self.count("forward")
         return self.In.apply(self.linear(x), self)
+
+
+class Untold(Exception):
+    def __str__(self):
+        raise LookupError("no text")
+
+
+def exceptions_have_any_text(world):
+    """A name of a file that is no UTF-8, and an exception that has no text. Ranks also learn that a model cannot be measured."""
+    import shoal.torch
+    import shoal.torch._communicator as communicator
+    for error, word in ((ValueError("\udcff.txt"), "ValueError: ?.txt"), (Untold(), "Untold: it has no text")):
+        units = [nn.Linear(12, 12) for _ in range(2 * world.size)]
+        units[0] = planted = Raises("forward", error)
+        pipeline = pipelined(world, nn.Sequential(*units), plain_batch, squares)
+        planted.number, planted.counts = 1, {}
+        fails(lambda: pipeline.step(*plain_batch(0)), communicator.BackendError, "stage 0", "microbatch 1", "rank 0", word)
+        units[0] = planted = Raises("backward", error)
+        planted.number = 0
+        fails(lambda: shoal.torch.Pipeline(nn.Sequential(*units), plain_batch(0)[0], loss=squares), RuntimeError, "measured on rank 0", word)
 
 
 def an_exception_names_its_place_on_all_ranks(world):
@@ -1971,6 +1991,7 @@ CASES = [
     Case("torch loads every schedule", torch_loads_every_schedule, (1,)),
     Case("torch's schedules are read", torchs_schedules_are_read, (2, 3)),
     Case("an exception names its place on all ranks", an_exception_names_its_place_on_all_ranks, (1, 2, 3)),
+    Case("exceptions have any text", exceptions_have_any_text, (2, 3)),
     Case("a rank that dies is named", a_rank_that_dies_is_named, (3,), fresh=True, ends=(1,)),
     Case("batches that do not fit are refused", batches_that_do_not_fit_are_refused, (1, 2)),
     Case("a graph that changes is refused", a_graph_that_changes_is_refused, (1, 2)),

@@ -1414,6 +1414,16 @@ def a_model_is_called_once(world):
         fails(lambda: twice(sentences(0)[0]), Exception, "may call the model once")
 
 
+class Untold(Exception):
+    """Cannot be pickled, by an error that has no text."""
+
+    def __reduce__(self):
+        raise self
+
+    def __str__(self):
+        raise LookupError("no text")
+
+
 def values_that_are_no_tensors_are_refused(world):
     """A loss that is a number, and results that cannot be sent to the other ranks."""
     smp = started(world, world.size)
@@ -1434,6 +1444,8 @@ def values_that_are_no_tensors_are_refused(world):
             fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "generator")
             step = smp.step(lambda model, inputs: model(inputs).sum().reshape(1).to_sparse())
             fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "sparse")
+            step = smp.step(lambda model, inputs: (model(inputs).sum(), Untold()))
+            fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "it has no text")
             step = smp.step(lambda model, inputs: torch.complex(model(inputs).sum(), torch.ones(())).conj())
             expect(step(model, inputs).outputs[0].imag.item() == -1.0)
     fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")

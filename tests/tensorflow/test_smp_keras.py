@@ -283,6 +283,23 @@ def outputs_have_the_form_of_one_call(rank):
 # ---- Misuse ----------------------------------------------------------------------------------------------------------------
 
 
+class Applies(keras.layers.Layer):
+    """Cannot be copied."""
+
+    def __init__(self, function):
+        super().__init__(name="applies")
+        self.function = lambda x: function(x)
+
+    def call(self, x):
+        return self.function(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def get_config(self):
+        raise NotImplementedError("no get_config")
+
+
 def misuse_is_refused(rank):
     fails(smp.rank, SMPError, "call smp.init() first")
     fails(lambda: smp.init({"partitions": 3}), SMPConfigError, "2", "3")
@@ -304,6 +321,8 @@ def misuse_is_refused(rank):
     fails(lambda: smp.step(lambda x: behind(x))(x), SMPUnsupportedError, "the model returns a tensor that is no layer's result")
     one = model_of(chain, lambda layers, x: layers[1](x))
     fails(lambda: smp.step(lambda x: one(x))(x), SMPError, "the model calls 1 layers (flatten", "2 partitions")
+    unknown = model_of(lambda: [*chain()[:4], Applies(tf.abs)], run_chain)
+    fails(lambda: smp.step(lambda x: unknown(x))(x), SMPError, "rank 0 cannot measure a copy of applies", "get_config")  # on all ranks
     assert (smp.rank(), smp.size(), smp.dp_rank(), smp.dp_size(), smp.local_size()) == (rank, 2, 0, 1, 2)
 
 

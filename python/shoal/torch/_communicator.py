@@ -70,6 +70,16 @@ def timed_out(status):
     return "timed out: " if status == ERR_TIMEOUT else ""
 
 
+def text_of(error):
+    """Returns the class and the text of a program's exception, which other ranks get as UTF-8. Not every text can be that, and some
+    classes raise an error instead."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "it has no text"
+    return f"{type(error).__name__}: {text}".encode(errors="replace").decode()
+
+
 def cause_of(text):
     """Returns the struct shoal_failure with which a rank ends the waits of others."""
     plain = text.removeprefix("shoal: ").encode(errors="replace")

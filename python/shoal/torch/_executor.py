@@ -7,7 +7,7 @@ import weakref
 
 from .. import _native
 from .._native import OK
-from ._communicator import BackendError, cause_of, is_own, timed_out
+from ._communicator import BackendError, cause_of, is_own, text_of, timed_out
 
 
 class Executor:
@@ -60,7 +60,7 @@ class Executor:
             return OK
         except BaseException as error:  # must not be lost in the frames of C
             self._error = error
-            reason = f"{type(error).__name__}: {error}".encode()[:text_bytes - 1]
+            reason = text_of(error).encode()[:text_bytes - 1]
             ctypes.memmove(text, reason + b"\0", len(reason) + 1)
             return _native.ERR_ABORTED
 

@@ -172,7 +172,7 @@ class Pipeline:
             try:
                 text = _profile.profile_of(model, recorded, example)
             except Exception as error:
-                text = f"!{type(error).__name__}: {error}"
+                text = f"!{_communicator.text_of(error)}"
         text = self._text_of_first(text)
         if text.startswith("!"):
             raise RuntimeError(f"shoal: the model cannot be measured on rank 0: {text[1:]}; pass cuts=, names among {', '.join(self.units)}")

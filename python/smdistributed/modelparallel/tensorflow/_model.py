@@ -285,8 +285,9 @@ def _plan_of(model, units, args, kwargs, training):
 
 def _chosen(calls, count):
     """Returns the partitions with the shortest step, or those of memory_weight, by rank 0's measurements."""
-    units = [_measured(layer, args) for layer, args in calls] if rank() == 0 else None
-    units = shoal.broadcast_object(units, 0)
+    units = shoal.broadcast_object(_measured_calls(calls) if rank() == 0 else None, 0)
+    if isinstance(units, str):
+        raise SMPError(f"smp: rank 0 cannot measure a copy of {units}; set auto_partition to false, and mark partitions")
     weight = state.cfg.memory_weight
     options = {} if weight is None else {"method": _native.PARTITION_TREE, "memory_weight": weight}
     first = _stages.first_units(units, count, state.cfg.microbatches, latency_us=LATENCY_US, bytes_per_us=BYTES_PER_US, **options)
@@ -301,6 +302,17 @@ def _marked(called, count):
         raise SMPConfigError(f"smp: nothing is in partition {missing[0]}: assign layers inside smp.partition({missing[0]}), or set "
                              "auto_partition")
     return places
+
+
+def _measured_calls(calls):
+    """Returns the units of a profile; or a text, which layer could not be measured and why, for which the other ranks wait."""
+    units = []
+    for layer, args in calls:
+        try:
+            units.append(_measured(layer, args))
+        except Exception as error:
+            return f"{layer.name}: {type(error).__name__}: {error}"
+    return units
 
 
 def _measured(layer, args):

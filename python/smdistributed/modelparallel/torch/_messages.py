@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
+from shoal.torch._communicator import text_of
 from smdistributed.modelparallel.exceptions import SMPError
 from smdistributed.modelparallel.torch._state import state
 
@@ -138,5 +139,5 @@ def _packed(value):
         form = pytree.tree_map(lambda leaf: _Place() if isinstance(leaf, torch.Tensor) else leaf, value)
         return pickle.dumps((form, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])), tensors
     except Exception as error:
-        text = f"smp: a value cannot be sent to the other ranks: {type(error).__name__}: {error}"
+        text = f"smp: a value cannot be sent to the other ranks: {text_of(error)}"
         return pickle.dumps((SMPError(text), [])), []
