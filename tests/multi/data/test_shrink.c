@@ -121,6 +121,7 @@ static void ranks_that_are_left_continue(struct world *world)
     const struct plan *plan = world->arg;
     struct shoal_comm *comm;
     expect_exact_sum(world, world->comm, all_but(world, 0), 70001);
+    world_meet(world);
     if (is_in(plan->lost, world->rank))
         _exit(0);
     expect_broken(world, world->comm);
@@ -143,6 +144,7 @@ static void ranks_die_while_others_agree(struct world *world)
     const unsigned ranks = all_but(world, plan->lost | plan->dies);
     struct shoal_comm *comm;
     pthread_t thread;
+    world_meet(world);
     if (is_in(plan->lost, world->rank))
         _exit(0);
     expect_broken(world, world->comm);
@@ -164,12 +166,22 @@ static void ranks_die_while_others_agree(struct world *world)
     expect_whole(world, comm, ranks);
 }
 
+/* Returns when all ranks from `turn` on have called it: none of them is inside an earlier operation. */
+static void meet_in_turn(struct world *world, int turn)
+{
+    _Atomic uint64_t *const come = (_Atomic uint64_t *)&world->board[turn];
+    atomic_fetch_add(come, 1);
+    while (atomic_load(come) < (uint64_t)(world->size - turn))
+        usleep(100);
+}
+
 /* Each communicator that was shrunk is shrunk again, until one rank is left. */
 static void one_rank_after_the_other_is_lost(struct world *world)
 {
     for (int lost = 0; lost < world->size - 1; lost++) {
         struct shoal_comm *comm;
         expect_exact_sum(world, world->comm, all_but(world, (1u << lost) - 1), 1001);
+        meet_in_turn(world, lost);
         if (world->rank == lost)
             _exit(0);
         expect_broken(world, world->comm);
@@ -183,6 +195,7 @@ static void one_rank_after_the_other_is_lost(struct world *world)
 static void one_communicator_is_shrunk_twice(struct world *world)
 {
     struct shoal_comm *first, *second, *split;
+    world_meet(world);
     if (world->rank == 1)
         _exit(0);
     expect_broken(world, world->comm);
@@ -203,6 +216,7 @@ static void a_split_is_shrunk(struct world *world)
     struct shoal_comm *split, *comm;
     const unsigned odd = 0xaaaaaa & all_but(world, 0), even = 0x555555 & all_but(world, 0);
     OK(world, shoal_comm_split(world->comm, world->rank % 2, 0, NULL, &split));
+    world_meet(world);
     if (world->rank == 1)
         _exit(0);
     if (world->rank % 2 == 0) {
@@ -298,7 +312,7 @@ static void continue_without(struct world *world, int stopped)
     struct shoal_failure failure = SHOAL_FAILURE_INIT;
     struct shoal_comm *comm = NULL;
     char expected[64];
-    short_time.create_timeout_ms = 1000;
+    short_time.create_timeout_ms = 3000;
     const enum shoal_status status = shoal_comm_shrink(world->comm, NULL, 0, &short_time, &comm);
     CHECK(world, status == SHOAL_ERR_TIMEOUT && !comm, "%s", shoal_status_name(status));
     OK(world, shoal_last_failure(world->context, NULL, &failure));
@@ -337,10 +351,10 @@ static void a_stopped_rank_is_left_behind(struct world *world)
     int64_t *shared;
     OK(world, shoal_mem_alloc(world->context, SHARED * sizeof *shared, (void **)&shared));
     fill_shared(world, shared);
-    OK(world, shoal_barrier(world->comm, NULL));
+    world_meet(world);
     if (world->rank == stopped)
         stop_and_resume(world, shared);
-    expect_stopped(world, sum_shared(world, shared, 1500));
+    expect_stopped(world, sum_shared(world, shared, 3000));
     continue_without(world, stopped);
     expect_no_late_writes(world, shared);
     OK(world, shoal_mem_free(world->context, shared));
