@@ -247,6 +247,7 @@ def shrunk(world):
     """Ranks 0 and 2 continue without the killed one, in a default group of two."""
     shrink = shrink_group(world)
     still_works(world)
+    ranks.meet(world)
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     fails(lambda: dist.all_reduce(torch.ones(10)), "rank 1")
@@ -262,6 +263,7 @@ def shrunk_while_it_works(world):
     """A rank that lives is excluded. SHRINK_ABORT ends the operations of the old group."""
     shrink = shrink_group(world)
     still_works(world)
+    ranks.meet(world)
     if world.rank == 0:
         fails(lambda: dist.all_reduce(torch.ones(10)), "abort")
         return
@@ -274,6 +276,7 @@ def shrunk_without_a_lost_rank_of_the_list(world):
     """Two ranks are lost, but the list has one: torch would number the others wrongly. Rank 0 has torch's store and lives."""
     shrink = shrink_group(world)
     still_works(world)
+    ranks.meet(world)
     if world.rank in (1, 3):
         os.kill(os.getpid(), signal.SIGKILL)
     fails(lambda: dist.all_reduce(torch.ones(10)), "rank [13]")
