@@ -222,13 +222,16 @@ const struct shoal_survivors_view *shoal_survivors_agreed(const struct shoal_sur
     return survivors->is_open && vote->adopted && next_undecided(survivors, 0) < 0 ? &vote->decision : NULL;
 }
 
-/* A rank moves on only after all living ranks of the decision have adopted it. */
+/* A rank moves on only after all living ranks of the decision have adopted it. A coordinator decides only after all ranks that
+ * it regards as alive have promised to follow it. */
 bool shoal_survivors_is_left_out(const struct shoal_survivors *survivors)
 {
-    bool have_others_moved_on = false;
-    for (int r = 0; r < survivors->size; r++)
+    bool have_others_moved_on = false, have_others_adopted = false;
+    for (int r = 0; r < survivors->size; r++) {
         have_others_moved_on |= has_moved_on(survivors, r);
-    return have_others_moved_on && !current(survivors)->adopted;
+        have_others_adopted |= survivors->ranks[r].adopted_epoch == survivors->epoch;
+    }
+    return (have_others_moved_on && !current(survivors)->adopted) || (have_others_adopted && !current(survivors)->promised);
 }
 
 /* ---- Deciding ------------------------------------------------------------------------------------------------------------ */
