@@ -184,6 +184,7 @@ static enum shoal_status shrink_begin(struct call *call)
     shrinking->rounds++;
     shrinking->is_confirming = true;
     shoal_progress_lock(call->comm->context->progress);
+    (void)shoal_engine_look_for_failure(call->comm->engine); /* others may have published one that no thread here has seen */
     shoal_comm_settle(call->comm);
     shoal_progress_unlock(call->comm->context->progress);
     shrinking->status = has_excluded(call) ? SHOAL_ERR_PEER_LOST : make_from_survivors(call);
