@@ -11,6 +11,9 @@ static uint64_t next_ballot(uint64_t highest, int rank)
     return (highest / SHOAL_RANKS_MAX + 1) * SHOAL_RANKS_MAX + (uint64_t)rank;
 }
 
+/* No agreement takes that many ballots. A higher one, which only a broken rank sends, has no next one. */
+#define BALLOT_MAX (UINT64_MAX / 2)
+
 static int issuer_of(uint64_t ballot)
 {
     return (int)(ballot % SHOAL_RANKS_MAX);
@@ -90,7 +93,7 @@ static bool survivors_is_head_sound(const struct head *head, int size)
     const bool has_ballot = head->kind != SHOAL_SURVIVORS_PROPOSAL;
     return head->kind >= SHOAL_SURVIVORS_PROPOSAL && head->kind < SHOAL_SURVIVORS_KIND_END && head->epoch > 0 &&
            head->is_repeated <= 1 && memcmp(head->spare, zero, sizeof zero) == 0 && has_ballot == (head->ballot > 0) &&
-           issuer_of(head->ballot) < size &&
+           head->ballot <= BALLOT_MAX && issuer_of(head->ballot) < size &&
            (head->kind == SHOAL_SURVIVORS_PROMISE ? head->adopted < head->ballot : !head->adopted) &&
            (has_view(head->kind, head->adopted) || !head->least);
 }

@@ -590,6 +590,10 @@ static void survivors_read_no_nonsense(void **state)
         if (shoal_survivors_read(copy, count, 11, &read))
             fail_msg("byte %d as %d is read", spoiled[i][0], spoiled[i][1]);
     }
+    message = (struct shoal_survivors_message){.kind = SHOAL_SURVIVORS_PREPARE, .epoch = 1, .ballot = UINT64_MAX / 2 + 2};
+    assert_false(shoal_survivors_read(bytes, shoal_survivors_write(&message, 11, bytes), 11, &read)); /* has no next one */
+    message.ballot -= UINT64_C(1) << 40;
+    assert_true(shoal_survivors_read(bytes, shoal_survivors_write(&message, 11, bytes), 11, &read));
 }
 
 /* A board keeps the last message of each kind, and a reader gets each version once. */
