@@ -158,11 +158,15 @@ static enum shoal_status make_from_survivors(struct call *call)
     return status;
 }
 
-static void drop_made(struct shoal_shrinking *shrinking)
+/* All survivors have tried to make it. What they sent for it, and this rank has not taken, is dropped as well. */
+static void drop_made(const struct call *call)
 {
-    struct shoal_comm *made = shrinking->made;
-    shoal_comm_free(made); /* also clears shrinking->made */
-    SHOAL_ASSERT(!shrinking->made);
+    struct shoal_context *context = call->comm->context;
+    shoal_comm_free(call->shrinking->made); /* also clears it */
+    SHOAL_ASSERT(!call->shrinking->made);
+    shoal_progress_lock(context->progress);
+    shoal_shm_endpoint_decline(context->endpoint, derive_number(call));
+    shoal_progress_unlock(context->progress);
 }
 
 /* The others cannot make it with a rank that this rank no longer waits for. */
@@ -184,6 +188,7 @@ static enum shoal_status shrink_begin(struct call *call)
     shrinking->rounds++;
     shrinking->is_confirming = true;
     shoal_progress_lock(call->comm->context->progress);
+    (void)shoal_engine_look_for_failure(call->comm->engine); /* others may have published one that no thread here has seen */
     shoal_comm_settle(call->comm);
     shoal_progress_unlock(call->comm->context->progress);
     shrinking->status = has_excluded(call) ? SHOAL_ERR_PEER_LOST : make_from_survivors(call);
@@ -205,7 +210,7 @@ static enum shoal_status shrink_confirm(struct call *call, struct shoal_comm **c
         shrinking->made = NULL;
         return SHOAL_OK;
     }
-    drop_made(shrinking);
+    drop_made(call);
     const bool has_failed = is_same_set && agreed.least != SHOAL_ERR_PEER_LOST; /* a lost rank is not in the next set */
     return has_failed ? fail_making(call, agreed.least) : SHOAL_PENDING;
 }

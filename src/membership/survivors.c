@@ -11,6 +11,9 @@ static uint64_t next_ballot(uint64_t highest, int rank)
     return (highest / SHOAL_RANKS_MAX + 1) * SHOAL_RANKS_MAX + (uint64_t)rank;
 }
 
+/* No agreement takes that many ballots. A higher one, which only a broken rank sends, has no next one. */
+#define BALLOT_MAX (UINT64_MAX / 2)
+
 static int issuer_of(uint64_t ballot)
 {
     return (int)(ballot % SHOAL_RANKS_MAX);
@@ -90,7 +93,7 @@ static bool survivors_is_head_sound(const struct head *head, int size)
     const bool has_ballot = head->kind != SHOAL_SURVIVORS_PROPOSAL;
     return head->kind >= SHOAL_SURVIVORS_PROPOSAL && head->kind < SHOAL_SURVIVORS_KIND_END && head->epoch > 0 &&
            head->is_repeated <= 1 && memcmp(head->spare, zero, sizeof zero) == 0 && has_ballot == (head->ballot > 0) &&
-           issuer_of(head->ballot) < size &&
+           head->ballot <= BALLOT_MAX && issuer_of(head->ballot) < size &&
            (head->kind == SHOAL_SURVIVORS_PROMISE ? head->adopted < head->ballot : !head->adopted) &&
            (has_view(head->kind, head->adopted) || !head->least);
 }
@@ -222,13 +225,16 @@ const struct shoal_survivors_view *shoal_survivors_agreed(const struct shoal_sur
     return survivors->is_open && vote->adopted && next_undecided(survivors, 0) < 0 ? &vote->decision : NULL;
 }
 
-/* A rank moves on only after all living ranks of the decision have adopted it. */
+/* A rank moves on only after all living ranks of the decision have adopted it. A coordinator decides only after all ranks that
+ * it regards as alive have promised to follow it. */
 bool shoal_survivors_is_left_out(const struct shoal_survivors *survivors)
 {
-    bool have_others_moved_on = false;
-    for (int r = 0; r < survivors->size; r++)
+    bool have_others_moved_on = false, have_others_adopted = false;
+    for (int r = 0; r < survivors->size; r++) {
         have_others_moved_on |= has_moved_on(survivors, r);
-    return have_others_moved_on && !current(survivors)->adopted;
+        have_others_adopted |= survivors->ranks[r].adopted_epoch == survivors->epoch;
+    }
+    return (have_others_moved_on && !current(survivors)->adopted) || (have_others_adopted && !current(survivors)->promised);
 }
 
 /* ---- Deciding ------------------------------------------------------------------------------------------------------------ */

@@ -316,7 +316,8 @@ static void success_seek(struct run_hub *hub)
         failed = !at->is_lost && at->ended.rank >= 0 ? h : failed;
     }
     if (failed >= 0)
-        hub->first = (struct run_event){.cause = RUN_CAUSE_WORKER, .host = failed, .rank = hub->at[failed].ended.rank};
+        hub->first = (struct run_event){
+            .cause = RUN_CAUSE_WORKER, .host = failed, .rank = hub->at[failed].ended.rank, .code = CODE_OTHER};
     else if (lost >= 0)
         hub->first = (struct run_event){.cause = RUN_CAUSE_LOST, .host = lost, .rank = -1, .code = CODE_LOST};
 }

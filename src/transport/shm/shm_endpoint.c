@@ -612,6 +612,17 @@ enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, s
     return SHOAL_PENDING;
 }
 
+void shoal_shm_endpoint_decline(struct shoal_shm_endpoint *endpoint, uint64_t comm)
+{
+    shoal_shm_endpoint_drain(endpoint);
+    for (size_t i = endpoint->joining_count; i-- > 0;) {
+        if (endpoint->joining[i].comm != comm)
+            continue;
+        shoal_segment_put(endpoint->joining[i].segment);
+        endpoint->joining[i] = endpoint->joining[--endpoint->joining_count];
+    }
+}
+
 bool shoal_shm_endpoint_offer_device(struct shoal_shm_peer *peer, uint64_t comm, int descriptor)
 {
     const struct shoal_shm_link_message message = {.type = SHOAL_SHM_LINK_DEVICE, .key = comm, .bytes = descriptor >= 0};

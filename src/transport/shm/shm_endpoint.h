@@ -121,6 +121,8 @@ void shoal_shm_endpoint_part(struct shoal_shm_endpoint *endpoint, struct shoal_s
 bool shoal_shm_endpoint_offer(struct shoal_shm_peer *peer, uint64_t comm, struct shoal_segment *own);
 SHOAL_MUST_USE enum shoal_status shoal_shm_endpoint_take(struct shoal_shm_endpoint *endpoint, struct shoal_shm_peer *peer,
                                                          uint64_t comm, struct shoal_segment **segment_out);
+/* Drops the segments that peers have offered for a communicator, because this rank does not make it. */
+void shoal_shm_endpoint_decline(struct shoal_shm_endpoint *endpoint, uint64_t comm);
 
 /* Like shoal_shm_endpoint_offer() and its take function, for a descriptor of memory on a device. The caller keeps `descriptor`;
  * -1 means that it has none. take passes *descriptor_out to the caller; ERR_PEER_LOST: the peer's process has ended, so none

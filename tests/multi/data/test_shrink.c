@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "multi_world.h"
@@ -281,6 +282,51 @@ static void an_aborted_communicator_is_shrunk(struct world *world)
     replace_comm(world, comm);
 }
 
+/* The segments of communicators that this process maps. */
+static int count_segments(struct world *world)
+{
+    char line[4096];
+    int count = 0;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    CHECK(world, maps, "no maps");
+    while (fgets(line, sizeof line, maps))
+        count += strstr(line, "shoal-communicator") != NULL;
+    fclose(maps);
+    return count;
+}
+
+/* Opens no descriptor meanwhile if `is_short`. */
+static enum shoal_status shrink_short(struct world *world, bool is_short, struct shoal_comm **comm_out)
+{
+    struct rlimit limit;
+    const int lowest = dup(0);
+    CHECK(world, lowest >= 0 && close(lowest) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit");
+    const struct rlimit few = {(rlim_t)lowest, limit.rlim_max};
+    CHECK(world, !is_short || setrlimit(RLIMIT_NOFILE, &few) == 0, "no limit");
+    const enum shoal_status status = shoal_comm_shrink(world->comm, NULL, 0, NULL, comm_out);
+    CHECK(world, setrlimit(RLIMIT_NOFILE, &limit) == 0, "no limit");
+    return status;
+}
+
+/* All ranks fail with the error of one, and keep nothing of the attempt. */
+static void a_rank_that_cannot_make_it_fails_all(struct world *world)
+{
+    struct shoal_comm *comm = NULL;
+    report_done(world, 0);
+    if (world->rank == 1)
+        end_when_done(world, 0, world->size);
+    expect_broken(world, world->comm);
+    const int before = count_segments(world);
+    for (int i = 0; i < 5; i++) {
+        const enum shoal_status status = shrink_short(world, world->rank == world->size - 1, &comm);
+        CHECK(world, status == SHOAL_ERR_SYSTEM && !comm, "%s", shoal_status_name(status));
+    }
+    CHECK(world, count_segments(world) == before, "%d segments are mapped, not %d", count_segments(world), before);
+    OK(world, shoal_comm_shrink(world->comm, NULL, 0, NULL, &comm));
+    expect_whole(world, comm, all_but(world, 2));
+    replace_comm(world, comm);
+}
+
 #define SHARED (((size_t)1 << 20) + 1)
 
 static void fill_shared(const struct world *world, int64_t *shared)
@@ -332,6 +378,9 @@ static void continue_without(struct world *world, int stopped)
     struct shoal_comm *comm = NULL;
     char expected[64];
     short_time.create_timeout_ms = 1000;
+    report_done(world, 0);
+    while (atomic_load(&board[FIRST_STAGE]) < (uint64_t)world->size - 1) /* a rank that comes later would be named instead */
+        usleep(500);
     const enum shoal_status status = shoal_comm_shrink(world->comm, NULL, 0, &short_time, &comm);
     CHECK(world, status == SHOAL_ERR_TIMEOUT && !comm, "%s", shoal_status_name(status));
     OK(world, shoal_last_failure(world->context, NULL, &failure));
@@ -483,6 +532,7 @@ int main(int argument_count, char **arguments)
         run("a_split_is_shrunk", 6, per_host, a_split_is_shrunk, NULL);
         run("a_communicator_that_works_is_shrunk", 5, per_host, a_communicator_that_works_is_shrunk, NULL);
         run("an_aborted_communicator_is_shrunk", 3, per_host, an_aborted_communicator_is_shrunk, NULL);
+        run("a_rank_that_cannot_make_it_fails_all", 5, per_host, a_rank_that_cannot_make_it_fails_all, NULL);
         run("a_stopped_rank_is_left_behind", 3, per_host, a_stopped_rank_is_left_behind, NULL);
         for (size_t i = 3; i < 6 && per_host == 0; i++) {
             const struct plan plan = {.dies_us = dies_us[i]};

@@ -504,6 +504,48 @@ static void survivors_leave_behind_a_rank_that_stops_in_the_middle(void **state)
     }
 }
 
+/* Rank 0, the coordinator, stops when it has decided and before others have its decision. They exclude it, agree twice and end.
+ * When it resumes, its own decision names them all, but the next agreement ended without it. */
+static void survivors_leave_behind_a_coordinator_whose_decision_nobody_has(void **state)
+{
+    (void)state;
+    struct world *world = make_world(3, 1);
+    propose_and_hear(world);
+    bring_to_all(world, 0, SHOAL_SURVIVORS_PREPARE);
+    for (int r = 1; r < 3; r++)
+        bring(world, r, SHOAL_SURVIVORS_PROMISE, 0);
+    world->is_dead[0] = true; /* nobody reports it as lost, and its decision reaches nobody */
+    for (int epoch = 1; epoch < 3; epoch++) {
+        for (int r = 1; r < 3; r++) {
+            shoal_survivors_put(&world->proposed[r], 0, false);
+            world->has_called[r] = world->has_returned[r] = false;
+            call(world, r);
+        }
+        for (int round = 0; round < 3; round++) {
+            for (int i = 0; i < world->letter_count; i++) {
+                for (int r = 1; r < 3 && world->letters[i].from != 0; r++)
+                    (void)deliver(world, i, r);
+            }
+            for (int r = 1; r < 3; r++)
+                shoal_survivors_repeat(&world->ranks[r]);
+        }
+        assert_true(world->has_returned[1] && world->has_returned[2] && !shoal_survivors_has(&world->returned[1], 0));
+    }
+    world->is_dead[0] = false;
+    for (int r = 1; r < 3; r++)
+        shoal_survivors_end(&world->ranks[0], r);
+    for (int i = 0; i < world->letter_count; i++) { /* all of them before its turn, as from boards */
+        if (world->letters[i].from != 0)
+            shoal_survivors_receive(&world->ranks[0], world->letters[i].from, &world->letters[i].message);
+    }
+    work(world, 0);
+    assert_true(world->has_returned[0]); /* what it had decided itself */
+    world->has_called[0] = world->has_returned[0] = false;
+    call(world, 0);
+    assert_true(shoal_survivors_is_left_out(&world->ranks[0]) && !world->has_returned[0]);
+    free_world(world);
+}
+
 static void survivors_name_whom_they_wait_for(void **state)
 {
     struct world *world = make_world(4, 1);
@@ -548,6 +590,10 @@ static void survivors_read_no_nonsense(void **state)
         if (shoal_survivors_read(copy, count, 11, &read))
             fail_msg("byte %d as %d is read", spoiled[i][0], spoiled[i][1]);
     }
+    message = (struct shoal_survivors_message){.kind = SHOAL_SURVIVORS_PREPARE, .epoch = 1, .ballot = UINT64_MAX / 2 + 2};
+    assert_false(shoal_survivors_read(bytes, shoal_survivors_write(&message, 11, bytes), 11, &read)); /* has no next one */
+    message.ballot -= UINT64_C(1) << 40;
+    assert_true(shoal_survivors_read(bytes, shoal_survivors_write(&message, 11, bytes), 11, &read));
 }
 
 /* A board keeps the last message of each kind, and a reader gets each version once. */
@@ -582,6 +628,7 @@ int main(void)
         cmocka_unit_test(survivors_never_continue_with_different_sets),
         cmocka_unit_test(survivors_do_not_wait_for_a_rank_that_they_exclude),
         cmocka_unit_test(survivors_leave_behind_a_rank_that_stops_in_the_middle),
+        cmocka_unit_test(survivors_leave_behind_a_coordinator_whose_decision_nobody_has),
         cmocka_unit_test(survivors_name_whom_they_wait_for),
         cmocka_unit_test(survivors_read_no_nonsense),
         cmocka_unit_test(survivors_board_keeps_the_last_message_of_each_kind),

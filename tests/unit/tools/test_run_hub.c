@@ -407,6 +407,19 @@ static void keep_going_fails_if_all_fail(void **state)
     close_fake(&fake);
 }
 
+static void keep_going_fails_if_all_fail_together(void **state)
+{
+    (void)state;
+    struct fake fake;
+    start_fake(&fake, 0);
+    fake.hub.settings.keeps_going = true;
+    for (int h = 0; h < HOSTS; h++)
+        ended(&fake, h, 2 * h, RUN_BLAMED_TOGETHER, -1);
+    check_sent(&fake, "0:VERDICT 1:VERDICT 2:VERDICT");
+    check_verdict(&fake, RUN_CAUSE_TOGETHER, 0, -1, 1);
+    close_fake(&fake);
+}
+
 static void keep_going_survives_a_lost_host(void **state)
 {
     (void)state;
@@ -696,6 +709,7 @@ int main(void)
         cmocka_unit_test(ends_without_who_does_not_answer),
         cmocka_unit_test(keep_going_needs_one_worker_that_succeeds),
         cmocka_unit_test(keep_going_fails_if_all_fail),
+        cmocka_unit_test(keep_going_fails_if_all_fail_together),
         cmocka_unit_test(keep_going_survives_a_lost_host),
         cmocka_unit_test(waits_as_the_slowest_host_needs),
         cmocka_unit_test(waits_for_who_answers),
