@@ -8,8 +8,8 @@
  *            frees the entry                            then calls `wake`
  *
  * Each queue has one reader and one writer, and the lane's thread touches nothing of the network but its endpoint. A lane keeps
- * the order of its writes to one peer; two lanes do not. A peer's writes arrive while this rank computes, until EVENTS of them
- * wait here; then the peer's network has to wait.
+ * the order of its writes to one peer; two lanes do not. A peer that accepts no writes does not delay those to others. A peer's
+ * writes arrive while this rank computes, until EVENTS of them wait here; then the peer's network has to wait.
  *
  * Call these functions with the progress engine's lock held, except open, stop and close. None waits for the network; meet,
  * part, register, unregister and drop wait until the lane's thread has ended its current turn. */

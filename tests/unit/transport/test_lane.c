@@ -431,18 +431,64 @@ static void messages_to_a_lane_are_rejected(void **state)
     close_pair(&pair);
 }
 
+/* Listens, but never answers, like the process of a peer that is stopped. Returns the descriptor. */
+static int open_silent(struct shoal_network_lane_offer *offer)
+{
+    struct sockaddr_in address;
+    socklen_t bytes = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    memcpy(&address, offer->address.at, sizeof address);
+    if (address.sin_family != AF_INET)
+        skip();
+    address.sin_port = 0;
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    memcpy(offer->address.at, &address, sizeof address);
+    return fd;
+}
+
+/* A peer that does not answer delays no writes to others. Its own are given back when they are dropped. */
+static void a_silent_peer_delays_no_other(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lanes silent;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers), 1);
+    const int fd = open_silent(&offers[0]);
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &silent), SHOAL_OK);
+    struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
+    const struct shoal_network_write write = {.load = &load,
+                                              .to = &pair.registered,
+                                              .source = pair.source,
+                                              .bytes = WRITE_BYTES,
+                                              .immediate = pair.immediate,
+                                              .lanes = &silent};
+    assert_int_equal(shoal_network_put(pair.from.network, &write), SHOAL_OK);
+    write_all(&pair);
+    check_all(&pair);
+    assert_int_equal(count, 1);
+    const uint64_t begun_ns = shoal_clock_ns();
+    shoal_network_drop_lanes(pair.from.network, &load, &load + 1);
+    while (count > 0)
+        poll_both(&pair, begun_ns);
+    shoal_network_part_lanes(pair.from.network, &silent);
+    close_pair(&pair);
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_system_refuses_threads),
-        cmocka_unit_test(ports_run_out),
-        cmocka_unit_test(an_adapter_needs_no_lanes),
-        cmocka_unit_test(messages_need_no_lanes),
-        cmocka_unit_test(writes_arrive_through_all_lanes),
-        cmocka_unit_test(a_network_closes_while_lanes_send),
-        cmocka_unit_test(dropped_writes_come_back),
-        cmocka_unit_test(messages_to_a_lane_are_rejected),
-        cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
+        cmocka_unit_test(the_system_refuses_threads),      cmocka_unit_test(ports_run_out),
+        cmocka_unit_test(an_adapter_needs_no_lanes),       cmocka_unit_test(messages_need_no_lanes),
+        cmocka_unit_test(writes_arrive_through_all_lanes), cmocka_unit_test(a_network_closes_while_lanes_send),
+        cmocka_unit_test(dropped_writes_come_back),        cmocka_unit_test(messages_to_a_lane_are_rejected),
+        cmocka_unit_test(a_silent_peer_delays_no_other),   cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
