@@ -248,7 +248,7 @@ static bool has_new_work(const struct shoal_lane *lane)
 {
     const uint32_t end = atomic_load_explicit(&lane->wanted_queue.end, memory_order_acquire);
     const uint32_t begin = atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed);
-    return begin != end || atomic_load_explicit(&lane->must_stop, memory_order_relaxed);
+    return (begin != end && !lane->is_full) || atomic_load_explicit(&lane->must_stop, memory_order_relaxed);
 }
 
 /* Returns true if the descriptor wakes the thread when something comes. */
