@@ -520,9 +520,16 @@ static void pass_event(struct shoal_lane *lane, const struct lane_event *event, 
     }
 }
 
+void shoal_lane_expect(struct shoal_lane *lane)
+{
+    if (SHOAL_UNLIKELY(atomic_load_explicit(&lane->is_resting, memory_order_relaxed)))
+        wake_lane(lane);
+}
+
 bool shoal_lane_poll(struct shoal_lane *lane, const struct shoal_fabric_handler *handler)
 {
     bool did = false;
+    shoal_lane_expect(lane); /* a thread that polls waits for something */
     while (lane_filled(&lane->events_queue)) {
         const uint32_t begin = atomic_load_explicit(&lane->events_queue.begin, memory_order_relaxed);
         const struct lane_event event = lane->events[begin % EVENTS];
@@ -531,10 +538,4 @@ bool shoal_lane_poll(struct shoal_lane *lane, const struct shoal_fabric_handler 
         did = true;
     }
     return did;
-}
-
-void shoal_lane_expect(struct shoal_lane *lane)
-{
-    if (SHOAL_UNLIKELY(atomic_load_explicit(&lane->is_resting, memory_order_relaxed)))
-        wake_lane(lane);
 }

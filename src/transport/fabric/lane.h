@@ -64,8 +64,8 @@ void shoal_lane_drop(struct shoal_lane *lane, const void *begin, const void *end
  * on without data. Returns true if there were any events. */
 bool shoal_lane_poll(struct shoal_lane *lane, const struct shoal_fabric_handler *handler);
 
-/* Call when an operation begins that may use the lane. Only a provider without a reliable descriptor needs it: after a while
- * without events its lane's thread looks only some times a second. */
+/* Call when an operation begins that may use the lane; a poll also calls it. Only a provider without a reliable descriptor
+ * needs it: after a while without events its lane's thread looks only some times a second. */
 void shoal_lane_expect(struct shoal_lane *lane);
 
 #endif
