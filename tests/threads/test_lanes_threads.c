@@ -10,6 +10,8 @@
 #include <cmocka.h>
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "engine/engine_state.h"
 #include "host_threads.h"
 
 #define FLOATS (((size_t)1 << 19) + 3)
@@ -156,6 +158,39 @@ static void a_chosen_number_is_tried(void **state)
     unsetenv("SHOAL_LOG");
 }
 
+/* ---- A late rank --------------------------------------------------------------------------------------------------------- */
+
+#define LATE_TURNS 12
+
+static _Atomic uint64_t root_called_ns;
+static uint64_t took_ns[2]; /* from the root's calls to the receiver's ends: if the root was soon there, if it was late */
+
+static void late_body(struct rank *rank)
+{
+    float *values = make_floats(rank, 1);
+    for (useconds_t turn = 0; turn < LATE_TURNS; turn++) {
+        if (rank->rank == 1) {
+            usleep(turn % 2 ? 250000 + 8500 * turn : 20000);
+            atomic_store(&root_called_ns, shoal_clock_ns());
+        }
+        OK(rank, shoal_broadcast(rank->comm, values, values, FLOATS, SHOAL_FLOAT32, 1, NULL));
+        if (rank->rank == 0)
+            took_ns[turn % 2] += shoal_clock_ns() - atomic_load(&root_called_ns);
+        pthread_barrier_wait(&rank->world->meeting);
+    }
+    free(values);
+}
+
+/* The mock has no descriptor, so its lanes look rarely after a while without events, but not while a rank waits. */
+static void lanes_look_while_a_rank_waits(void **state)
+{
+    (void)state;
+    run_world_with("SHOAL_NETWORK_THREADS=3", 2, 1, late_body);
+    const double ms = ((double)took_ns[1] - (double)took_ns[0]) / (LATE_TURNS / 2) / 1e6;
+    if (ms > 25)
+        fail_msg("the broadcast of a late root took %.1f ms longer", ms);
+}
+
 /* ---- Failures ------------------------------------------------------------------------------------------------------------ */
 
 static void *abort_soon(void *comm)
@@ -191,6 +226,51 @@ static void an_abort_ends_sums(void **state)
         run_world_with("SHOAL_NETWORK_THREADS=3", 3, 1, abort_body);
 }
 
+static uint64_t count_sent_by_lanes(struct rank *rank)
+{
+    const struct shoal_network_lane_memory memory = {0};
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    const int count = shoal_network_offer_lanes(rank->context->network, &memory, offers);
+    uint64_t sent = 0;
+    for (int i = 0; i < count; i++) {
+        uint64_t number;
+        char adapter[64];
+        memcpy(&number, offers[i].address.at, sizeof number);
+        sent += count_sent(number, adapter, sizeof adapter);
+    }
+    return sent;
+}
+
+/* The engine may learn of a failure in a step, and put once more in the same turn. No lane begins that put, because nothing
+ * drops it later. */
+static void broken_body(struct rank *rank)
+{
+    static const char source[1 << 17];
+    struct shoal_failure failure;
+    sum_and_check(rank, rank->comm, 3);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0) {
+        struct shoal_transport *transport = rank->comm->engine->transport;
+        shoal_comm_abort(rank->comm);
+        shoal_progress_lock(rank->context->progress);
+        while (!transport->ops->failed(transport, &failure))
+            usleep(1000);
+        const uint64_t before = count_sent_by_lanes(rank);
+        CHECK(rank, before > 0, "lanes have sent nothing");
+        OK(rank, transport->ops->put(transport, 1, 0, 0, source, sizeof source));
+        usleep(50000);
+        CHECK(rank, count_sent_by_lanes(rank) == before, "a lane has begun to send");
+        shoal_progress_unlock(rank->context->progress);
+    }
+    pthread_barrier_wait(&rank->world->meeting);
+}
+
+static void lanes_begin_nothing_after_a_failure(void **state)
+{
+    (void)state;
+    run_world_with("SHOAL_NETWORK_THREADS=3", 2, 1, broken_body);
+}
+
 /* The rank's own endpoint fails for all others, while lanes work: it is reported once, as one cause. */
 static void cut_body(struct rank *rank)
 {
@@ -224,7 +304,9 @@ int main(void)
         cmocka_unit_test(sums_are_exact),
         cmocka_unit_test(communicators_share_lanes),
         cmocka_unit_test(a_chosen_number_is_tried),
+        cmocka_unit_test(lanes_look_while_a_rank_waits),
         cmocka_unit_test(an_abort_ends_sums),
+        cmocka_unit_test(lanes_begin_nothing_after_a_failure),
         cmocka_unit_test(a_peer_that_is_cut_off_is_one_failure),
     };
     setenv("SHOAL_MOCK_FABRIC", "ethernet", 1);

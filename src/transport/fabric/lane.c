@@ -35,8 +35,8 @@ struct lane_write {
     struct shoal_fabric_write write;
     struct shoal_fabric_memory to; /* a copy of *write.to, which may end while the write waits */
     void *owner;
-    bool is_dropped; /* written and read with `calls` held */
-    struct lane_write *next_free;
+    bool is_dropped;         /* written and read with `calls` held */
+    struct lane_write *next; /* in `free_writes` or `unbegun` */
 };
 
 enum lane_event_kind { LANE_COMPLETED, LANE_FAILED, LANE_WRITTEN, LANE_MESSAGE };
@@ -63,8 +63,9 @@ struct shoal_lane {
     pthread_t thread;
     bool has_thread;
     int wake_fd;
-    pthread_mutex_t calls; /* held in each call of the endpoint */
-    atomic_uint callers;   /* other threads that want it: the lane's thread lets them go first */
+    pthread_mutex_t calls;                     /* held in each call of the endpoint, and for `unbegun` */
+    atomic_uint callers;                       /* other threads that want it: the lane's thread lets them go first */
+    struct lane_write *unbegun, **unbegun_end; /* writes that the provider has refused, in order */
     atomic_bool must_stop;
     atomic_bool is_asleep;
     atomic_bool is_resting; /* asleep without a descriptor that wakes it */
@@ -74,10 +75,9 @@ struct shoal_lane {
     uint64_t bytes;
     struct shoal_fabric_addresses addresses;
     /* Only for the lane's thread. */
-    uint32_t refused_end; /* `wanted_queue.end` when the provider last refused the first write */
-    bool is_refused;
-    bool is_full;   /* too many events wait for a poll: those of the endpoint also wait */
-    bool was_woken; /* by the descriptor, since the last turn */
+    bool is_refused; /* `unbegun` has writes */
+    bool is_full;    /* too many events wait for a poll: those of the endpoint also wait */
+    bool was_woken;  /* by the descriptor, since the last turn */
     unsigned false_wakes;
 };
 
@@ -171,20 +171,45 @@ static bool start_write(struct shoal_lane *lane, struct lane_write *write)
     return true;
 }
 
+static void take_wanted(struct shoal_lane *lane)
+{
+    for (; lane_filled(&lane->wanted_queue); lane_consume(&lane->wanted_queue)) {
+        struct lane_write *const write =
+            lane->wanted[atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed) % WRITES];
+        write->next = NULL;
+        *lane->unbegun_end = write;
+        lane->unbegun_end = &write->next;
+    }
+}
+
+/* Returns true if an earlier write to the same peer was refused. */
+static bool has_refused_peer(const struct shoal_lane *lane, const struct lane_write *write)
+{
+    const struct lane_write *earlier = lane->unbegun;
+    while (earlier != write && earlier->write.peer != write->write.peer)
+        earlier = earlier->next;
+    return earlier != write;
+}
+
+/* A peer that accepts no writes does not delay those to others. */
 static bool start_wanted(struct shoal_lane *lane)
 {
+    struct lane_write **link = &lane->unbegun;
     bool did = false;
-    lane->is_refused = false;
-    while (!lane->is_refused && lane_filled(&lane->wanted_queue)) {
-        const uint32_t begin = atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed);
-        if (start_write(lane, lane->wanted[begin % WRITES])) {
-            lane_consume(&lane->wanted_queue);
+    take_wanted(lane);
+    while (*link) {
+        struct lane_write *const write = *link, *const next = write->next;
+        if (!write->is_dropped && has_refused_peer(lane, write)) {
+            link = &write->next;
+        } else if (start_write(lane, write)) { /* its entry may be in use again */
+            *link = next;
             did = true;
         } else {
-            lane->is_refused = true;
-            lane->refused_end = atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed);
+            link = &write->next;
         }
     }
+    lane->unbegun_end = link;
+    lane->is_refused = lane->unbegun != NULL;
     return did;
 }
 
@@ -223,8 +248,7 @@ static bool has_new_work(const struct shoal_lane *lane)
 {
     const uint32_t end = atomic_load_explicit(&lane->wanted_queue.end, memory_order_acquire);
     const uint32_t begin = atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed);
-    const bool has_write = begin != end && !(lane->is_refused && end == lane->refused_end);
-    return has_write || atomic_load_explicit(&lane->must_stop, memory_order_relaxed);
+    return (begin != end && !lane->is_full) || atomic_load_explicit(&lane->must_stop, memory_order_relaxed);
 }
 
 /* Returns true if the descriptor wakes the thread when something comes. */
@@ -328,7 +352,7 @@ static enum shoal_status open_lane(struct shoal_lane *lane)
 {
     const struct shoal_lane_options *options = &lane->options;
     for (unsigned i = 0; i < WRITES; i++) {
-        lane->writes[i].next_free = lane->free_writes;
+        lane->writes[i].next = lane->free_writes;
         lane->free_writes = &lane->writes[i];
     }
     if (lane->wake_fd < 0)
@@ -346,6 +370,7 @@ enum shoal_status shoal_lane_open(const struct shoal_lane_options *options, stru
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a thread of the network");
     memset(lane, 0, sizeof *lane);
     lane->options = *options;
+    lane->unbegun_end = &lane->unbegun;
     pthread_mutex_init(&lane->calls, NULL);
     lane->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     const enum shoal_status status = open_lane(lane);
@@ -430,7 +455,7 @@ enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_f
     struct lane_write *entry = lane->free_writes;
     if (!entry)
         return SHOAL_PENDING;
-    lane->free_writes = entry->next_free;
+    lane->free_writes = entry->next;
     *entry = (struct lane_write){.write = *write, .to = *write->to, .owner = write->owner};
     entry->write.to = &entry->to;
     entry->write.owner = entry;
@@ -448,15 +473,20 @@ uint64_t shoal_lane_bytes(const struct shoal_lane *lane)
     return lane->bytes;
 }
 
+static void drop_if_owned(struct lane_write *write, const void *begin, const void *end)
+{
+    if ((uintptr_t)write->owner >= (uintptr_t)begin && (uintptr_t)write->owner < (uintptr_t)end)
+        write->is_dropped = true;
+}
+
 void shoal_lane_drop(struct shoal_lane *lane, const void *begin, const void *end)
 {
     lane_lock(lane);
+    for (struct lane_write *write = lane->unbegun; write; write = write->next)
+        drop_if_owned(write, begin, end);
     for (uint32_t at = atomic_load_explicit(&lane->wanted_queue.begin, memory_order_relaxed);
-         at != atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed); at++) {
-        struct lane_write *write = lane->wanted[at % WRITES];
-        if ((uintptr_t)write->owner >= (uintptr_t)begin && (uintptr_t)write->owner < (uintptr_t)end)
-            write->is_dropped = true;
-    }
+         at != atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed); at++)
+        drop_if_owned(lane->wanted[at % WRITES], begin, end);
     lane_unlock(lane);
 }
 
@@ -465,7 +495,7 @@ static void *end_lane_write(struct shoal_lane *lane, struct lane_write *write)
 {
     SHOAL_ASSERT(lane->bytes >= write->write.bytes);
     lane->bytes -= write->write.bytes;
-    write->next_free = lane->free_writes;
+    write->next = lane->free_writes;
     lane->free_writes = write;
     return write->owner;
 }
@@ -490,9 +520,16 @@ static void pass_event(struct shoal_lane *lane, const struct lane_event *event, 
     }
 }
 
+void shoal_lane_expect(struct shoal_lane *lane)
+{
+    if (SHOAL_UNLIKELY(atomic_load_explicit(&lane->is_resting, memory_order_relaxed)))
+        wake_lane(lane);
+}
+
 bool shoal_lane_poll(struct shoal_lane *lane, const struct shoal_fabric_handler *handler)
 {
     bool did = false;
+    shoal_lane_expect(lane); /* a thread that polls waits for something */
     while (lane_filled(&lane->events_queue)) {
         const uint32_t begin = atomic_load_explicit(&lane->events_queue.begin, memory_order_relaxed);
         const struct lane_event event = lane->events[begin % EVENTS];
@@ -501,10 +538,4 @@ bool shoal_lane_poll(struct shoal_lane *lane, const struct shoal_fabric_handler 
         did = true;
     }
     return did;
-}
-
-void shoal_lane_expect(struct shoal_lane *lane)
-{
-    if (SHOAL_UNLIKELY(atomic_load_explicit(&lane->is_resting, memory_order_relaxed)))
-        wake_lane(lane);
 }

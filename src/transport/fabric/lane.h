@@ -8,8 +8,8 @@
  *            frees the entry                            then calls `wake`
  *
  * Each queue has one reader and one writer, and the lane's thread touches nothing of the network but its endpoint. A lane keeps
- * the order of its writes to one peer; two lanes do not. A peer's writes arrive while this rank computes, until EVENTS of them
- * wait here; then the peer's network has to wait.
+ * the order of its writes to one peer; two lanes do not. A peer that accepts no writes does not delay those to others. A peer's
+ * writes arrive while this rank computes, until EVENTS of them wait here; then the peer's network has to wait.
  *
  * Call these functions with the progress engine's lock held, except open, stop and close. None waits for the network; meet,
  * part, register, unregister and drop wait until the lane's thread has ended its current turn. */
@@ -64,8 +64,8 @@ void shoal_lane_drop(struct shoal_lane *lane, const void *begin, const void *end
  * on without data. Returns true if there were any events. */
 bool shoal_lane_poll(struct shoal_lane *lane, const struct shoal_fabric_handler *handler);
 
-/* Call when an operation begins that may use the lane. Only a provider without a reliable descriptor needs it: after a while
- * without events its lane's thread looks only some times a second. */
+/* Call when an operation begins that may use the lane; a poll also calls it. Only a provider without a reliable descriptor
+ * needs it: after a while without events its lane's thread looks only some times a second. */
 void shoal_lane_expect(struct shoal_lane *lane);
 
 #endif

@@ -116,7 +116,7 @@ struct hosts {
     struct shoal_fabric_memory staging;
     struct shoal_network_lane_memory lane_staging;
     bool is_limited;         /* lanes make no puts now */
-    bool has_dropped;        /* puts that no lane had begun when the communicator broke */
+    bool has_dropped;        /* puts that no lane had begun when the communicator broke; lanes get no more */
     unsigned *under_way;     /* [slots] increments under way to all ranks; then all other messages */
     unsigned owed;           /* signals held back, to all ranks */
     unsigned char *loads;    /* holds all loads and their counts */
@@ -421,6 +421,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
     struct remote *remote = remote_of(hosts, peer);
     struct counter *counter = &remote->counters[slot];
     const uint32_t increment = (uint32_t)(counter->incremented + 1) % INCREMENTS;
+    const bool may_use_lanes = remote->has_offered_lanes && !hosts->is_limited && !hosts->has_dropped;
     const struct shoal_network_write write = {.load = &remote->loads[slot],
                                               .to = &remote->staging,
                                               .offset = slot * staging_stride(hosts) + offset,
@@ -428,7 +429,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .source_memory = origin->memory,
                                               .under_way = origin->under_way,
                                               .bytes = origin->bytes,
-                                              .lanes = remote->has_offered_lanes && !hosts->is_limited ? remote->lanes : NULL,
+                                              .lanes = may_use_lanes ? remote->lanes : NULL,
                                               .immediate = remote->increments | (uint32_t)slot << SHOAL_NETWORK_INCREMENT_BITS |
                                                            increment};
     SHOAL_ASSERT(may_increment(remote, slot)); /* the immediate's few bits distinguish them */

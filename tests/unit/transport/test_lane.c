@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 
 #include <netinet/in.h>
 #include <unistd.h>
@@ -402,6 +403,62 @@ static void events_that_nobody_polls_hold_up_the_peer(void **state)
     close_pair(&pair);
 }
 
+/* Lets the thread sleep. Returns the CPU time of this process, in percent. */
+static unsigned rest(uint64_t sleep_ns)
+{
+    struct timespec before, after;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+    usleep((useconds_t)(sleep_ns / 1000));
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+    const uint64_t used_ns =
+        (uint64_t)(after.tv_sec - before.tv_sec) * SHOAL_NS_PER_S + (uint64_t)after.tv_nsec - (uint64_t)before.tv_nsec;
+    return (unsigned)(used_ns * 100 / sleep_ns);
+}
+
+/* Its thread also sleeps if this rank has posted a write that can only begin after a poll. */
+static void a_write_waits_for_a_poll(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lanes back;
+    struct shoal_network_lane_memory memory = {0};
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct shoal_network_peer *from;
+    unsigned counts[2] = {0}, total = 0, sent = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    const struct shoal_network_peer known = {.address = *shoal_network_address(pair.from.network)};
+    struct shoal_network_write write = {
+        .to = &pair.registered, .source = pair.source, .bytes = SMALL_BYTES, .lanes = &pair.lanes};
+    struct shoal_network_load loads[2];
+    assert_int_equal(shoal_network_meet(pair.to.network, &known, &from), SHOAL_OK);
+    for (int i = 0; i < 2; i++)
+        loads[i] = (struct shoal_network_load){.peer = i ? from : pair.peer, .count = &counts[i], .total = &total};
+    assert_int_equal(shoal_network_register_lanes(pair.from.network, pair.source, SMALL_BYTES, &memory), SHOAL_OK);
+    assert_int_equal(shoal_network_offer_lanes(pair.from.network, &memory, offers), 1);
+    assert_int_equal(shoal_network_meet_lanes(pair.to.network, offers, 1, &back), SHOAL_OK);
+    const uint64_t begun_ns = shoal_clock_ns();
+    for (uint64_t moved_ns = begun_ns; shoal_clock_ns() - moved_ns < 300 * SHOAL_NS_PER_MS;) {
+        write.load = &loads[0];
+        write.immediate = pair.immediate | sent % 64;
+        if (shoal_network_put(pair.from.network, &write) == SHOAL_OK) {
+            sent++;
+            moved_ns = shoal_clock_ns();
+        }
+        shoal_network_poll(pair.from.network);
+    }
+    write.load = &loads[1];
+    write.source = pair.memory;
+    write.lanes = &back;
+    assert_int_equal(shoal_network_put(pair.to.network, &write), SHOAL_OK);
+    assert_in_range(rest(500 * SHOAL_NS_PER_MS), 0, 25);
+    while (total > 0 || pair.target.count < sent)
+        poll_both(&pair, begun_ns);
+    shoal_network_part_lanes(pair.to.network, &back);
+    shoal_network_unregister_lanes(pair.from.network, &memory);
+    close_pair(&pair);
+}
+
 /* A stranger that knows a lane's address may send messages there. They are counted, whatever their length, and the lane
  * works on. */
 static void messages_to_a_lane_are_rejected(void **state)
@@ -431,17 +488,69 @@ static void messages_to_a_lane_are_rejected(void **state)
     close_pair(&pair);
 }
 
+/* Listens, but never answers, like the process of a peer that is stopped. Returns the descriptor. */
+static int open_silent(struct shoal_network_lane_offer *offer)
+{
+    struct sockaddr_in address;
+    socklen_t bytes = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM, 0);
+    memcpy(&address, offer->address.at, sizeof address);
+    if (address.sin_family != AF_INET)
+        skip();
+    address.sin_port = 0;
+    assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(fd, 8), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
+    memcpy(offer->address.at, &address, sizeof address);
+    return fd;
+}
+
+/* A peer that does not answer delays no writes to others. Its own are given back when they are dropped. */
+static void a_silent_peer_delays_no_other(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lanes silent;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers), 1);
+    const int fd = open_silent(&offers[0]);
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &silent), SHOAL_OK);
+    struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
+    const struct shoal_network_write write = {.load = &load,
+                                              .to = &pair.registered,
+                                              .source = pair.source,
+                                              .bytes = WRITE_BYTES,
+                                              .immediate = pair.immediate,
+                                              .lanes = &silent};
+    assert_int_equal(shoal_network_put(pair.from.network, &write), SHOAL_OK);
+    write_all(&pair);
+    check_all(&pair);
+    assert_int_equal(count, 1);
+    const uint64_t begun_ns = shoal_clock_ns();
+    shoal_network_drop_lanes(pair.from.network, &load, &load + 1);
+    while (count > 0)
+        poll_both(&pair, begun_ns);
+    shoal_network_part_lanes(pair.from.network, &silent);
+    close_pair(&pair);
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_system_refuses_threads),
         cmocka_unit_test(ports_run_out),
+        cmocka_unit_test(a_write_waits_for_a_poll),
         cmocka_unit_test(an_adapter_needs_no_lanes),
         cmocka_unit_test(messages_need_no_lanes),
         cmocka_unit_test(writes_arrive_through_all_lanes),
         cmocka_unit_test(a_network_closes_while_lanes_send),
         cmocka_unit_test(dropped_writes_come_back),
         cmocka_unit_test(messages_to_a_lane_are_rejected),
+        cmocka_unit_test(a_silent_peer_delays_no_other),
         cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
