@@ -13,8 +13,8 @@
  * The first cause is that of the host whose TROUBLE came first. If the ranks of that host blame a rank on another host, the hub
  * asks about that rank; if its host is lost, that is the cause. A host whose agent does not answer STOP is named on all hosts,
  * and the others end without it, unless all could start again: that needs every host. Messages about the workers of an earlier
- * attempt change nothing. With --keep-going no failure sends TROUBLE, and the loss of a host ends nothing: the run has failed if
- * no worker of any host has ended with 0. libc only; one thread. */
+ * attempt change nothing. With --keep-going no failure sends TROUBLE, and the loss of a host ends nothing: the run has failed
+ * if no worker of any host has ended with 0. libc only; one thread. */
 #ifndef SHOAL_TOOLS_RUN_HUB_H
 #define SHOAL_TOOLS_RUN_HUB_H
 
