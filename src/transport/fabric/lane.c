@@ -104,6 +104,7 @@ static void lane_publish(struct lane_queue *queue)
 static void lane_consume(struct lane_queue *queue)
 {
     const uint32_t begin = atomic_load_explicit(&queue->begin, memory_order_relaxed);
+    SHOAL_ASSERT(lane_filled(queue) > 0);
     atomic_store_explicit(&queue->begin, begin + 1, memory_order_release);
 }
 
@@ -365,6 +366,7 @@ static enum shoal_status open_lane(struct shoal_lane *lane)
 
 enum shoal_status shoal_lane_open(const struct shoal_lane_options *options, struct shoal_lane **lane_out)
 {
+    SHOAL_ASSERT(options->wake && options->number >= 1 && options->number <= SHOAL_LANES_MAX);
     struct shoal_lane *lane = aligned_alloc(SHOAL_CACHE_PAIR, sizeof *lane);
     if (!lane)
         return shoal_log_fail(options->log, SHOAL_ERR_MEMORY, "fabric", "no memory for a thread of the network");
@@ -418,6 +420,7 @@ const struct shoal_fabric_address *shoal_lane_address(const struct shoal_lane *l
 enum shoal_status shoal_lane_meet(struct shoal_lane *lane, const struct shoal_fabric_address *address,
                                   struct shoal_fabric_met **met_out, bool *is_new_out)
 {
+    SHOAL_ASSERT(lane->has_thread);
     lane_lock(lane);
     const enum shoal_status status =
         shoal_fabric_addresses_meet(&lane->addresses, address, lane->options.log, met_out, is_new_out);
@@ -435,6 +438,7 @@ void shoal_lane_part(struct shoal_lane *lane, struct shoal_fabric_met *met)
 enum shoal_status shoal_lane_register(struct shoal_lane *lane, void *memory, size_t bytes,
                                       struct shoal_fabric_memory *memory_out)
 {
+    SHOAL_ASSERT(lane->has_thread && memory && bytes > 0);
     lane_lock(lane);
     const enum shoal_status status = shoal_fabric_endpoint_register(lane->endpoint, memory, bytes, memory_out);
     lane_unlock(lane);
@@ -453,8 +457,10 @@ void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *
 enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write)
 {
     struct lane_write *entry = lane->free_writes;
+    SHOAL_ASSERT(lane->has_thread && write->to);
     if (!entry)
         return SHOAL_PENDING;
+    SHOAL_ASSERT(lane_used(&lane->wanted_queue) < WRITES); /* each entry has a place */
     lane->free_writes = entry->next;
     *entry = (struct lane_write){.write = *write, .to = *write->to, .owner = write->owner};
     entry->write.to = &entry->to;

@@ -1092,6 +1092,7 @@ int shoal_network_offer_lanes(const struct shoal_network *network, const struct 
 enum shoal_status shoal_network_meet_lanes(struct shoal_network *network, const struct shoal_network_lane_offer *offers,
                                            int count, struct shoal_network_lanes *lanes_out)
 {
+    SHOAL_ASSERT(count > 0 && count <= SHOAL_LANES_MAX);
     lanes_out->count = 0;
     for (int i = 0; i < count && i < network->lane_count; i++) {
         struct shoal_fabric_met **met = &lanes_out->lane[i].met;
@@ -1149,6 +1150,7 @@ static int choose_lane(const struct shoal_network *network, const struct shoal_n
 {
     uint64_t least = shoal_fabric_endpoint_bytes(network->endpoint);
     int best = -1;
+    SHOAL_ASSERT(lanes->count <= network->lane_count);
     for (int i = 0; i < lanes->count; i++) {
         const uint64_t bytes = shoal_lane_bytes(network->lanes[i]);
         if (best < 0 ? bytes <= least : bytes < least) {
