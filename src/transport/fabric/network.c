@@ -1092,7 +1092,7 @@ int shoal_network_offer_lanes(const struct shoal_network *network, const struct 
 enum shoal_status shoal_network_meet_lanes(struct shoal_network *network, const struct shoal_network_lane_offer *offers,
                                            int count, struct shoal_network_lanes *lanes_out)
 {
-    SHOAL_ASSERT(count > 0 && count <= SHOAL_LANES_MAX);
+    SHOAL_ASSERT(count >= 0 && count <= SHOAL_LANES_MAX);
     lanes_out->count = 0;
     for (int i = 0; i < count && i < network->lane_count; i++) {
         struct shoal_fabric_met **met = &lanes_out->lane[i].met;
