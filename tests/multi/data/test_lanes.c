@@ -1,6 +1,5 @@
 /* Ranks with several threads at the network, as real processes that call themselves different hosts: exact results, the same
  * bits as with one thread, threads that end with their context, failures and forks while lanes work. */
-#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 #include <unistd.h>
 
 #include "exact_cases.h"
+#include "named_threads.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define FLOATS (((size_t)3 << 20) + 5)
@@ -19,27 +19,7 @@
 
 static int count_threads(void)
 {
-    char path[300], name[32];
-    int count = 0;
-    DIR *folder = opendir("/proc/self/task");
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
-        FILE *file = fopen(path, "re");
-        count += file && fgets(name, sizeof name, file) && strncmp(name, "shoal-net-", strlen("shoal-net-")) == 0;
-        if (file)
-            fclose(file);
-    }
-    if (folder)
-        closedir(folder);
-    return count;
-}
-
-/* A thread that has been joined may still be listed for a moment. */
-static bool have_threads_ended(void)
-{
-    for (int ms = 0; ms < 10000 && count_threads() > 0; ms++)
-        usleep(1000);
-    return count_threads() == 0;
+    return count_threads_named("shoal-net-");
 }
 
 static float *make_ones(struct world *world, size_t count)
@@ -115,7 +95,7 @@ static void end_broken(struct world *world)
 {
     shoal_comm_free(world->comm);
     shoal_context_destroy(world->context);
-    exit(have_threads_ended() ? 0 : 1);
+    exit(have_threads_ended("shoal-net-") ? 0 : 1);
 }
 
 /* Sums until the communicator breaks. Afterwards no thread begins to send from the operands, which are unmapped. */
@@ -275,7 +255,7 @@ static void lanes_outlive_communicators(struct world *world)
     shoal_comm_free(world->comm);
     CHECK(world, count_threads() == 2, "%d threads, not 2", count_threads());
     shoal_context_destroy(world->context);
-    exit(have_threads_ended() ? 0 : 1);
+    exit(have_threads_ended("shoal-net-") ? 0 : 1);
 }
 
 /* ---- Worlds -------------------------------------------------------------------------------------------------------------- */

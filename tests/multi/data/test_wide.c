@@ -1,6 +1,5 @@
 /* Ranks with helper threads, as real processes: the same bits as with one thread, on one host and on several; threads that end
  * with their context; failures, and forks, while helpers work. */
-#include <dirent.h>
 #include <grp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -13,6 +12,7 @@
 
 #include "cpu_quota.h"
 #include "exact_cases.h"
+#include "named_threads.h"
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
 #define FLOATS ((size_t)3 << 20)
@@ -48,27 +48,7 @@ static void run_same_bits(int size, int ranks_per_host)
 
 static int count_helpers(void)
 {
-    char path[300], name[32];
-    int count = 0;
-    DIR *folder = opendir("/proc/self/task");
-    for (struct dirent *entry; folder && (entry = readdir(folder));) {
-        snprintf(path, sizeof path, "/proc/self/task/%s/comm", entry->d_name);
-        FILE *file = fopen(path, "re");
-        count += file && fgets(name, sizeof name, file) && strncmp(name, "shoal-help-", strlen("shoal-help-")) == 0;
-        if (file)
-            fclose(file);
-    }
-    if (folder)
-        closedir(folder);
-    return count;
-}
-
-/* Checks that no helper is left. A thread that has been joined may still be listed for a moment. */
-static bool have_helpers_ended(void)
-{
-    for (int ms = 0; ms < 10000 && count_helpers() > 0; ms++)
-        usleep(1000);
-    return count_helpers() == 0;
+    return count_threads_named("shoal-help-");
 }
 
 static float *make_ones(struct world *world, size_t count)
@@ -111,7 +91,7 @@ static void threads_end_with_their_context(struct world *world)
         OK(world, shoal_comm_finalize(comm));
         shoal_comm_free(comm);
         shoal_context_destroy(context);
-        CHECK(world, have_helpers_ended(), "%d helpers are left", count_helpers());
+        CHECK(world, have_threads_ended("shoal-help-"), "%d helpers are left", count_helpers());
     }
     free(ones);
     free(copy);
@@ -258,7 +238,7 @@ static void end_broken(struct world *world)
 {
     shoal_comm_free(world->comm);
     shoal_context_destroy(world->context);
-    exit(have_helpers_ended() ? 0 : 1);
+    exit(have_threads_ended("shoal-help-") ? 0 : 1);
 }
 
 static void *abort_soon(void *arg)

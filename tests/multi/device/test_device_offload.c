@@ -14,7 +14,7 @@
 #define PARAMETERS 13
 #define ELEMENTS_MAX 4000
 #define STEPS 3
-#define LIMIT_MS 2000 /* of a device that does nothing */
+#define LIMIT_MS 2000 /* while a device does nothing */
 
 static const enum shoal_type types[] = {SHOAL_FLOAT32, SHOAL_FLOAT64, SHOAL_BFLOAT16, SHOAL_FLOAT16};
 
