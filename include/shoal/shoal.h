@@ -833,7 +833,8 @@ struct shoal_simulation {
                                     limits */
     size_t threads;              /* of each rank, which sum and copy, each at memory_gb_s; 0: one. Fewer if `cores` does not
                                     suffice for all ranks */
-    size_t network_threads;      /* of each rank, which send and receive, each at stack_gb_s; 0: one. Fewer likewise */
+    size_t network_threads;      /* that send and receive for each rank, each at stack_gb_s; 0: one. As for `threads`, fewer if
+                                    `cores` does not suffice */
 };
 #define SHOAL_SIMULATION_INIT                                                                                                \
     {                                                                                                                        \

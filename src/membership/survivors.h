@@ -111,7 +111,7 @@ SHOAL_MUST_USE bool shoal_survivors_propose(struct shoal_survivors *survivors, c
 /* Ends it for this rank: the next proposal is for the next epoch. Call it only when it is agreed and nothing is owed. */
 void shoal_survivors_finish(struct shoal_survivors *survivors);
 
-/* Takes in a message of another rank. A message for which there is no memory is dropped. */
+/* Takes in a message of another rank. If there is not enough memory for it, it is dropped. */
 void shoal_survivors_receive(struct shoal_survivors *survivors, int from, const struct shoal_survivors_message *message);
 /* A rank is lost, or has left. This is final. */
 void shoal_survivors_end(struct shoal_survivors *survivors, int rank);

@@ -72,7 +72,7 @@ struct machine {
     uint64_t finished_by_all;
     uint64_t started_most;
     uint64_t ahead;      /* chunks by which copies are ahead of the ranks */
-    uint64_t ring_units; /* of a rank, each way, if nothing else is asked for */
+    uint64_t ring_units; /* units of a rank's ring, each way; ring_bytes can only add to them */
     uint64_t skipped;
     uint64_t skipped_ps;
     uint64_t chunk_ps;

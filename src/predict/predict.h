@@ -51,7 +51,7 @@ struct shoal_model {
     double nvlink_ps;    /* per byte that a GPU sends and receives */
     double host_ps;      /* per byte that a host's ranks and their copies read and write; 0: no limit */
     uint64_t copy_ps;    /* before a copy's first byte */
-    size_t unit_bytes;   /* of a copy; 0 if there are none */
+    size_t unit_bytes;   /* a copy has as many; 0: no copies */
     size_t ring_bytes;   /* of host memory for units, each way; 0: as much as communicators have */
     int switch_ranks;    /* below a switch; 0: all of a host */
     size_t header_bytes;

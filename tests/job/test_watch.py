@@ -142,7 +142,7 @@ def a_job_that_stands_still_looks_so():
             for rank, waits_for in ((0, [1]), (2, [1]), (3, [2])):
                 line = json.loads(folders.record(0, f"algo-{rank // 2 + 1}", rank, "shoal/waiting_s", 338.0))
                 file.write(json.dumps({**line, "time": now, "waits_for": waits_for}) + "\n")
-        wanted = re.compile("rank 1 on algo-1 holds up 3 ranks for 5 min (3[89]|[45]\\d) s")  # the time goes on
+        wanted = re.compile("rank 1 on algo-1 holds up 3 ranks for 5 min (3[89]|[45]\\d) s")  # it grows until the page is read
         with served(folder) as server:
             page, text = ask(server, "/")[2], ask(server, "/metrics")[2]
             expect(wanted.search(page) and "The job stands still" in page, page[-3000:])

@@ -82,7 +82,7 @@ def restore():
 
 
 def run(words, prepare=None):
-    """Runs a script. prepare() is called before it, and finds the stand-ins on the path."""
+    """Runs a script. prepare() is called before it, when the path already has the stand-ins."""
     script = os.path.abspath(words[0])
     sys.path[0] = str(STAND_INS)
     sys.path.insert(0, os.path.dirname(script))

@@ -103,7 +103,7 @@ def load_backend():
 # ---- A rank ----
 
 
-_meetings = 0  # of all ranks of the world, so far
+_meetings = 0  # how often all ranks of the world have met
 
 
 def meet(world):

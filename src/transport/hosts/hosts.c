@@ -116,7 +116,7 @@ struct hosts {
     struct shoal_fabric_memory staging;
     struct shoal_network_lane_memory lane_staging;
     bool is_limited;         /* lanes make no puts now */
-    bool has_dropped;        /* puts that no lane had begun when the communicator broke; lanes get no more */
+    bool has_dropped;        /* the communicator broke: lanes have dropped the puts that they had not begun, and get none */
     unsigned *under_way;     /* [slots] increments under way to all ranks; then all other messages */
     unsigned owed;           /* signals held back, to all ranks */
     unsigned char *loads;    /* holds all loads and their counts */
