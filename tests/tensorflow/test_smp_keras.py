@@ -221,32 +221,87 @@ def partitions_follow_marks(rank):
     assert [bool(getattr(model, f"layer{number}").variables) for number in (0, 2, 4)] == [rank == 0, rank == 0, rank == 1]
 
 
+def folder_of(name):
+    return pathlib.Path(tempfile.gettempdir(), f"shoal-smp-keras-{name}-{os.environ['SHOAL_JOB_ID']}")
+
+
+def manager_of(trainer, folder, **options):
+    return smp.CheckpointManager(tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer), str(folder), **options)
+
+
+def drop(folder, rank):
+    smp.barrier()
+    if rank == 0:
+        shutil.rmtree(folder)
+    smp.barrier()
+
+
 def checkpoints_resume(rank):
     begin()
-    wanted, _ = reference(chain, run_chain, 4)
-    folder = pathlib.Path(tempfile.gettempdir(), "shoal-smp-keras-" + os.environ["SHOAL_JOB_ID"])
+    (wanted, _), folder = reference(chain, run_chain, 5), folder_of("resume")
     trainer = Trainer(chain, run_chain)
+    manager = manager_of(trainer, folder, max_to_keep=2)
     for step in range(2):
         trainer.train(step)
-    manager = smp.CheckpointManager(tf.train.Checkpoint(model=trainer.model, optimizer=trainer.optimizer), str(folder), max_to_keep=2)
-    manager.save()
+        manager.save()
     smp.barrier()
     assert sorted(os.listdir(folder)) == [f"mp_rank_{each}" for each in range(smp.mp_size())]
     other = Trainer(chain, run_chain)
+    again = manager_of(other, folder, max_to_keep=2)
     other.train(7)  # makes the variables
-    again = smp.CheckpointManager(tf.train.Checkpoint(model=other.model, optimizer=other.optimizer), str(folder))
     assert again.latest_checkpoint and again.checkpoints == manager.checkpoints
     again.restore().assert_consumed()
     for step in (2, 3):
         close(other.train(step)[0], wanted[step])
+    again.save()
+    smp.barrier()
+    files = {each.name.split(".", 1)[1] for each in (folder / f"mp_rank_{rank}").glob("ckpt-*")}
+    assert files == {"index", "data-00000-of-00001", "partitions"}, files
+    assert sorted(each.stem for each in (folder / f"mp_rank_{rank}").glob("*.partitions")) == ["ckpt-2", "ckpt-3"]
+    last = Trainer(chain, run_chain)
+    manager_of(last, folder).restore()  # before the first step
+    close(last.train(4)[0], wanted[4])
     smp.barrier()
     if rank == 0:
         (folder / "mp_rank_9").mkdir()
     smp.barrier()
     fails(again.restore, SMPError, "and this job 2")
+    drop(folder, rank)
+
+
+def models_are_divided_as_when_saved(rank):
+    """The choice by measured times agrees with at most one of these divisions."""
+    begin()
+    for places in ([0, 1, 1, 1, 1], [0, 0, 0, 0, 1]):
+        folder, trainer, other = folder_of(sum(places)), Trainer(chain, run_chain), Trainer(chain, run_chain)
+        trainer.model._smp_division.prefer(places)
+        trainer.train(0)
+        manager_of(trainer, folder).save()
+        smp.barrier()
+        again = manager_of(other, folder)
+        other.train(7)
+        assert other.model._smp_division.places == places
+        again.restore().assert_consumed()
+        close(other.train(1)[0], trainer.train(1)[0])
+        drop(folder, rank)
+
+
+def other_divisions_are_refused(rank):
+    begin()
+    folder, trainer, late, early = folder_of("other"), *(Trainer(chain, run_chain) for _ in range(3))
+    trainer.model._smp_division.prefer([0, 0, 0, 1, 1])
+    trainer.train(0)
+    manager_of(trainer, folder).save()
     smp.barrier()
-    if rank == 0:
-        shutil.rmtree(folder)
+    late.model._smp_division.prefer([0, 0, 1, 1, 1])
+    late.train(7)
+    fails(manager_of(late, folder).restore, SMPError, "[0, 0, 0, 1, 1]; now: [0, 0, 1, 1, 1]", "before the first step")
+    begin(auto_partition=False, default_partition=0)
+    for number in (1, 2, 3, 4):
+        getattr(early.model, f"layer{number}")._smp_partition = 1
+    manager_of(early, folder).restore()
+    fails(lambda: early.test(tf.constant(data(7)[0])), SMPError, "[0, 0, 0, 1, 1]; now: [0, 1, 1, 1, 1]")
+    drop(folder, rank)
 
 
 def parameters_decide(rank):
@@ -352,5 +407,6 @@ def cases(size, *functions):
 
 
 run_cases([*cases(1, models_train_as_one_process), *cases(2, models_train_as_one_process), *cases(3, models_train_as_one_process),
-           *cases(2, replicas_average), *cases(4, replicas_average), *cases(2, partitions_follow_marks), *cases(2, checkpoints_resume), *cases(2, parameters_decide), *cases(2, outputs_have_the_form_of_one_call),
-           *cases(2, misuse_is_refused), a_rank_that_dies_is_named])
+           *cases(2, replicas_average), *cases(4, replicas_average), *cases(2, partitions_follow_marks),
+           *cases(2, checkpoints_resume, models_are_divided_as_when_saved, other_divisions_are_refused), *cases(2, parameters_decide),
+           *cases(2, outputs_have_the_form_of_one_call), *cases(2, misuse_is_refused), a_rank_that_dies_is_named])

@@ -76,6 +76,37 @@ def _counted_once(result):
 # ---- The model -------------------------------------------------------------------------------------------------------------
 
 
+class Division:
+    """The partition of each of a model's layers. places: in the order in which layers are called, None before the first call. plan: by
+    the layers' ids."""
+
+    def __init__(self):
+        self.places = self.plan = None
+        self._preferred = self._restored = None
+
+    def prefer(self, places):
+        """Divides the model as a checkpoint's, if it has as many layers and partitions, and if nothing marks partitions."""
+        self._preferred = places
+
+    def follow(self, places, path):
+        """Like prefer(), but raises if the model is divided differently: a rank's checkpoint has the variables of its own layers only."""
+        self._preferred, self._restored = places, (places, path)
+        self._check()
+
+    def settle(self, layers, choose):
+        """Sets the partitions to those that choose() returns, given the preferred ones."""
+        places = choose(self._preferred)
+        self.places, self.plan = places, {id(layer): place for layer, place in zip(layers, places)}
+        self._check()
+
+    def _check(self):
+        if self._restored and self.places and self.places != self._restored[0]:
+            places, path = self._restored
+            raise SMPError(f"smp.CheckpointManager: the model is not divided as it was when {path} was saved. Partitions of its layers then: "
+                           f"{places}; now: {self.places}. Make the manager before the first step, so that the model is divided as then; "
+                           "and if partitions are marked, mark the same ones")
+
+
 class DistributedModel(keras.Model):
     """The base class of a model whose layers are on several ranks: subclass it as keras.Model, assign layers in __init__, and call them
     in call(). Layers hand over tensors to each other; other operations belong into layers. The model is divided at its first call in a
@@ -84,7 +115,7 @@ class DistributedModel(keras.Model):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         state.require()
-        self._smp_plan = None  # the partition of each layer, by its id
+        self._smp_division = Division()
         self._smp_anchor = self.add_weight(shape=(), initializer="zeros", name="anchor") if pp_size() > 1 else None
 
     def __setattr__(self, name, value):
@@ -96,10 +127,10 @@ class DistributedModel(keras.Model):
         if not _step:
             raise SMPError("smp: the model's layers are on several ranks, so it can be called in a function decorated with @smp.step only")
         units = self._smp_units()
-        if self._smp_plan is None:
-            self._smp_plan = _plan_of(self, units, args, kwargs, training)
+        if self._smp_division.places is None:
+            _divide(self, units, args, kwargs, training)
         self.built = True
-        run = _Pass(self._smp_plan, units, self._smp_anchor, training)
+        run = _Pass(self._smp_division.plan, units, self._smp_anchor, training)
         return run.call(self, args, kwargs)
 
     def _smp_units(self):
@@ -266,8 +297,8 @@ def _rows_of(args):
     return first.shape[0] or 1
 
 
-def _plan_of(model, units, args, kwargs, training):
-    """Returns the partition of each layer, by its id. All ranks have the same one."""
+def _divide(model, units, args, kwargs, training):
+    """Chooses the partition of each layer, the same on all ranks."""
     with tf.init_scope():  # outside of the function that is being traced
         args, kwargs = tf.nest.map_structure(lambda each: tf.zeros([each.shape[0] or 1, *each.shape[1:]], each.dtype)
                                              if tf.is_tensor(each) else each, (args, kwargs))
@@ -277,15 +308,20 @@ def _plan_of(model, units, args, kwargs, training):
         if len(called) < count:
             raise SMPError(f"smp: the model calls {len(called)} layers ({', '.join(each.name for each in called)}), and there are {count} "
                            "partitions: use fewer partitions")
-        places = _chosen(listing.calls, count) if state.cfg.auto_partition else _marked(called, count)
+        division = model._smp_division
+        division.settle(called, lambda preferred: _chosen(listing.calls, count, preferred) if state.cfg.auto_partition
+                        else _marked(called, count))
     for number in range(count):
-        log(f"partition {number}: {', '.join(layer.name for layer, place in zip(called, places) if place == number)}")
-    return {id(layer): place for layer, place in zip(called, places)}
+        log(f"partition {number}: {', '.join(layer.name for layer in called if division.plan[id(layer)] == number)}")
 
 
-def _chosen(calls, count):
-    """Returns the partitions with the shortest step, or those of memory_weight, by rank 0's measurements."""
-    units = shoal.broadcast_object(_measured_calls(calls) if rank() == 0 else None, 0)
+def _chosen(calls, count, preferred):
+    """Returns what rank 0 prefers if it fits; otherwise the partitions with the shortest step, or those of memory_weight, by rank 0's
+    measurements."""
+    fits = preferred is not None and len(preferred) == len(calls) and max(preferred) + 1 == count
+    known, units = shoal.broadcast_object((preferred if fits else None, None if fits else _measured_calls(calls)) if rank() == 0 else None, 0)
+    if known is not None:
+        return known
     if isinstance(units, str):
         raise SMPError(f"smp: rank 0 cannot measure a copy of {units}; set auto_partition to false, and mark partitions")
     weight = state.cfg.memory_weight
