@@ -16,11 +16,11 @@ from typing import Dict, List, Mapping, Optional
 import shoal
 
 PR_SET_PDEATHSIG = 1
-# A slot is the port where ranks meet and the 16 ports after it, on one of which Shoal's store listens. `shoal run` has the same
-# slots (tools/run/run_spawn.c). They are below the ephemeral ports of the kernel, which therefore assigns none of them.
+# A slot is the port at which ranks meet and the 16 ports after it: Shoal's store listens on one of these. `shoal run` has the
+# same slots (tools/run/run_spawn.c). They are below the ephemeral ports of the kernel, which therefore assigns none of them.
 SLOT_PORTS = 17
 SLOTS = range(20000, 32750, SLOT_PORTS)
-_locks: List[socket.socket] = []  # of the slots of this process
+_locks: List[socket.socket] = []  # they lock the slots of this process
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
