@@ -27,7 +27,6 @@ import os
 import platform
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -491,11 +490,16 @@ def quota_base():
     return base, ["sh", "-c", f'g={base}/$$; set -e; mkdir $g; {limit}; echo $$ >$g/cgroup.procs; exec "$@"', "quota"]
 
 
+def free_port():
+    """Returns a port that no other program gets, although the ranks that meet there still have to start."""
+    sys.path.insert(0, str(ROOT / "python"))
+    from shoal.job import processes
+    return processes.free_port()
+
+
 def shoal_launched(shoal, ranks, size, wrapper):
     """Starts every rank separately, as a launcher would, so that each can be in its own group."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    names = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    names = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
              "SHOAL_SECRET": secrets.token_hex(16)}
     command = [*wrapper, str(shoal.program), "bench", "allreduce", "--min", str(size), "--max", str(size), "--format", "json"]
     workers = []

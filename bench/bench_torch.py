@@ -26,7 +26,6 @@ import json
 import os
 import secrets
 import select
-import socket
 import subprocess
 import sys
 import tempfile
@@ -126,8 +125,8 @@ def contestants_open(options):
     made = [Contestant("shoal", "gloo" if options.null else "shoal", options, own), Contestant("gloo", "gloo", options, own)]
     left_out = {}
     if any(name.startswith("torch-all_reduce") for name in options.suites):
-        alone = {**own, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
-                 "GLOO_SOCKET_IFNAME": "lo"}
+        alone = {**own, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(bench.free_port()), "GLOO_SOCKET_IFNAME": "lo"}
         left_out["deepspeed"] = why_not([options.python, WORKER, "deepspeed", "all_reduce", 64], alone)
         if left_out["deepspeed"]:
             say(f"bench: DeepSpeed is left out: {left_out['deepspeed']}")
@@ -140,11 +139,6 @@ def contestants_of(suite, contestants):
     """Returns the contestants of a suite. DeepSpeed has only an all-reduce, and uses only its own memory."""
     is_there = suite.kind == "curve" and suite.collective == "all_reduce" and "zero-copy" not in suite.name
     return [one for one in contestants if one.name != "deepspeed" or is_there]
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def is_pinned(suite):
@@ -162,7 +156,7 @@ class Ranks:
         command = [*contestant.command(suite, words), *(["--pin"] if is_pinned(suite) else []), "--area", area, "--probe",
                    scene.probe]
         common = {"WORLD_SIZE": suite.ranks, "LOCAL_WORLD_SIZE": suite.ranks, "MASTER_ADDR": "127.0.0.1",
-                  "MASTER_PORT": free_port(), "SHOAL_SECRET": secrets.token_hex(16), "GLOO_SOCKET_IFNAME": "lo",
+                  "MASTER_PORT": bench.free_port(), "SHOAL_SECRET": secrets.token_hex(16), "GLOO_SOCKET_IFNAME": "lo",
                   **contestant.environment}
         for rank in range(suite.ranks):
             own = {**common, "RANK": rank, "LOCAL_RANK": rank}

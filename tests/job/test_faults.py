@@ -214,15 +214,18 @@ def one_job_that_cannot_be_asked_about_leaves_the_list_whole():
 
 
 def the_group_of_an_ended_runner_is_no_other():
-    """While what it left running holds the pipe, its number must not be given to a stranger, whom our signal would meet."""
+    """While what it left running holds the pipe, its number must not be given to a stranger, whom our signal would meet. The child
+    that is left writes down the state of the script until it is killed."""
     with Jobs() as jobs:
-        jobs.start("import subprocess; subprocess.Popen(['sleep', '600'])")
-        jobs.wait_for(lambda: jobs.processes("sleep 600"), "the script's child")
-        sleeper, = jobs.processes("sleep 600")
-        group = os.getpgid(sleeper)
-        jobs.wait_for(lambda: os.getpgid(sleeper) and _state(group) == "Z", "the end of the script")
-        jobs.wait_for_end()
-        expect(_state(group) is None)
+        jobs.run("""
+            import os, subprocess
+            loop = r"while :; do sed 's/.*) \\(.\\).*/\\1/' /proc/$0/stat || echo gone; sleep 0.05; done > ../../../states"
+            subprocess.Popen(["sh", "-c", loop, str(os.getpgrp())])
+            print("group", os.getpgrp(), flush=True)
+        """)
+        states = (jobs.folder() / "states").read_text().split()
+        expect(states[-1] == "Z" and "gone" not in states, states)
+        expect(_state(re.search(r"group (\d+)", jobs.out)[1]) is None)
         jobs.wait_for_silence()
 
 

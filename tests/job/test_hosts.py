@@ -216,7 +216,7 @@ def host_missing_at_the_start_is_named():
 
 def host_lost_in_the_middle_is_named():
     with Jobs() as jobs:
-        document = jobs.document(WAIT, instance_count=2, stop_grace=1, where=where(silence=5))
+        document = jobs.document(WAIT, instance_count=2, stop_grace=1, where=where(silence=10))
         machines = Machines(jobs, document, 2)
         for host in ("algo-1", "algo-2"):
             jobs.wait_for_line("begun", host=host)
@@ -230,7 +230,7 @@ def host_lost_in_the_middle_is_named():
 
 def first_host_lost_is_found_out():
     with Jobs() as jobs:
-        document = jobs.document(WAIT, instance_count=2, stop_grace=1, where=where(silence=5))
+        document = jobs.document(WAIT, instance_count=2, stop_grace=1, where=where(silence=10))
         machines = Machines(jobs, document, 2)
         for host in ("algo-1", "algo-2"):
             jobs.wait_for_line("begun", host=host)
@@ -282,7 +282,7 @@ def a_plain_script_starts_again_on_its_machine():
 
 def a_lost_host_is_not_waited_for_by_restarts():
     with Jobs() as jobs:
-        document = jobs.document(WAIT, instance_count=2, stop_grace=1, restarts=3, distribution=DATA_PARALLEL, where=where(silence=5))
+        document = jobs.document(WAIT, instance_count=2, stop_grace=1, restarts=3, distribution=DATA_PARALLEL, where=where(silence=10))
         machines = Machines(jobs, document, 2)
         for host in ("algo-1", "algo-2"):
             jobs.wait_for_line("begun", host=host)

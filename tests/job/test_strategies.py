@@ -204,6 +204,29 @@ def held_port_is_given_to_no_other():
             both.listen()
 
 
+def chosen_ports_are_given_to_no_other():
+    """Neither by this function, nor by `shoal run`, nor by other tests: all lock a slot by the same name. A slot with a server on one
+    of its ports is left out, also if the server has no name of a slot."""
+    own = processes.free_port()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        try:
+            other.bind(f"\0shoal-run-port-{own}")
+            expect(False, "the slot is not locked")
+        except OSError:
+            pass
+    before, processes.SLOTS = processes.SLOTS, range(own, own + 1)
+    try:
+        for first in (own, own + 1):  # nobody locks the second one
+            processes.SLOTS = range(first, first + 1)
+            with socket.create_server(("127.0.0.1", own + 9)):
+                try:
+                    expect(False, processes.free_port())
+                except OSError as error:
+                    expect(f"no 17 free ports in a row from {first} to {first}" in str(error), error)
+    finally:
+        processes.SLOTS = before
+
+
 def strangers_are_refused():
     """Some send nothing, some nonsense, and one has another secret. The first host still meets the others."""
     port = processes.free_port()
@@ -239,6 +262,6 @@ CASES = [workers_of_the_mirrored_strategy_reach_each_other, parameter_servers_se
          machines_without_a_common_folder_find_each_other, parameter_server_on_one_host_is_one_script,
          script_of_a_strategy_that_fails_is_named, server_without_tensorflow_is_told,
          parameters_of_modelparallel_reach_the_script, parameters_that_are_not_served_are_refused,
-         mpi4py_that_no_mpirun_starts_is_refused, held_port_is_given_to_no_other,
+         mpi4py_that_no_mpirun_starts_is_refused, held_port_is_given_to_no_other, chosen_ports_are_given_to_no_other,
          strangers_are_refused]
 run_cases(CASES)

@@ -56,23 +56,33 @@ def rank_that_fails_ends_all_hosts_and_is_named():
         jobs.wait_for_silence()
 
 
+# Trains until the job has recorded the waits of both ranks, which takes a few samples of its metrics.
 LOADS = """
-    import time
+    import json, os, time
     import torch, torch.distributed as dist
     import shoal.torch
 
     class Slow(torch.utils.data.Dataset):
         def __len__(self):
-            return 40
+            return 1000
 
         def __getitem__(self, index):
             time.sleep(0.1)
             return torch.ones(8)
 
+    def are_recorded():
+        path = "../../../metrics.jsonl"
+        lines = map(json.loads, open(path).read().rpartition("\\n")[0].splitlines()) if os.path.exists(path) else ()
+        recorded = torch.tensor({line["rank"] for line in lines if line["name"] == "shoal/input"} == {0, 1}).int()
+        dist.all_reduce(recorded, dist.ReduceOp.MIN)
+        return bool(recorded)
+
     dist.init_process_group("shoal")
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
     for batch in torch.utils.data.DataLoader(Slow(), batch_size=1):
         model(batch).mean().backward()
+        if are_recorded():
+            break
     dist.destroy_process_group()
 """
 

@@ -302,7 +302,7 @@ def a_real_browser_shows_changes():
             thread.start()
             try:
                 out, err = folders.browse(server.url, "--dump-dom", f"--screenshot={place / 'live.png'}", "--window-size=800,1900", "--hide-scrollbars",
-                                          "--virtual-time-budget=20000", "--timeout=20000")
+                                          "--virtual-time-budget=20000", "--timeout=90000")
             finally:
                 watch.Handler._events = original
                 asked.set()

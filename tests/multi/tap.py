@@ -46,6 +46,13 @@ def call(*command, timeout=60, env=None, cwd=None):
     return result.returncode, result.stdout, result.stderr
 
 
+def handles(pid, number):
+    """Returns true if a signal no longer ends the process by itself: it catches the signal, or blocks it to read it."""
+    with open(f"/proc/{pid}/status") as status:
+        masks = dict(line.split(":") for line in status if line.startswith("Sig"))
+    return bool((int(masks["SigCgt"], 16) | int(masks["SigBlk"], 16)) >> (number - 1) & 1)
+
+
 # The ports among which `shoal run` also chooses (tools/run/run_spawn.c): below those that the kernel assigns to connections.
 PORT_FIRST, PORT_STEP, PORT_SLOTS = 20000, 17, 750
 PORTS_HELD = 8

@@ -17,7 +17,7 @@ import bench_report as report  # noqa: E402
 import bench_torch  # noqa: E402
 import torch  # noqa: E402, F401
 import warm  # noqa: E402
-from tap import Skip, call, expect, run_cases  # noqa: E402
+from tap import Skip, call, expect, free_port, run_cases  # noqa: E402
 
 BENCH = TOP / "bench/bench_torch.py"
 LIBRARY = os.environ.get("SHOAL_LIBRARY", TOP / "build/libshoal.so")
@@ -182,7 +182,7 @@ def a_training_is_timed_with_and_without_communication():
     python = python_with("torch.distributed")
     words = [python, TOP / "bench/torch_worker.py", "gloo", "train", "--model", "tiny", "--steps", "2"]
     alone = {**ENVIRONMENT, "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(bench_torch.free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+             "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
     code, out, err = call(*words, env=alone, timeout=200)
     expect(code == 0, out, err)
     result = json.loads(out)

@@ -539,11 +539,12 @@ def in_place(world):
 
 
 def resident():
-    """Bytes of this process that are in memory. A page that n processes map counts as 1 / n of a page."""
+    """Bytes of this process in memory, without those of files. A page that n processes map counts as 1 / n of a page. Pages of
+    libraries would count for more when other programs that use PyTorch end."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     lines = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) << 10
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) << 10
 
 
 def keeps_its_share(world):

@@ -2,6 +2,7 @@
 """TensorFlow's MultiWorkerMirroredStrategy together with Shoal: addresses from the job, both in one loop, and refusals."""
 import json
 import os
+import socket
 
 import numpy as np
 import tensorflow as tf
@@ -83,6 +84,21 @@ def keeps_the_launchers(rank):
             expect(words in str(error) and f"rank {rank} of 2" in str(error), error)
 
 
+def holds_its_port(rank):
+    """Until TensorFlow listens there, which may be much later."""
+    shoal.init()
+    ports = [int(address.rpartition(":")[2]) for address in shoal.distribute.set_tf_config()["cluster"]["worker"]]
+    expect(len(set(ports)) == 2, ports)
+    with socket.socket() as other:
+        try:
+            other.bind(("127.0.0.1", ports[rank]))
+            raise AssertionError("another program took the port")
+        except OSError:
+            pass
+    with socket.create_server(("127.0.0.1", ports[rank])):  # which sets SO_REUSEADDR, as TensorFlow's server does
+        pass
+
+
 def case_of(body):
     def case():
         ranks = forked.Ranks(2, body)
@@ -92,4 +108,4 @@ def case_of(body):
 
 
 if __name__ == "__main__":
-    run_cases([case_of(body) for body in (trains_beside, comes_too_late, keeps_the_launchers)])
+    run_cases([case_of(body) for body in (trains_beside, comes_too_late, keeps_the_launchers, holds_its_port)])

@@ -16,9 +16,11 @@ from typing import Dict, List, Mapping, Optional
 import shoal
 
 PR_SET_PDEATHSIG = 1
-# Below the ephemeral ports of the kernel, so that the kernel assigns none of these between our check and its use.
-PORTS = range(20000, 32000)
-PORTS_AFTER = 17  # Shoal's store listens on one of the 16 ports after the one where ranks meet
+# A slot is the port at which ranks meet and the 16 ports after it: Shoal's store listens on one of these. `shoal run` has the
+# same slots (tools/run/run_spawn.c). They are below the ephemeral ports of the kernel, which therefore assigns none of them.
+SLOT_PORTS = 17
+SLOTS = range(20000, 32750, SLOT_PORTS)
+_locks: List[socket.socket] = []  # they lock the slots of this process
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -135,11 +137,11 @@ def python_module(module: str, *words: str) -> List[str]:
     return [sys.executable, "-m", module, *words]
 
 
-def is_free(port: int, address: str = "127.0.0.1") -> bool:
+def is_free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((address, port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
         return True
@@ -152,9 +154,34 @@ def asks_this_machine(host: Optional[str]) -> bool:
 
 
 def free_port() -> int:
-    """Returns a port with no listener, neither on it nor on the ports after it that Shoal may use."""
-    for _ in range(200):
-        port = random.choice(PORTS)
-        if all(is_free(port + further, "") for further in range(PORTS_AFTER)):
+    """Returns the first port of a free slot. Nobody else gets the slot from this function or from `shoal run` while this process
+    runs: its ports may be used much later."""
+    for port in random.sample(SLOTS, len(SLOTS)):
+        lock = _slot_lock(port)
+        if lock and all(_can_bind(each) for each in range(port, port + SLOT_PORTS)):
+            _locks.append(lock)
             return port
-    raise OSError(f"no free port among {PORTS.start} to {PORTS.stop}")
+        if lock:
+            lock.close()
+    raise OSError(f"no {SLOT_PORTS} free ports in a row from {SLOTS.start} to {SLOTS.stop - 1}")
+
+
+def _slot_lock(port: int) -> Optional[socket.socket]:
+    """Locks a slot by a name in the abstract Unix namespace, which has the scope of the ports. Returns None if it is locked."""
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        lock.bind(f"\0shoal-run-port-{port}")
+    except OSError:
+        lock.close()
+        return None
+    return lock
+
+
+def _can_bind(port: int) -> bool:
+    """Returns true if a server without SO_REUSEADDR can use the port: connections of an ended job may still block it."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True

@@ -16,6 +16,7 @@ import tensorflow as tf
 from . import _world
 
 ROW_BYTES = 256  # size of an address as text
+_held = []  # the sockets that hold this rank's port
 
 
 def set_tf_config() -> dict:
@@ -24,8 +25,8 @@ def set_tf_config() -> dict:
     world, given = _world.current(), os.environ.get("TF_CONFIG")
     if given:
         return _checked(given, world)
-    with _listener() as taken:  # held until all ranks have chosen, so that ranks of one host choose different ports
-        workers = _gathered(world, f"{_own_address(world)}:{taken.getsockname()[1]}")
+    _held.append(_bound())
+    workers = _gathered(world, f"{_own_address(world)}:{_held[-1].getsockname()[1]}")
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": world.rank}}
     os.environ["TF_CONFIG"] = json.dumps(config)
     return config
@@ -56,11 +57,13 @@ def _checked(given, world):
     return config
 
 
-def _listener():
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # TensorFlow uses the port right afterwards
-    listener.bind(("", 0))
-    return listener
+def _bound():
+    """Returns a socket that is bound to a free port and does not listen. While it is open, the kernel assigns the port to no other
+    socket, but TensorFlow's server, which sets SO_REUSEADDR, can listen there."""
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    return held
 
 
 def _own_address(world):

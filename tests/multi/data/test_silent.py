@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 
-from tap import Skip, expect, free_port, run_cases
+from tap import Skip, expect, free_port, handles, run_cases
 
 PROBE = os.environ["SHOAL_PROBE"]
 COMMAND = os.environ["SHOAL_COMMAND"]
@@ -79,7 +79,9 @@ def agents_whose_name_server_does_not_answer_give_up_in_time():
 
 def agents_whose_name_server_does_not_answer_hear_signals():
     agents = agents_of_two_hosts("300")
-    time.sleep(1)  # by then the ranks wait for the name server
+    while not all(handles(agent.pid, signal.SIGINT) for agent in agents):
+        time.sleep(0.01)
+    time.sleep(1)  # by then the ranks usually wait for the name server
     begin = time.monotonic()
     for agent in agents:
         agent.send_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ import tempfile
 import termios
 import time
 
-from tap import COUNT_A_KILL, Skip, call_counted
+from tap import COUNT_A_KILL, Skip, call_counted, handles
 
 SHOAL = os.environ.get("SHOAL_COMMAND", "")
 DEADLINE_S = 60
@@ -817,7 +817,8 @@ def events_that_are_not_read_hold_nobody():
 
 def stuck_reader_does_not_hold_signals():
     process = start("-n", "2", "yes")
-    time.sleep(0.5)
+    wait_for(lambda: handles(process.pid, signal.SIGTERM), "launcher that handles signals")
+    time.sleep(0.5)  # by then the pipe is usually full
     process.send_signal(signal.SIGTERM)
     equal(process.wait(timeout=DEADLINE_S), 143)
     process.communicate()

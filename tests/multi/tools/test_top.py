@@ -252,6 +252,7 @@ def children_with_a_ranks_descriptors_are_no_ranks():
 
 def counters_are_as_prometheus_reads_them():
     with Job("late") as job:
+        job.look_until(lambda mine, _: world(mine[0])["waits_us"] is not None, str(job.pids[0]))
         code, out, err = call(SHOAL, "top", "--format", "prometheus", job.run.pid)
         expect(code == 0 and err == "", code, err)
         number = r'\{shoal_job="[0-9a-f]{16}",host="[^"]+",pid="\d+",world_rank="(\d)"'
@@ -471,7 +472,8 @@ def hosts_are_asked_and_told_together():
             with open(hosts, "w", encoding="ascii") as file:
                 file.write("".join(name + "\n" for name in names))
             return call(SHOAL, "top", "--hosts", hosts, "--via", via, "--once", *words)
-        job.look_until(lambda mine, look: world(mine[0])["waits_us"] is not None and world(mine[0])["waits_us"] > 1.2e6, str(job.run.pid))
+        job.look_until(lambda mine, look: all(world(mine[r])["waits_for"] == [1] and world(mine[r])["waits_us"] > 1.2e6 for r in (0, 2, 3)),
+                       str(job.run.pid))
         code, out, err = ask(["n02", "n13", "empty"], "--format", "json", job.run.pid)
         look = json.loads(out)
         expect(code == 0 and err == "" and look["note"] is None, out, err)

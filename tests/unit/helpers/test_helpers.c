@@ -694,9 +694,9 @@ static void a_quota_below_the_threads(void **state)
 static void a_quota_that_comes_later(void **state)
 {
     struct cpu_quota quota;
-    struct counted *counted = calloc(1, sizeof *counted);
     (void)state;
     enter_quota(&quota, 0);
+    struct counted *counted = calloc(1, sizeof *counted);
     struct shoal_helpers *helpers = open_auto(0);
     const int before = shoal_helpers_width(helpers);
     shoal_helpers_run(helpers, count_part, counted, 100);

@@ -42,6 +42,7 @@
 /* State of the exchange; shared with forked ranks. */
 struct meeting {
     atomic_int come;
+    atomic_int open_count;
     struct shoal_control_contact contacts[RANKS_MAX];
 };
 
@@ -191,12 +192,15 @@ static void *open_one(void *arg)
 {
     struct rank *rank = arg;
     rank->status = shoal_control_open(&rank->bootstrap, &rank->options, &rank->control);
+    atomic_fetch_add(&rank->world->meeting->open_count, rank->status == SHOAL_OK);
     return NULL;
 }
 
-/* Opens ranks [first, end) of the world, except the one that is elsewhere. */
+/* Opens all ranks of the world, except those that are elsewhere, and waits for those. A rank is open as soon as its neighbors
+ * are linked to it: without the wait, a test could stop a process that is still opening its rank. */
 static void open_ranks(struct world *world, int elsewhere)
 {
+    const uint64_t until_ns = shoal_clock_ns() + PATIENCE_MS * SHOAL_NS_PER_MS;
     for (int r = 0; r < world->size; r++) {
         if (r != elsewhere && !world->ranks[r].is_elsewhere)
             assert_int_equal(pthread_create(&world->ranks[r].thread, NULL, open_one, &world->ranks[r]), 0);
@@ -205,6 +209,9 @@ static void open_ranks(struct world *world, int elsewhere)
         if (r != elsewhere && !world->ranks[r].is_elsewhere)
             pthread_join(world->ranks[r].thread, NULL);
     }
+    while (elsewhere >= 0 && atomic_load(&world->meeting->open_count) < world->size && shoal_clock_ns() < until_ns)
+        usleep(1000);
+    assert_true(elsewhere < 0 || atomic_load(&world->meeting->open_count) == world->size);
 }
 
 static struct world *open_world(int size)
@@ -914,7 +921,7 @@ static void control_a_stopped_rank_with_much_to_hear_is_not_lost(void **state)
 static void await_first_notices(struct rank *rank)
 {
     for (int r = 0; r < rank->world->size; r++)
-        assert_true(r == rank->number || await_count(rank, &rank->heard[r], 1, 10000));
+        assert_true(r == rank->number || await_count(rank, &rank->heard[r], 1, PATIENCE_MS));
     usleep(1000000); /* by now they have been passed on */
 }
 
