@@ -7,6 +7,7 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -488,20 +489,27 @@ static void messages_to_a_lane_are_rejected(void **state)
     close_pair(&pair);
 }
 
-/* Listens, but never answers, like the process of a peer that is stopped. Returns the descriptor. */
-static int open_silent(struct shoal_network_lane_offer *offer)
+/* Makes the address one that refuses connections: its port is bound, but nothing listens there. Returns the descriptor. */
+static int open_refusing(struct shoal_fabric_address *at)
 {
     struct sockaddr_in address;
     socklen_t bytes = sizeof address;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    memcpy(&address, offer->address.at, sizeof address);
+    memcpy(&address, at->at, sizeof address);
     if (address.sin_family != AF_INET)
         skip();
     address.sin_port = 0;
     assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    assert_int_equal(listen(fd, 8), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    memcpy(offer->address.at, &address, sizeof address);
+    memcpy(at->at, &address, sizeof address);
+    return fd;
+}
+
+/* Listens, but never answers, like the process of a peer that is stopped. Returns the descriptor. */
+static int open_silent(struct shoal_network_lane_offer *offer)
+{
+    const int fd = open_refusing(&offer->address);
+    assert_int_equal(listen(fd, 8), 0);
     return fd;
 }
 
@@ -538,6 +546,66 @@ static void a_silent_peer_delays_no_other(void **state)
     close(fd);
 }
 
+/* ---- Connections --------------------------------------------------------------------------------------------------------- */
+
+#define DESCRIPTORS 1024
+
+struct connections {
+    unsigned count, open_on_exec;
+};
+
+static struct connections count_connections(void)
+{
+    struct connections found = {0};
+    for (int fd = 3; fd < DESCRIPTORS; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t bytes = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &bytes) != 0 || peer.ss_family == AF_UNIX)
+            continue;
+        found.count++;
+        found.open_on_exec += !(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    }
+    return found;
+}
+
+/* Fails if a connection stays open in programs that children exec. */
+static struct connections wait_for_seals(struct pair *pair)
+{
+    const uint64_t begun_ns = shoal_clock_ns();
+    while (count_connections().open_on_exec)
+        poll_both(pair, begun_ns);
+    return count_connections();
+}
+
+/* Writes that come one by one go through the first lane. The other lanes connect when several are under way. */
+static void connections_of_all_lanes_are_sealed(void **state)
+{
+    struct pair pair;
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 4, 4))
+        skip();
+    struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
+    const struct shoal_network_write write = {.load = &load,
+                                              .to = &pair.registered,
+                                              .source = pair.source,
+                                              .bytes = WRITE_BYTES,
+                                              .immediate = pair.immediate,
+                                              .lanes = &pair.lanes};
+    const unsigned before = count_connections().count; /* libfabric may keep some of closed endpoints */
+    const uint64_t begun_ns = shoal_clock_ns();
+    assert_int_equal(shoal_network_put(pair.from.network, &write), SHOAL_OK);
+    while (count > 0 || pair.target.count == 0)
+        poll_both(&pair, begun_ns);
+    const struct connections first = wait_for_seals(&pair);
+    assert_int_equal(first.count, before + 2); /* both ends */
+    memset(&pair.target, 0, sizeof pair.target);
+    write_all(&pair);
+    const struct connections all = wait_for_seals(&pair);
+    assert_int_equal(all.count, before + 2 * 4); /* of three lanes, and of the endpoint */
+    close_pair(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -551,6 +619,7 @@ int main(void)
         cmocka_unit_test(dropped_writes_come_back),
         cmocka_unit_test(messages_to_a_lane_are_rejected),
         cmocka_unit_test(a_silent_peer_delays_no_other),
+        cmocka_unit_test(connections_of_all_lanes_are_sealed),
         cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
