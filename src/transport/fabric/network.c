@@ -855,13 +855,15 @@ static void forgive_ended(struct shoal_network *network)
     }
 }
 
+/* Only what the endpoint has sent shows that the peer's endpoint is reachable: a lane has other ports, and a write that it has
+ * dropped was never sent. */
 static void on_locally_complete(void *arg, void *owner)
 {
     struct shoal_network *network = arg;
     struct shoal_network_load *load = owner;
     count_locally_complete(load);
     note_lane(network, &load->lanes);
-    if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED))
+    if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED) || network->passing)
         return;
     shoal_reachability_settle(&network->checks, &load->peer->reachability);
     network->is_unsealed |= !network->checks.open; /* seals once, when all connections under way are made */

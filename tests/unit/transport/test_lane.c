@@ -546,6 +546,43 @@ static void a_silent_peer_delays_no_other(void **state)
     close(fd);
 }
 
+/* A write that was dropped has reached nobody: that the peer cannot be reached is still found out. */
+static void a_dropped_write_shows_no_peer_reachable(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lanes silent;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct shoal_network_peer *peer;
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers), 1);
+    struct shoal_network_peer known = {.address = *shoal_network_address(pair.to.network)};
+    const int lane_fd = open_silent(&offers[0]), fd = open_refusing(&known.address);
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &silent), SHOAL_OK);
+    assert_int_equal(shoal_network_meet(pair.from.network, &known, &peer), SHOAL_OK);
+    struct shoal_network_load load = {.peer = peer, .count = &count, .total = &total};
+    const struct shoal_network_write write = {.load = &load,
+                                              .to = &pair.registered,
+                                              .source = pair.source,
+                                              .bytes = WRITE_BYTES,
+                                              .immediate = pair.immediate,
+                                              .lanes = &silent};
+    const uint64_t begun_ns = shoal_clock_ns();
+    assert_int_equal(shoal_network_put(pair.from.network, &write), SHOAL_OK);
+    shoal_network_drop_lanes(pair.from.network, &load, &load + 1);
+    while (count > 0)
+        poll_both(&pair, begun_ns);
+    while (!peer->broken_ns)
+        poll_both(&pair, begun_ns);
+    assert_non_null(strstr(peer->broken, "refused"));
+    shoal_network_part_lanes(pair.from.network, &silent);
+    close_pair(&pair);
+    close(lane_fd);
+    close(fd);
+}
+
 /* ---- Connections --------------------------------------------------------------------------------------------------------- */
 
 #define DESCRIPTORS 1024
@@ -619,6 +656,7 @@ int main(void)
         cmocka_unit_test(dropped_writes_come_back),
         cmocka_unit_test(messages_to_a_lane_are_rejected),
         cmocka_unit_test(a_silent_peer_delays_no_other),
+        cmocka_unit_test(a_dropped_write_shows_no_peer_reachable),
         cmocka_unit_test(connections_of_all_lanes_are_sealed),
         cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
     };
