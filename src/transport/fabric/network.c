@@ -44,7 +44,7 @@ struct shoal_network_unexpected {
 #define SENDING_MAX 16   /* messages to one peer under way: a peer that accepts none must not delay the others */
 #define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to receive */
 #define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* because sealing looks at all descriptors */
-#define FALSE_WAKES_MAX 4                     /* in a row: the descriptor is unreliable (libfabric before 1.18.1, issue 8947) */
+#define FALSE_WAKES_MAX 4                     /* in a row: the descriptor is not trusted for a while */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
 #define AGES (1u << SHOAL_NETWORK_AGE_BITS)
 #define NAMES 1024 /* places in the table of sessions */
@@ -108,7 +108,8 @@ struct shoal_network {
     uint16_t passing;                       /* the bit of the lane whose events are passed on; 0: those of the endpoint */
     uint64_t next_seal_ns;                  /* earliest time of the next seal */
     atomic_bool was_woken;                  /* by the descriptor, since the last poll */
-    atomic_uint false_wakes;                /* written under the progress engine's lock, read by waiters without it */
+    unsigned false_wakes;                   /* in a row */
+    _Atomic uint64_t distrusted_until_ns;   /* the descriptor; written under the progress engine's lock, read without it */
     char message[SHOAL_FABRIC_MESSAGE_MAX]; /* the message being assembled */
 };
 
@@ -1270,11 +1271,15 @@ static void judge_wake(struct shoal_network *network, bool was_true)
 {
     if (!atomic_exchange_explicit(&network->was_woken, false, memory_order_relaxed))
         return;
-    const unsigned false_wakes = was_true ? 0 : atomic_load_explicit(&network->false_wakes, memory_order_relaxed) + 1;
-    atomic_store_explicit(&network->false_wakes, false_wakes, memory_order_relaxed);
-    if (false_wakes == FALSE_WAKES_MAX)
+    network->false_wakes = was_true ? 0 : network->false_wakes + 1;
+    if (network->false_wakes < FALSE_WAKES_MAX)
+        return;
+    network->false_wakes = 0;
+    if (!atomic_load_explicit(&network->distrusted_until_ns, memory_order_relaxed)) /* the first time */
         shoal_log_line(network->log, SHOAL_LOG_DEBUG, "fabric",
-                       "provider %s: its descriptor wakes for no reason, so waits poll with backoff", network->provider->name);
+                       "provider %s: its descriptor wakes for no reason, so waits poll with backoff for a while",
+                       network->provider->name);
+    atomic_store_explicit(&network->distrusted_until_ns, shoal_clock_ns() + SHOAL_FABRIC_DISTRUST_NS, memory_order_relaxed);
 }
 
 static bool poll_once(struct shoal_network *network)
@@ -1301,8 +1306,7 @@ bool shoal_network_poll(struct shoal_network *network)
         did = true;
     if (SHOAL_UNLIKELY(network->lane_count))
         did |= poll_lanes(network);
-    if (atomic_load_explicit(&network->false_wakes, memory_order_relaxed) < FALSE_WAKES_MAX)
-        judge_wake(network, did);
+    judge_wake(network, did);
     if (SHOAL_UNLIKELY(network->checks.open))
         shoal_reachability_look_all(&network->checks, shoal_clock_ns());
     if (SHOAL_UNLIKELY(network->is_unsealed))
@@ -1321,7 +1325,7 @@ bool shoal_network_poll(struct shoal_network *network)
 bool shoal_network_has_descriptor(const struct shoal_network *network)
 {
     return shoal_fabric_endpoint_wait_fd(network->endpoint) >= 0 &&
-           atomic_load_explicit(&network->false_wakes, memory_order_relaxed) < FALSE_WAKES_MAX;
+           shoal_clock_ns() >= atomic_load_explicit(&network->distrusted_until_ns, memory_order_relaxed);
 }
 
 bool shoal_network_may_wait(struct shoal_network *network)

@@ -8,7 +8,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,6 +47,28 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(
         return EAGAIN;
     threads_left -= threads_left > 0;
     return __real_pthread_create(thread, attr, run, arg);
+}
+
+/* ---- Descriptors that wake for nothing ----------------------------------------------------------------------------------- */
+
+static atomic_bool wakes_in_vain; /* lanes that wait for events of the network wake at once */
+static atomic_uint vain_wakes, waits_without;
+
+int __real_ppoll(struct pollfd *entries, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
+int __wrap_ppoll(struct pollfd *entries, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
+/* A lane polls two descriptors: that of other threads, and that of its endpoint. */
+int __wrap_ppoll(struct pollfd *entries, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
+{
+    if (!atomic_load(&wakes_in_vain) || count != 2)
+        return __real_ppoll(entries, count, timeout, mask);
+    if (entries[1].fd < 0) {
+        atomic_fetch_add(&waits_without, 1);
+        return __real_ppoll(entries, count, timeout, mask);
+    }
+    atomic_fetch_add(&vain_wakes, 1);
+    entries[0].revents = 0;
+    entries[1].revents = POLLIN;
+    return 1;
 }
 
 /* ---- Sides --------------------------------------------------------------------------------------------------------------- */
@@ -583,6 +607,32 @@ static void a_dropped_write_shows_no_peer_reachable(void **state)
     close(fd);
 }
 
+/* After many wakes for nothing the lane's thread looks only from time to time. It tries the descriptor again later, and the
+ * lane works in between. */
+static void a_descriptor_that_wakes_for_nothing_is_tried_again(void **state)
+{
+    struct pair pair;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    atomic_store(&wakes_in_vain, true);
+    const uint64_t begun_ns = shoal_clock_ns();
+    while (!atomic_load(&waits_without)) { /* not polled: a poll wakes the thread */
+        assert_true(shoal_clock_ns() - begun_ns < PATIENCE_NS);
+        usleep(10000);
+    }
+    const unsigned before = atomic_load(&vain_wakes);
+    assert_true(before >= 100);
+    write_all(&pair);
+    check_all(&pair);
+    while (atomic_load(&vain_wakes) < before + 5000) { /* more than both lanes have at once */
+        assert_true(shoal_clock_ns() - begun_ns < PATIENCE_NS);
+        usleep(10000);
+    }
+    atomic_store(&wakes_in_vain, false);
+    close_pair(&pair);
+}
+
 /* ---- Connections --------------------------------------------------------------------------------------------------------- */
 
 #define DESCRIPTORS 1024
@@ -657,6 +707,7 @@ int main(void)
         cmocka_unit_test(messages_to_a_lane_are_rejected),
         cmocka_unit_test(a_silent_peer_delays_no_other),
         cmocka_unit_test(a_dropped_write_shows_no_peer_reachable),
+        cmocka_unit_test(a_descriptor_that_wakes_for_nothing_is_tried_again),
         cmocka_unit_test(connections_of_all_lanes_are_sealed),
         cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
     };
