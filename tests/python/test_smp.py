@@ -1424,6 +1424,34 @@ class Untold(Exception):
         raise LookupError("no text")
 
 
+class Local:
+    """Can be unpickled by its sender only."""
+    sender = None
+
+    def __reduce__(self):
+        return Local.made, (os.getpid(),)
+
+    @staticmethod
+    def made(sender):
+        if os.getpid() != sender:
+            raise ImportError(f"this is not process {sender}")
+        return Local()
+
+
+def values_that_a_rank_cannot_unpickle_fail_on_all(world):
+    """Each rank gets an error at once, and messages work afterwards."""
+    smp = started(world, world.size)
+    from smdistributed.modelparallel.exceptions import SMPError
+    from smdistributed.modelparallel.torch import _messages
+    group = smp.get_mp_process_group()
+    words = (["cannot be unpickled here: ImportError: this is not process"] if world.rank else
+             ["cannot be sent to the other ranks", f"rank {world.size - 1} cannot unpickle it"])
+    for _ in range(2):
+        fails(lambda: _messages.share({"a": torch.ones(70001), "b": Local()}, 0, group), SMPError, *words)
+        found = _messages.share({"a": torch.arange(3), "b": [world.rank]}, 0, group)
+        expect(found["b"] == [0] and found["a"].tolist() == [0, 1, 2], found)
+
+
 def values_that_are_no_tensors_are_refused(world):
     """A loss that is a number, and results that cannot be sent to the other ranks."""
     smp = started(world, world.size)
@@ -1446,6 +1474,8 @@ def values_that_are_no_tensors_are_refused(world):
             fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "sparse")
             step = smp.step(lambda model, inputs: (model(inputs).sum(), Untold()))
             fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "it has no text")
+            step = smp.step(lambda model, inputs: (model(inputs).sum(), Local()))
+            fails_in_step(world, lambda: step(model, inputs), RuntimeError, "unpickle")
             step = smp.step(lambda model, inputs: torch.complex(model(inputs).sum(), torch.ones(())).conj())
             expect(step(model, inputs).outputs[0].imag.item() == -1.0)
     fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")
@@ -1589,6 +1619,7 @@ CASES = [
     Case("states of other models are refused", states_of_other_models_are_refused, (2,)),
     Case("steps that misuse the model are refused", steps_that_misuse_the_model_are_refused, (2,)),
     Case("a model is called once", a_model_is_called_once, (2,)),
+    Case("values that a rank cannot unpickle fail on all", values_that_a_rank_cannot_unpickle_fail_on_all, (2, 3)),
     Case("values that are no tensors are refused", values_that_are_no_tensors_are_refused, (1, 2)),
     Case("errors in a step reach all ranks", errors_in_a_step_reach_all_ranks, (2,)),
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (2,)),
