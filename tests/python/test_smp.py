@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 import warnings
+from unittest import mock
 
 import ranks
 import torch
@@ -1154,6 +1155,40 @@ def parameters_come_from_the_environment(world):
     expect(tuple(map(int, smdistributed.modelparallel.__version__.split("."))) >= (1, 10))
 
 
+def a_second_init_with_the_same_parameters_changes_nothing(world):
+    smp = started(world, 2)
+    model = smp.DistributedModel(seeded(Words))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    step, groups = plain_step(smp, words_loss), [smp.get_world_process_group(), smp.get_pp_process_group(), smp.get_dp_process_group()]
+    step(model, *sentences(0))
+    optimizer.step()
+    with mock.patch.object(dist, "new_group", side_effect=AssertionError("a group is made")):
+        started(world, 2)
+    expect(groups == [smp.get_world_process_group(), smp.get_pp_process_group(), smp.get_dp_process_group()])
+    step(model, *sentences(1))
+    optimizer.step()
+    expect(smp.state.model() is model and list(smp.state.optimizers) == [optimizer])
+
+
+def a_second_init_with_other_parameters_begins_anew(world):
+    """Groups of the same ranks are used again, but no model, and the ranks compare their batches again."""
+    smp = started(world, 2)
+    from smdistributed.modelparallel.exceptions import SMPError
+    from smdistributed.modelparallel.torch import _messages
+    former, step, group = smp.DistributedModel(seeded(Words)), plain_step(smp, words_loss), smp.get_pp_process_group()
+    step(former, *sentences(0))
+    started(world, 2, microbatches=2)
+    expect(smp.state.cfg.microbatches == 2 and smp.get_pp_process_group() is group and not smp.state.model)
+    fails(lambda: step(former, *sentences(0)), SMPError, "is from before smp.init() was called with other parameters: make it again")
+    model = smp.DistributedModel(seeded(Words))
+    fails(lambda: step(former, *sentences(0)), SMPError, "make it again")
+    for count in (1, 0):  # of comparisons
+        with mock.patch.object(_messages, "allgather", side_effect=_messages.allgather) as compared:
+            step(model, *sentences(0))
+        hashes = [call for call in compared.call_args_list if isinstance(call.args[0], str)]
+        expect(len(hashes) == count, compared.call_args_list)
+
+
 REFUSED = [
     ({}, ValueError, "pipeline_parallel_degree (or partitions) is missing"),
     ({"partitions": 1, "pipeline_parallel_degree": 1}, ValueError, "the same parameter: leave pipeline_parallel_degree out"),
@@ -1619,6 +1654,8 @@ CASES = [
     Case("states of other models are refused", states_of_other_models_are_refused, (2,)),
     Case("steps that misuse the model are refused", steps_that_misuse_the_model_are_refused, (2,)),
     Case("a model is called once", a_model_is_called_once, (2,)),
+    Case("a second init with the same parameters changes nothing", a_second_init_with_the_same_parameters_changes_nothing, (2, 4)),
+    Case("a second init with other parameters begins anew", a_second_init_with_other_parameters_begins_anew, (2, 4)),
     Case("values that a rank cannot unpickle fail on all", values_that_a_rank_cannot_unpickle_fail_on_all, (2, 3)),
     Case("values that are no tensors are refused", values_that_are_no_tensors_are_refused, (1, 2)),
     Case("errors in a step reach all ranks", errors_in_a_step_reach_all_ranks, (2,)),
