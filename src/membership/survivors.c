@@ -180,12 +180,38 @@ static bool has_moved_on(const struct shoal_survivors *survivors, int rank)
     return of->adopted_epoch > survivors->epoch || of->proposed > survivors->epoch;
 }
 
-/* A rank that has moved on to a later agreement had finished this one. */
-static bool has_adopted(const struct shoal_survivors *survivors, int rank)
+/* Returns true if the rank has moved on without this rank: it has adopted a decision in a later agreement, in which this rank
+ * has not proposed, or has left this rank out of its view. */
+static bool has_left(const struct shoal_survivors *survivors, int rank)
 {
     const struct shoal_survivors_rank *of = &survivors->ranks[rank];
-    return has_moved_on(survivors, rank) ||
-           (of->adopted_epoch == survivors->epoch && of->adopted_ballot == current(survivors)->adopted);
+    return of->adopted_epoch > survivors->epoch ||
+           (of->proposed > survivors->epoch && !shoal_survivors_has(of->view, survivors->rank));
+}
+
+static bool has_followed(const struct shoal_survivors *survivors, int rank)
+{
+    const struct shoal_survivors_rank *of = &survivors->ranks[rank];
+    return of->adopted_epoch == survivors->epoch && of->adopted_ballot == current(survivors)->adopted;
+}
+
+/* A rank that has moved on together with this rank had finished this agreement. One that has left it may have adopted another
+ * decision. */
+static bool has_adopted(const struct shoal_survivors *survivors, int rank)
+{
+    return has_followed(survivors, rank) || (has_moved_on(survivors, rank) && !has_left(survivors, rank));
+}
+
+/* Returns true if a rank in the decision has left this rank, even if it has ended since. Perhaps nobody else has this
+ * decision. */
+static bool is_left_behind(const struct shoal_survivors *survivors)
+{
+    for (int r = 0; r < survivors->size && current(survivors)->adopted; r++) {
+        if (shoal_survivors_has(&current(survivors)->decision, r) && !is_excluded(survivors, r) && has_left(survivors, r) &&
+            !has_followed(survivors, r))
+            return true;
+    }
+    return false;
 }
 
 static int next_undecided(const struct shoal_survivors *survivors, int first)
@@ -222,7 +248,8 @@ int shoal_survivors_missing(const struct shoal_survivors *survivors, int first)
 const struct shoal_survivors_view *shoal_survivors_agreed(const struct shoal_survivors *survivors)
 {
     const struct shoal_survivors_vote *vote = current(survivors);
-    return survivors->is_open && vote->adopted && next_undecided(survivors, 0) < 0 ? &vote->decision : NULL;
+    const bool is_agreed = survivors->is_open && vote->adopted && next_undecided(survivors, 0) < 0;
+    return is_agreed && !is_left_behind(survivors) ? &vote->decision : NULL;
 }
 
 /* A rank moves on only after all living ranks of the decision have adopted it. A coordinator decides only after all ranks that
@@ -234,7 +261,8 @@ bool shoal_survivors_is_left_out(const struct shoal_survivors *survivors)
         have_others_moved_on |= has_moved_on(survivors, r);
         have_others_adopted |= survivors->ranks[r].adopted_epoch == survivors->epoch;
     }
-    return (have_others_moved_on && !current(survivors)->adopted) || (have_others_adopted && !current(survivors)->promised);
+    return (have_others_moved_on && !current(survivors)->adopted) || (have_others_adopted && !current(survivors)->promised) ||
+           is_left_behind(survivors);
 }
 
 /* ---- Deciding ------------------------------------------------------------------------------------------------------------ */

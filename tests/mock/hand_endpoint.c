@@ -170,8 +170,7 @@ size_t shoal_fabric_endpoint_write_max(const struct shoal_fabric_endpoint *endpo
 
 int shoal_fabric_endpoint_wait_fd(const struct shoal_fabric_endpoint *endpoint)
 {
-    (void)endpoint;
-    return -1;
+    return endpoint->wait_fd ? endpoint->wait_fd : -1;
 }
 
 bool shoal_fabric_endpoint_may_wait(struct shoal_fabric_endpoint *endpoint)

@@ -16,6 +16,7 @@ struct shoal_fabric_endpoint {
     unsigned sent;     /* every seventh is refused */
     void *leaving[64]; /* owners of messages that complete in the next poll */
     unsigned leaving_count;
+    int wait_fd; /* 0: none */
     void (*on_send)(shoal_fabric_peer peer, const void *data, size_t bytes); /* NULL: no observer */
 };
 

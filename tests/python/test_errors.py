@@ -286,6 +286,23 @@ def shrunk_without_a_lost_rank_of_the_list(world):
     still_works(world)
 
 
+def shrunk_with_lists_that_differ(world):
+    """The list of rank 1 has all lost ranks, but that of rank 0 does not: neither of them continues alone."""
+    shrink = shrink_group(world)
+    still_works(world)
+    ranks.meet(world)
+    if world.rank in (2, 3):
+        os.kill(os.getpid(), signal.SIGKILL)
+    fails(lambda: dist.all_reduce(torch.ones(10)), "rank [23]")
+    if world.rank == 0:
+        fails(lambda: shrink([3]), "more ranks are lost than ranks_to_exclude lists: 2;")
+    else:
+        fails(lambda: shrink([2, 3]), "ranks_to_exclude differs between the ranks: 2 here, and 1 on rank 0;")
+    shrink([2, 3])
+    expect((dist.get_rank(), dist.get_world_size()) == (world.rank, 2), dist.get_rank(), dist.get_world_size())
+    still_works(world)
+
+
 def killed_in_mid_step(world):
     """A thread kills the rank during computation or communication, whichever it is."""
     if world.rank == 1:
@@ -640,7 +657,8 @@ CASES += [Case(body.__name__, body, sizes=(3,), fresh=True, ends=(1,))
           for body in (killed_in_mid_step, exited, stopped_with_its_own_group, failed_work_tells)]
 CASES += [Case("shrunk", shrunk, sizes=(3,), fresh=True, ends=(1,)),
           Case("shrunk_while_it_works", shrunk_while_it_works, sizes=(2, 3), fresh=True),
-          Case("shrunk_without_a_lost_rank_of_the_list", shrunk_without_a_lost_rank_of_the_list, sizes=(4,), fresh=True, ends=(1, 3))]
+          Case("shrunk_without_a_lost_rank_of_the_list", shrunk_without_a_lost_rank_of_the_list, sizes=(4,), fresh=True, ends=(1, 3)),
+          Case("shrunk_with_lists_that_differ", shrunk_with_lists_that_differ, sizes=(4,), fresh=True, ends=(2, 3))]
 CASES += [killed_in_training_case(kind) for kind in ("DDP", "FSDP2")]
 CASES += [Case("stopped", stopped, sizes=(3,), init=False, fresh=True, ends=(1,))]
 CASES += [Case("group_without_all", group_without_all, sizes=(3,), init=False, fresh=True)]

@@ -255,6 +255,7 @@ def refuses_sharded(world):
         model, own = sharded_trainer()
         step_of(model, own, 0)
         message_of(RuntimeError, lambda: model.load_checkpoint(folder), "has no complete checkpoint")
+        message_of(ValueError, lambda: model.load_checkpoint("\ud800"), "surrogates not allowed")  # a UnicodeEncodeError on rank 0
         model.save_checkpoint(folder, 1)
         message_of(Exception, lambda: sharded_trainer("Adagrad")[0].load_checkpoint(folder), "another optimizer", "SHOAL_ADAMW")
         loss = model(torch.ones(8, 12)).sum()

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 import warnings
+from unittest import mock
 
 import ranks
 import torch
@@ -1154,6 +1155,40 @@ def parameters_come_from_the_environment(world):
     expect(tuple(map(int, smdistributed.modelparallel.__version__.split("."))) >= (1, 10))
 
 
+def a_second_init_with_the_same_parameters_changes_nothing(world):
+    smp = started(world, 2)
+    model = smp.DistributedModel(seeded(Words))
+    optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    step, groups = plain_step(smp, words_loss), [smp.get_world_process_group(), smp.get_pp_process_group(), smp.get_dp_process_group()]
+    step(model, *sentences(0))
+    optimizer.step()
+    with mock.patch.object(dist, "new_group", side_effect=AssertionError("a group is made")):
+        started(world, 2)
+    expect(groups == [smp.get_world_process_group(), smp.get_pp_process_group(), smp.get_dp_process_group()])
+    step(model, *sentences(1))
+    optimizer.step()
+    expect(smp.state.model() is model and list(smp.state.optimizers) == [optimizer])
+
+
+def a_second_init_with_other_parameters_begins_anew(world):
+    """Groups of the same ranks are used again, but no model, and the ranks compare their batches again."""
+    smp = started(world, 2)
+    from smdistributed.modelparallel.exceptions import SMPError
+    from smdistributed.modelparallel.torch import _messages
+    former, step, group = smp.DistributedModel(seeded(Words)), plain_step(smp, words_loss), smp.get_pp_process_group()
+    step(former, *sentences(0))
+    started(world, 2, microbatches=2)
+    expect(smp.state.cfg.microbatches == 2 and smp.get_pp_process_group() is group and not smp.state.model)
+    fails(lambda: step(former, *sentences(0)), SMPError, "is from before smp.init() was called with other parameters: make it again")
+    model = smp.DistributedModel(seeded(Words))
+    fails(lambda: step(former, *sentences(0)), SMPError, "make it again")
+    for count in (1, 0):  # of comparisons
+        with mock.patch.object(_messages, "allgather", side_effect=_messages.allgather) as compared:
+            step(model, *sentences(0))
+        hashes = [call for call in compared.call_args_list if isinstance(call.args[0], str)]
+        expect(len(hashes) == count, compared.call_args_list)
+
+
 REFUSED = [
     ({}, ValueError, "pipeline_parallel_degree (or partitions) is missing"),
     ({"partitions": 1, "pipeline_parallel_degree": 1}, ValueError, "the same parameter: leave pipeline_parallel_degree out"),
@@ -1424,6 +1459,34 @@ class Untold(Exception):
         raise LookupError("no text")
 
 
+class Local:
+    """Can be unpickled by its sender only."""
+    sender = None
+
+    def __reduce__(self):
+        return Local.made, (os.getpid(),)
+
+    @staticmethod
+    def made(sender):
+        if os.getpid() != sender:
+            raise ImportError(f"this is not process {sender}")
+        return Local()
+
+
+def values_that_a_rank_cannot_unpickle_fail_on_all(world):
+    """Each rank gets an error at once, and messages work afterwards."""
+    smp = started(world, world.size)
+    from smdistributed.modelparallel.exceptions import SMPError
+    from smdistributed.modelparallel.torch import _messages
+    group = smp.get_mp_process_group()
+    words = (["cannot be unpickled here: ImportError: this is not process"] if world.rank else
+             ["cannot be sent to the other ranks", f"rank {world.size - 1} cannot unpickle it"])
+    for _ in range(2):
+        fails(lambda: _messages.share({"a": torch.ones(70001), "b": Local()}, 0, group), SMPError, *words)
+        found = _messages.share({"a": torch.arange(3), "b": [world.rank]}, 0, group)
+        expect(found["b"] == [0] and found["a"].tolist() == [0, 1, 2], found)
+
+
 def values_that_are_no_tensors_are_refused(world):
     """A loss that is a number, and results that cannot be sent to the other ranks."""
     smp = started(world, world.size)
@@ -1446,6 +1509,8 @@ def values_that_are_no_tensors_are_refused(world):
             fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "sparse")
             step = smp.step(lambda model, inputs: (model(inputs).sum(), Untold()))
             fails_in_step(world, lambda: step(model, inputs), RuntimeError, "a value cannot be sent to the other ranks", "it has no text")
+            step = smp.step(lambda model, inputs: (model(inputs).sum(), Local()))
+            fails_in_step(world, lambda: step(model, inputs), RuntimeError, "unpickle")
             step = smp.step(lambda model, inputs: torch.complex(model(inputs).sum(), torch.ones(())).conj())
             expect(step(model, inputs).outputs[0].imag.item() == -1.0)
     fails(lambda: model.register_comm_hook(None, None), NotImplementedError, "averaged by Shoal")
@@ -1590,6 +1655,9 @@ CASES = [
     Case("states of other models are refused", states_of_other_models_are_refused, (2,)),
     Case("steps that misuse the model are refused", steps_that_misuse_the_model_are_refused, (2,)),
     Case("a model is called once", a_model_is_called_once, (2,)),
+    Case("a second init with the same parameters changes nothing", a_second_init_with_the_same_parameters_changes_nothing, (2, 4)),
+    Case("a second init with other parameters begins anew", a_second_init_with_other_parameters_begins_anew, (2, 4)),
+    Case("values that a rank cannot unpickle fail on all", values_that_a_rank_cannot_unpickle_fail_on_all, (2, 3)),
     Case("values that are no tensors are refused", values_that_are_no_tensors_are_refused, (1, 2)),
     Case("errors in a step reach all ranks", errors_in_a_step_reach_all_ranks, (2,)),
     Case("models that cannot be recorded are refused", models_that_cannot_be_recorded_are_refused, (2,)),

@@ -83,17 +83,19 @@ def _bytes_of(tensor):
 
 
 def _from_first(group, function):
-    """Calls the function on rank 0. Returns its result on all ranks, or raises its error on all."""
-    answer = [None, None]
+    """Calls the function on rank 0. Returns its result on all ranks, or raises its error on all, as a ValueError, TypeError or
+    RuntimeError: classes derived from these may need more than a text."""
+    answer, cause = [None, None], None
     if group.rank() == 0:
         try:
             answer[0] = function()
         except Exception as error:  # whatever it is, the other ranks wait for it
-            answer[1] = (type(error) if isinstance(error, (ValueError, TypeError)) else RuntimeError, str(error))
+            kind = next((each for each in (ValueError, TypeError) if isinstance(error, each)), RuntimeError)
+            answer[1], cause = (kind, str(error)), error
     dist.broadcast_object_list(answer, dist.get_global_rank(group, 0), group=group)
     if answer[1]:
         kind, text = answer[1]
-        raise kind(text if text.startswith("shoal: ") else f"shoal: {text}")
+        raise kind(text if text.startswith("shoal: ") else f"shoal: {text}") from cause
     return answer[0]
 
 

@@ -8,6 +8,7 @@
 #ifndef SHOAL_TRANSPORT_FABRIC_ENDPOINT_H
 #define SHOAL_TRANSPORT_FABRIC_ENDPOINT_H
 
+#include "base/clock.h"
 #include "transport/fabric/fabric_bounce.h"
 #include "transport/fabric/fabric_providers.h"
 
@@ -139,6 +140,9 @@ bool shoal_fabric_endpoint_poll(struct shoal_fabric_endpoint *endpoint, const st
 /* Returns a descriptor that becomes readable when there may be something to poll, or -1 if the provider has none. It is
  * reliable only if shoal_fabric_endpoint_may_wait was true after the last poll. */
 int shoal_fabric_endpoint_wait_fd(const struct shoal_fabric_endpoint *endpoint);
+/* A descriptor that wakes too often for no reason (libfabric before 1.18.1, issue 8947) is not waited for during this time. Not
+ * for ever, because a good one also wakes in vain: once for each part of a long message. */
+#define SHOAL_FABRIC_DISTRUST_NS SHOAL_NS_PER_S
 bool shoal_fabric_endpoint_may_wait(struct shoal_fabric_endpoint *endpoint);
 
 /* Writes the address of an endpoint in readable form, such as "10.0.0.7:40001". */

@@ -27,8 +27,8 @@
 #define NAP_MAX_NS SHOAL_NS_PER_MS
 #define NAP_SHARE 16
 #define REST_NS (100 * SHOAL_NS_PER_MS)
-/* Wakes in a row without an event after which the descriptor counts as unreliable (libfabric before 1.18.1, issue 8947). Many,
- * because each part of a long write also wakes the thread. */
+/* Wakes in a row without an event after which the descriptor is not trusted for a while. Many, because each part of a long
+ * write also wakes the thread. */
 #define FALSE_WAKES_MAX 1000
 
 struct lane_write {
@@ -79,6 +79,7 @@ struct shoal_lane {
     bool is_full;    /* too many events wait for a poll: those of the endpoint also wait */
     bool was_woken;  /* by the descriptor, since the last turn */
     unsigned false_wakes;
+    uint64_t distrusted_until_ns; /* the descriptor */
 };
 
 /* ---- Queues -------------------------------------------------------------------------------------------------------------- */
@@ -216,9 +217,13 @@ static bool start_wanted(struct shoal_lane *lane)
 
 static void judge_lane_wake(struct shoal_lane *lane, bool was_true)
 {
-    if (lane->was_woken && lane->false_wakes < FALSE_WAKES_MAX)
+    if (lane->was_woken)
         lane->false_wakes = was_true ? 0 : lane->false_wakes + 1;
     lane->was_woken = false;
+    if (lane->false_wakes < FALSE_WAKES_MAX)
+        return;
+    lane->false_wakes = 0;
+    lane->distrusted_until_ns = shoal_clock_ns() + SHOAL_FABRIC_DISTRUST_NS;
 }
 
 /* Starts writes and receives events. Returns true if it did any of them. */
@@ -241,7 +246,7 @@ static bool take_lane_turn(struct shoal_lane *lane)
 
 static bool has_descriptor(const struct shoal_lane *lane)
 {
-    return shoal_fabric_endpoint_wait_fd(lane->endpoint) >= 0 && lane->false_wakes < FALSE_WAKES_MAX;
+    return shoal_fabric_endpoint_wait_fd(lane->endpoint) >= 0 && shoal_clock_ns() >= lane->distrusted_until_ns;
 }
 
 /* Returns true if the next turn has something to do. */

@@ -44,7 +44,7 @@ struct shoal_network_unexpected {
 #define SENDING_MAX 16   /* messages to one peer under way: a peer that accepts none must not delay the others */
 #define POLLS_AT_ONCE 16 /* rounds of a poll while there is more to receive */
 #define SEAL_EVERY_NS (100 * SHOAL_NS_PER_MS) /* because sealing looks at all descriptors */
-#define FALSE_WAKES_MAX 4                     /* in a row: the descriptor is unreliable (libfabric before 1.18.1, issue 8947) */
+#define FALSE_WAKES_MAX 4                     /* in a row: the descriptor is not trusted for a while */
 #define COUNTERS_MAX (1u << SHOAL_NETWORK_INDEX_BITS)
 #define AGES (1u << SHOAL_NETWORK_AGE_BITS)
 #define NAMES 1024 /* places in the table of sessions */
@@ -55,6 +55,7 @@ struct counters {
     uint16_t source;
     uint16_t next;  /* index of the channel's next counters; 0 if none */
     uint16_t age;   /* grows with each owner, to recognize immediates for an earlier one */
+    uint16_t lanes; /* a bit for each lane that has received such a write */
     bool was_given; /* at any time */
 };
 
@@ -104,10 +105,11 @@ struct shoal_network {
     struct shoal_network_load *failed;      /* those that count failed writes or messages */
     bool writes;                            /* data are written into peers' staging buffers, not sent in messages */
     bool is_unsealed;                       /* new connections exist: programs that children exec must not keep them (fork.h) */
-    bool has_new_lanes;                     /* peers' lanes were met, and nothing has come through a lane since */
+    uint16_t passing;                       /* the bit of the lane whose events are passed on; 0: those of the endpoint */
     uint64_t next_seal_ns;                  /* earliest time of the next seal */
     atomic_bool was_woken;                  /* by the descriptor, since the last poll */
-    atomic_uint false_wakes;                /* written under the progress engine's lock, read by waiters without it */
+    unsigned false_wakes;                   /* in a row */
+    _Atomic uint64_t distrusted_until_ns;   /* the descriptor; written under the progress engine's lock, read without it */
     char message[SHOAL_FABRIC_MESSAGE_MAX]; /* the message being assembled */
 };
 
@@ -669,7 +671,7 @@ uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal
     struct counters *counters = &network->counters[index];
     SHOAL_ASSERT(!counters->channel && source >= 0 && source <= UINT16_MAX);
     const uint32_t age = counters->was_given ? counters->age + 1u : network_draw(network, AGES);
-    *counters = (struct counters){channel, (uint16_t)source, channel->counters, (uint16_t)(age % AGES), true};
+    *counters = (struct counters){channel, (uint16_t)source, channel->counters, (uint16_t)(age % AGES), 0, true};
     channel->counters = (uint16_t)index;
     return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_INCREMENT_BITS);
 }
@@ -685,15 +687,25 @@ static void give_back_counters(struct shoal_network *network, struct shoal_netwo
     channel->counters = 0;
 }
 
+_Static_assert(SHOAL_LANES_MAX <= 16, "each lane has a bit");
+
+/* Call with the lanes that one peer has used. The first use of a lane shows that it has a connection, which is not sealed. */
+static void note_lane(struct shoal_network *network, uint16_t *lanes)
+{
+    network->is_unsealed |= (network->passing & ~*lanes) != 0;
+    *lanes |= network->passing;
+}
+
 /* Late writes for a closed communicator are not an error. */
 static void on_written(void *arg, uint32_t immediate)
 {
-    static const struct counters none = {.channel = NULL};
+    struct counters none = {.channel = NULL};
     struct shoal_network *network = arg;
     const unsigned increment = immediate % (1u << SHOAL_NETWORK_INCREMENT_BITS);
     const unsigned slot = (immediate >> SHOAL_NETWORK_INCREMENT_BITS) % (1u << SHOAL_NETWORK_SLOT_BITS);
     const uint32_t name = immediate >> (SHOAL_NETWORK_INCREMENT_BITS + SHOAL_NETWORK_SLOT_BITS);
-    const struct counters *counters = network->counters ? &network->counters[name >> SHOAL_NETWORK_AGE_BITS] : &none;
+    struct counters *counters = network->counters ? &network->counters[name >> SHOAL_NETWORK_AGE_BITS] : &none;
+    note_lane(network, &counters->lanes);
     if (!counters->was_given || counters->age != name % AGES ||
         (counters->channel && !counters->channel->written(counters->channel->arg, counters->source, slot, increment)))
         reject(network, SHOAL_REJECTED_IMMEDIATE, NULL);
@@ -844,12 +856,15 @@ static void forgive_ended(struct shoal_network *network)
     }
 }
 
+/* Only what the endpoint has sent shows that the peer's endpoint is reachable: a lane has other ports, and a write that it has
+ * dropped was never sent. */
 static void on_locally_complete(void *arg, void *owner)
 {
     struct shoal_network *network = arg;
     struct shoal_network_load *load = owner;
     count_locally_complete(load);
-    if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED))
+    note_lane(network, &load->lanes);
+    if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED) || network->passing)
         return;
     shoal_reachability_settle(&network->checks, &load->peer->reachability);
     network->is_unsealed |= !network->checks.open; /* seals once, when all connections under way are made */
@@ -1106,7 +1121,6 @@ enum shoal_status shoal_network_meet_lanes(struct shoal_network *network, const 
         lanes_out->count = i + 1;
         if (is_new)
             shoal_fabric_fork_note(network, &offers[i].address);
-        network->has_new_lanes |= is_new;
     }
     return SHOAL_OK;
 }
@@ -1136,12 +1150,11 @@ static bool poll_lanes(struct shoal_network *network)
 {
     const struct shoal_fabric_handler handler = handler_of(network);
     bool did = false;
-    for (int i = 0; i < network->lane_count; i++)
+    for (int i = 0; i < network->lane_count; i++) {
+        network->passing = (uint16_t)(1u << i);
         did |= shoal_lane_poll(network->lanes[i], &handler);
-    if (did && network->has_new_lanes) {
-        network->has_new_lanes = false;
-        network->is_unsealed = true;
     }
+    network->passing = 0;
     return did;
 }
 
@@ -1258,11 +1271,15 @@ static void judge_wake(struct shoal_network *network, bool was_true)
 {
     if (!atomic_exchange_explicit(&network->was_woken, false, memory_order_relaxed))
         return;
-    const unsigned false_wakes = was_true ? 0 : atomic_load_explicit(&network->false_wakes, memory_order_relaxed) + 1;
-    atomic_store_explicit(&network->false_wakes, false_wakes, memory_order_relaxed);
-    if (false_wakes == FALSE_WAKES_MAX)
+    network->false_wakes = was_true ? 0 : network->false_wakes + 1;
+    if (network->false_wakes < FALSE_WAKES_MAX)
+        return;
+    network->false_wakes = 0;
+    if (!atomic_load_explicit(&network->distrusted_until_ns, memory_order_relaxed)) /* the first time */
         shoal_log_line(network->log, SHOAL_LOG_DEBUG, "fabric",
-                       "provider %s: its descriptor wakes for no reason, so waits poll with backoff", network->provider->name);
+                       "provider %s: its descriptor wakes for no reason, so waits poll with backoff for a while",
+                       network->provider->name);
+    atomic_store_explicit(&network->distrusted_until_ns, shoal_clock_ns() + SHOAL_FABRIC_DISTRUST_NS, memory_order_relaxed);
 }
 
 static bool poll_once(struct shoal_network *network)
@@ -1289,8 +1306,7 @@ bool shoal_network_poll(struct shoal_network *network)
         did = true;
     if (SHOAL_UNLIKELY(network->lane_count))
         did |= poll_lanes(network);
-    if (atomic_load_explicit(&network->false_wakes, memory_order_relaxed) < FALSE_WAKES_MAX)
-        judge_wake(network, did);
+    judge_wake(network, did);
     if (SHOAL_UNLIKELY(network->checks.open))
         shoal_reachability_look_all(&network->checks, shoal_clock_ns());
     if (SHOAL_UNLIKELY(network->is_unsealed))
@@ -1309,7 +1325,7 @@ bool shoal_network_poll(struct shoal_network *network)
 bool shoal_network_has_descriptor(const struct shoal_network *network)
 {
     return shoal_fabric_endpoint_wait_fd(network->endpoint) >= 0 &&
-           atomic_load_explicit(&network->false_wakes, memory_order_relaxed) < FALSE_WAKES_MAX;
+           shoal_clock_ns() >= atomic_load_explicit(&network->distrusted_until_ns, memory_order_relaxed);
 }
 
 bool shoal_network_may_wait(struct shoal_network *network)

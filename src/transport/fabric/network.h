@@ -103,6 +103,7 @@ struct shoal_network_load {
     unsigned *count;
     unsigned *total;
     bool is_messages;
+    uint16_t lanes;  /* a bit for each lane through which one has completed */
     unsigned failed; /* of those counted, how many have failed */
     struct shoal_network_load *next_failed;
 };

@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "membership/survivors.h"
 #include "multi_world.h"
 #include "shoal/gradients.h"
 
@@ -23,7 +24,7 @@ struct plan {
 };
 
 /* Numbers on the board. */
-enum { STOPPED_PID, HAS_RESUMED, TIMED_OUT, FIRST_STAGE };
+enum { STOPPED_PID, HAS_RESUMED, TIMED_OUT, HAS_STOPPED, LEARNED, FIRST_STAGE };
 
 static bool is_in(unsigned ranks, int rank)
 {
@@ -487,6 +488,73 @@ static void wrong_calls_are_refused(struct world *world)
     expect_whole(world, world->comm, all_but(world, 0)); /* nothing has happened */
 }
 
+/* ---- A coordinator that stops in an agreement ---------------------------------------------------------------------------- */
+
+/* This process stops before it sends its first message of this kind in this agreement: the second one, after all have made the
+ * communicator. 0: it does not stop. */
+static enum shoal_survivors_kind stops_before;
+#define SECOND 2
+
+size_t __real_shoal_survivors_write(const struct shoal_survivors_message *message, int size, unsigned char *to);
+size_t __wrap_shoal_survivors_write(const struct shoal_survivors_message *message, int size, unsigned char *to);
+size_t __wrap_shoal_survivors_write(const struct shoal_survivors_message *message, int size, unsigned char *to)
+{
+    if (stops_before && message->kind == stops_before && message->epoch == SECOND) {
+        stops_before = 0;
+        atomic_store(&((_Atomic uint64_t *)world_board())[HAS_STOPPED], 1);
+        raise(SIGSTOP);
+    }
+    return __real_shoal_survivors_write(message, size, to);
+}
+
+/* The others have made a communicator without it. It learns that, although it may have decided with all of them. */
+static void stop_as_coordinator(struct world *world)
+{
+    _Atomic uint64_t *board = (_Atomic uint64_t *)world->board;
+    struct shoal_comm *comm = NULL;
+    stops_before = *(const enum shoal_survivors_kind *)world->arg;
+    atomic_store(&board[STOPPED_PID], (uint64_t)getpid());
+    const enum shoal_status status = shoal_comm_shrink(world->comm, NULL, 0, NULL, &comm);
+    CHECK(world, !stops_before, "it has not stopped");
+    CHECK(world, status == SHOAL_ERR_PEER_LOST && !comm, "%s", shoal_status_name(status));
+    atomic_store(&board[LEARNED], 1);
+    expect_left_behind(world);
+}
+
+/* Rank 0 is the coordinator, over several hosts also the root of the control tree. */
+static void a_coordinator_stops_in_the_second_agreement(struct world *world)
+{
+    _Atomic uint64_t *board = (_Atomic uint64_t *)world->board;
+    struct shoal_comm_options short_time = SHOAL_COMM_OPTIONS_INIT;
+    struct shoal_comm *comm = NULL;
+    const int stopped = 0;
+    if (world->rank == stopped)
+        stop_as_coordinator(world);
+    short_time.create_timeout_ms = 1000;
+    do {
+        const enum shoal_status status = shoal_comm_shrink(world->comm, NULL, 0, &short_time, &comm);
+        CHECK(world, status == SHOAL_ERR_TIMEOUT && !comm, "%s", shoal_status_name(status));
+    } while (!atomic_load(&board[HAS_STOPPED]));
+    atomic_fetch_add(&board[TIMED_OUT], 1);
+    while (atomic_load(&board[TIMED_OUT]) < (uint64_t)world->size - 1)
+        usleep(1000);
+    OK(world, shoal_comm_shrink(world->comm, &stopped, 1, NULL, &comm));
+    replace_comm(world, comm);
+    expect_whole(world, world->comm, all_but(world, 1u << stopped));
+    if (world->rank == 1)
+        kill((pid_t)atomic_load(&board[STOPPED_PID]), SIGCONT);
+    while (!atomic_load(&board[LEARNED]))
+        usleep(1000);
+    expect_whole(world, world->comm, all_but(world, 1u << stopped));
+}
+
+static const struct {
+    const char *name;
+    enum shoal_survivors_kind kind;
+} stops[] = {{"its proposal", SHOAL_SURVIVORS_PROPOSAL},
+             {"it prepares", SHOAL_SURVIVORS_PREPARE},
+             {"its decision", SHOAL_SURVIVORS_DECISION}};
+
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 static const char *const settings[] = {QUIET, BETWEEN_HOSTS, NULL};
@@ -534,6 +602,10 @@ int main(int argument_count, char **arguments)
         run("an_aborted_communicator_is_shrunk", 3, per_host, an_aborted_communicator_is_shrunk, NULL);
         run("a_rank_that_cannot_make_it_fails_all", 5, per_host, a_rank_that_cannot_make_it_fails_all, NULL);
         run("a_stopped_rank_is_left_behind", 3, per_host, a_stopped_rank_is_left_behind, NULL);
+        for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
+            snprintf(name, sizeof name, "a_coordinator_stops_in_the_second_agreement, before %s", stops[i].name);
+            run(name, 4, per_host, a_coordinator_stops_in_the_second_agreement, &stops[i].kind);
+        }
         for (size_t i = 3; i < 6 && per_host == 0; i++) {
             const struct plan plan = {.dies_us = dies_us[i]};
             snprintf(name, sizeof name, "a_rank_that_stops_in_an_operation_writes_nothing_later, after %u us", dies_us[i]);

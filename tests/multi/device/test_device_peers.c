@@ -251,6 +251,61 @@ static void a_context_that_ends_first(struct world *world)
     one_sum(world);
 }
 
+/* ---- Ranks that are lost ------------------------------------------------------------------------------------------------- */
+
+struct loss {
+    const char *modes;
+    unsigned ranks; /* bit r: rank r ends */
+    bool stays;     /* the GPUs that are left also sum among themselves */
+};
+
+/* Sums memory of the device until the communicator breaks. The ranks that end do not begin the last sum. */
+static void sum_until_loss(struct world *world)
+{
+    enum { COUNT = 70001 };
+    struct shoal_options options = SHOAL_OPTIONS_INIT;
+    char *const values = mock_device_allocate(COUNT * sizeof(float));
+    enum shoal_status status = SHOAL_OK;
+    options.stream = mock_device_take_stream();
+    while (status == SHOAL_OK)
+        status = shoal_allreduce(world->comm, values, values, COUNT, SHOAL_FLOAT32, SHOAL_SUM, &options);
+    CHECK(world, status == SHOAL_ERR_PEER_LOST, "%s", shoal_status_name(status));
+    mock_device_synchronize(options.stream);
+    mock_device_release(values);
+}
+
+/* Several ranks are lost while GPUs sum. Those that are left shrink the communicator, twice, and sum again. */
+static void ranks_that_are_left_sum(struct world *world)
+{
+    const struct loss *loss = world->arg;
+    struct world there = *world, left = *world;
+    mock_device_ordinal = mock_device_of(world->rank);
+    mock_device_start(loss->modes);
+    there.device = left.device = &mock_device;
+    OK(world, shoal_comm_split(world->comm, 0, world->rank, NULL, &there.comm));
+    expect_way(&there, true);
+    world_meet(world);
+    if (loss->ranks >> world->rank & 1)
+        _exit(0);
+    sum_until_loss(&there);
+    for (int turn = 0; turn < 2; turn++) {
+        OK(world, shoal_comm_shrink(there.comm, NULL, 0, NULL, &left.comm));
+        left.rank = shoal_comm_rank(left.comm);
+        left.size = shoal_comm_size(left.comm);
+        CHECK(world, left.size == world->size - __builtin_popcount(loss->ranks), "%d ranks are left", left.size);
+        expect_way(&left, loss->stays);
+        many_at_once(&left);
+        OK(world, shoal_comm_finalize(left.comm));
+        shoal_comm_free(left.comm);
+    }
+    shoal_comm_free(there.comm);
+    shoal_comm_free(world->comm);
+    mock_device_stop();
+    shoal_context_destroy(world->context);
+    expect_counts(world, true);
+    _exit(0);
+}
+
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 #define SETTINGS(...)                                                            \
@@ -306,6 +361,30 @@ static void run_unable(void)
     units_differ = true;
     run("units that differ", 2, &(struct plan){"devices=4,seed=18", many_at_once, false}, SETTINGS(NULL));
     units_differ = false;
+}
+
+static void run_loss(int size, const struct loss *loss)
+{
+    char name[200];
+    snprintf(name, sizeof name, "ranks that are left after the loss of %#x, %d ranks, %s", loss->ranks, size, loss->modes);
+    const struct world_options options = {name, size, SETTINGS(NULL), ranks_that_are_left_sum, loss};
+    world_run(&options);
+}
+
+/* If hosts have different numbers of ranks afterwards, or one each, sums go through host memory. */
+static void run_losses(void)
+{
+    const struct loss one = {"devices=4,late=20,torn=2,seed=30", 2, true}, first = {"devices=4,seed=31", 5, true},
+                      all = {"devices=2,seed=32", 1, false}, host = {"devices=6,seed=33", 0xc, true},
+                      uneven = {"devices=4,seed=34", 8, false}, half = {"devices=4,seed=35", 5, false};
+    run_loss(3, &one);
+    run_loss(4, &first);
+    run_loss(2, &all);
+    world_divide(2);
+    run_loss(6, &host);
+    run_loss(4, &uneven);
+    run_loss(4, &half);
+    world_divide(0);
 }
 
 /* Two ranks on one host and one on another; then one rank on each host. */
@@ -366,6 +445,7 @@ int main(int argument_count, char **arguments)
         run_meanwhile();
         run_unable();
         run_unable_on_hosts();
+        run_losses();
     }
     return world_finish();
 }

@@ -504,46 +504,73 @@ static void survivors_leave_behind_a_rank_that_stops_in_the_middle(void **state)
     }
 }
 
-/* Rank 0, the coordinator, stops when it has decided and before others have its decision. They exclude it, agree twice and end.
- * When it resumes, its own decision names them all, but the next agreement ended without it. */
-static void survivors_leave_behind_a_coordinator_whose_decision_nobody_has(void **state)
+/* Rank 0, the coordinator, decides, and its decision reaches nobody. */
+static void decide_in_vain(struct world *world)
 {
-    (void)state;
-    struct world *world = make_world(3, 1);
     propose_and_hear(world);
     bring_to_all(world, 0, SHOAL_SURVIVORS_PREPARE);
-    for (int r = 1; r < 3; r++)
+    for (int r = 1; r < world->size; r++)
         bring(world, r, SHOAL_SURVIVORS_PROMISE, 0);
-    world->is_dead[0] = true; /* nobody reports it as lost, and its decision reaches nobody */
-    for (int epoch = 1; epoch < 3; epoch++) {
-        for (int r = 1; r < 3; r++) {
-            shoal_survivors_put(&world->proposed[r], 0, false);
-            world->has_called[r] = world->has_returned[r] = false;
-            call(world, r);
-        }
-        for (int round = 0; round < 3; round++) {
-            for (int i = 0; i < world->letter_count; i++) {
-                for (int r = 1; r < 3 && world->letters[i].from != 0; r++)
-                    (void)deliver(world, i, r);
-            }
-            for (int r = 1; r < 3; r++)
-                shoal_survivors_repeat(&world->ranks[r]);
-        }
-        assert_true(world->has_returned[1] && world->has_returned[2] && !shoal_survivors_has(&world->returned[1], 0));
+}
+
+/* Letters of rank 0 that have not come are lost. */
+static void agree_without_rank_0(struct world *world)
+{
+    for (int r = 1; r < 3; r++) {
+        shoal_survivors_put(&world->proposed[r], 0, false);
+        world->has_called[r] = world->has_returned[r] = false;
+        call(world, r);
     }
-    world->is_dead[0] = false;
-    for (int r = 1; r < 3; r++)
-        shoal_survivors_end(&world->ranks[0], r);
-    for (int i = 0; i < world->letter_count; i++) { /* all of them before its turn, as from boards */
-        if (world->letters[i].from != 0)
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < world->letter_count; i++) {
+            for (int r = 1; r < 3 && world->letters[i].from != 0; r++)
+                (void)deliver(world, i, r);
+        }
+        for (int r = 1; r < 3; r++)
+            shoal_survivors_repeat(&world->ranks[r]);
+    }
+    assert_true(world->has_returned[1] && world->has_returned[2] && !shoal_survivors_has(&world->returned[1], 0));
+}
+
+/* All of them before the next turn of rank 0, as from boards; `first`: the first epoch of which they are. */
+static void bring_what_others_sent(struct world *world, uint64_t first)
+{
+    for (int i = 0; i < world->letter_count; i++) {
+        if (world->letters[i].from != 0 && world->letters[i].message.epoch >= first)
             shoal_survivors_receive(&world->ranks[0], world->letters[i].from, &world->letters[i].message);
     }
     work(world, 0);
-    assert_true(world->has_returned[0]); /* what it had decided itself */
-    world->has_called[0] = world->has_returned[0] = false;
-    call(world, 0);
-    assert_true(shoal_survivors_is_left_out(&world->ranks[0]) && !world->has_returned[0]);
-    free_world(world);
+}
+
+/* Rank 0, the coordinator, stops in the first or second agreement when it has decided and before others have its decision. They
+ * exclude it, agree three times and perhaps end. When it resumes, its own decision names them all, but they have left it: it
+ * returns nothing, although it receives only messages of later agreements. */
+static void survivors_leave_behind_a_coordinator_whose_decision_nobody_has(void **state)
+{
+    (void)state;
+    for (int number = 0; number < 16; number++) {
+        struct world *world = make_world(3, 1);
+        const uint64_t stops_in = 1 + (uint64_t)number % 2, first = number / 2 % 2 ? stops_in + 1 + (uint64_t)number / 4 % 2 : 1;
+        if (stops_in == 2) {
+            propose_all(world);
+            settle(world);
+            for (int r = 0; r < 3; r++)
+                assert_true(world->has_returned[r]);
+            memset(world->has_called, 0, sizeof world->has_called);
+            memset(world->has_returned, 0, sizeof world->has_returned);
+        }
+        decide_in_vain(world);
+        world->is_dead[0] = true; /* nobody reports it as lost */
+        for (int turn = 0; turn < 3; turn++)
+            agree_without_rank_0(world);
+        world->is_dead[0] = false;
+        for (int r = 1; r < 3 && number / 8; r++)
+            shoal_survivors_end(&world->ranks[0], r);
+        bring_what_others_sent(world, first);
+        assert_false(world->has_returned[0]);
+        assert_true(shoal_survivors_is_left_out(&world->ranks[0]));
+        free_world(world);
+    }
 }
 
 static void survivors_name_whom_they_wait_for(void **state)

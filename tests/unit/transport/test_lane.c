@@ -7,7 +7,10 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,6 +47,28 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(
         return EAGAIN;
     threads_left -= threads_left > 0;
     return __real_pthread_create(thread, attr, run, arg);
+}
+
+/* ---- Descriptors that wake for nothing ----------------------------------------------------------------------------------- */
+
+static atomic_bool wakes_in_vain; /* lanes that wait for events of the network wake at once */
+static atomic_uint vain_wakes, waits_without;
+
+int __real_ppoll(struct pollfd *entries, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
+int __wrap_ppoll(struct pollfd *entries, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
+/* A lane polls two descriptors: that of other threads, and that of its endpoint. */
+int __wrap_ppoll(struct pollfd *entries, nfds_t count, const struct timespec *timeout, const sigset_t *mask)
+{
+    if (!atomic_load(&wakes_in_vain) || count != 2)
+        return __real_ppoll(entries, count, timeout, mask);
+    if (entries[1].fd < 0) {
+        atomic_fetch_add(&waits_without, 1);
+        return __real_ppoll(entries, count, timeout, mask);
+    }
+    atomic_fetch_add(&vain_wakes, 1);
+    entries[0].revents = 0;
+    entries[1].revents = POLLIN;
+    return 1;
 }
 
 /* ---- Sides --------------------------------------------------------------------------------------------------------------- */
@@ -488,20 +513,27 @@ static void messages_to_a_lane_are_rejected(void **state)
     close_pair(&pair);
 }
 
-/* Listens, but never answers, like the process of a peer that is stopped. Returns the descriptor. */
-static int open_silent(struct shoal_network_lane_offer *offer)
+/* Makes the address one that refuses connections: its port is bound, but nothing listens there. Returns the descriptor. */
+static int open_refusing(struct shoal_fabric_address *at)
 {
     struct sockaddr_in address;
     socklen_t bytes = sizeof address;
     const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    memcpy(&address, offer->address.at, sizeof address);
+    memcpy(&address, at->at, sizeof address);
     if (address.sin_family != AF_INET)
         skip();
     address.sin_port = 0;
     assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    assert_int_equal(listen(fd, 8), 0);
     assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &bytes), 0);
-    memcpy(offer->address.at, &address, sizeof address);
+    memcpy(at->at, &address, sizeof address);
+    return fd;
+}
+
+/* Listens, but never answers, like the process of a peer that is stopped. Returns the descriptor. */
+static int open_silent(struct shoal_network_lane_offer *offer)
+{
+    const int fd = open_refusing(&offer->address);
+    assert_int_equal(listen(fd, 8), 0);
     return fd;
 }
 
@@ -538,6 +570,129 @@ static void a_silent_peer_delays_no_other(void **state)
     close(fd);
 }
 
+/* A write that was dropped has reached nobody: that the peer cannot be reached is still found out. */
+static void a_dropped_write_shows_no_peer_reachable(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lanes silent;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct shoal_network_peer *peer;
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers), 1);
+    struct shoal_network_peer known = {.address = *shoal_network_address(pair.to.network)};
+    const int lane_fd = open_silent(&offers[0]), fd = open_refusing(&known.address);
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &silent), SHOAL_OK);
+    assert_int_equal(shoal_network_meet(pair.from.network, &known, &peer), SHOAL_OK);
+    struct shoal_network_load load = {.peer = peer, .count = &count, .total = &total};
+    const struct shoal_network_write write = {.load = &load,
+                                              .to = &pair.registered,
+                                              .source = pair.source,
+                                              .bytes = WRITE_BYTES,
+                                              .immediate = pair.immediate,
+                                              .lanes = &silent};
+    const uint64_t begun_ns = shoal_clock_ns();
+    assert_int_equal(shoal_network_put(pair.from.network, &write), SHOAL_OK);
+    shoal_network_drop_lanes(pair.from.network, &load, &load + 1);
+    while (count > 0)
+        poll_both(&pair, begun_ns);
+    while (!peer->broken_ns)
+        poll_both(&pair, begun_ns);
+    assert_non_null(strstr(peer->broken, "refused"));
+    shoal_network_part_lanes(pair.from.network, &silent);
+    close_pair(&pair);
+    close(lane_fd);
+    close(fd);
+}
+
+/* After many wakes for nothing the lane's thread looks only from time to time. It tries the descriptor again later, and the
+ * lane works in between. */
+static void a_descriptor_that_wakes_for_nothing_is_tried_again(void **state)
+{
+    struct pair pair;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    atomic_store(&wakes_in_vain, true);
+    const uint64_t begun_ns = shoal_clock_ns();
+    while (!atomic_load(&waits_without)) { /* not polled: a poll wakes the thread */
+        assert_true(shoal_clock_ns() - begun_ns < PATIENCE_NS);
+        usleep(10000);
+    }
+    const unsigned before = atomic_load(&vain_wakes);
+    assert_true(before >= 100);
+    write_all(&pair);
+    check_all(&pair);
+    while (atomic_load(&vain_wakes) < before + 5000) { /* more than both lanes have at once */
+        assert_true(shoal_clock_ns() - begun_ns < PATIENCE_NS);
+        usleep(10000);
+    }
+    atomic_store(&wakes_in_vain, false);
+    close_pair(&pair);
+}
+
+/* ---- Connections --------------------------------------------------------------------------------------------------------- */
+
+#define DESCRIPTORS 1024
+
+struct connections {
+    unsigned count, open_on_exec;
+};
+
+static struct connections count_connections(void)
+{
+    struct connections found = {0};
+    for (int fd = 3; fd < DESCRIPTORS; fd++) {
+        struct sockaddr_storage peer;
+        socklen_t bytes = sizeof peer;
+        if (getpeername(fd, (struct sockaddr *)&peer, &bytes) != 0 || peer.ss_family == AF_UNIX)
+            continue;
+        found.count++;
+        found.open_on_exec += !(fcntl(fd, F_GETFD) & FD_CLOEXEC);
+    }
+    return found;
+}
+
+/* Fails if a connection stays open in programs that children exec. */
+static struct connections wait_for_seals(struct pair *pair)
+{
+    const uint64_t begun_ns = shoal_clock_ns();
+    while (count_connections().open_on_exec)
+        poll_both(pair, begun_ns);
+    return count_connections();
+}
+
+/* Writes that come one by one go through the first lane. The other lanes connect when several are under way. */
+static void connections_of_all_lanes_are_sealed(void **state)
+{
+    struct pair pair;
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 4, 4))
+        skip();
+    struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
+    const struct shoal_network_write write = {.load = &load,
+                                              .to = &pair.registered,
+                                              .source = pair.source,
+                                              .bytes = WRITE_BYTES,
+                                              .immediate = pair.immediate,
+                                              .lanes = &pair.lanes};
+    const unsigned before = count_connections().count; /* libfabric may keep some of closed endpoints */
+    const uint64_t begun_ns = shoal_clock_ns();
+    assert_int_equal(shoal_network_put(pair.from.network, &write), SHOAL_OK);
+    while (count > 0 || pair.target.count == 0)
+        poll_both(&pair, begun_ns);
+    const struct connections first = wait_for_seals(&pair);
+    assert_int_equal(first.count, before + 2); /* both ends */
+    memset(&pair.target, 0, sizeof pair.target);
+    write_all(&pair);
+    const struct connections all = wait_for_seals(&pair);
+    assert_int_equal(all.count, before + 2 * 4); /* of three lanes, and of the endpoint */
+    close_pair(&pair);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -551,6 +706,9 @@ int main(void)
         cmocka_unit_test(dropped_writes_come_back),
         cmocka_unit_test(messages_to_a_lane_are_rejected),
         cmocka_unit_test(a_silent_peer_delays_no_other),
+        cmocka_unit_test(a_dropped_write_shows_no_peer_reachable),
+        cmocka_unit_test(a_descriptor_that_wakes_for_nothing_is_tried_again),
+        cmocka_unit_test(connections_of_all_lanes_are_sealed),
         cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

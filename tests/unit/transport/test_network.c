@@ -477,10 +477,62 @@ static void a_wait_can_be_woken(void **state)
     close(wake);
 }
 
+/* A descriptor that always wakes is not waited for, and is tried again after a while. */
+static void a_descriptor_that_wakes_for_nothing_is_tried_again(void **state)
+{
+    static struct fixture fixture;
+    const int always = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+    unsigned wakes = 0;
+    (void)state;
+    assert_true(always > 0);
+    open_fixture(&fixture, 1);
+    assert_false(shoal_network_has_descriptor(fixture.network));
+    hand_endpoint.wait_fd = always;
+    for (int turn = 0; turn < 2; turn++) {
+        while (!shoal_network_has_descriptor(fixture.network))
+            usleep(10000);
+        for (wakes = 0; wakes < 1000 && shoal_network_has_descriptor(fixture.network); wakes++) {
+            assert_false(shoal_network_wait(fixture.network, -1, 3600 * SHOAL_NS_PER_S));
+            shoal_network_poll(fixture.network);
+        }
+        assert_in_range(wakes, 2, 999);
+    }
+    hand_endpoint.wait_fd = 0;
+    close_fixture(&fixture);
+    close(always);
+}
+
+/* Wakes for a message are true, however often it also wakes in vain. */
+static void a_descriptor_that_also_wakes_for_messages_is_trusted(void **state)
+{
+    static struct fixture fixture;
+    const int always = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
+    (void)state;
+    assert_true(always > 0);
+    open_fixture(&fixture, 1);
+    open_channel(&fixture);
+    hand_endpoint.wait_fd = always;
+    for (unsigned wake = 0; wake < 300; wake++) {
+        assert_true(shoal_network_has_descriptor(fixture.network));
+        assert_false(shoal_network_wait(fixture.network, -1, 3600 * SHOAL_NS_PER_S));
+        if (wake % 3 == 0)
+            receive(&fixture, make(&fixture, 1, wake / 3, 1), BARE + 1);
+        else
+            shoal_network_poll(fixture.network);
+    }
+    assert_int_equal(fixture.heard[1], 100);
+    hand_endpoint.wait_fd = 0;
+    shoal_network_channel_close(fixture.network, &fixture.channel);
+    close_fixture(&fixture);
+    close(always);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_wait_can_be_woken),
+        cmocka_unit_test(a_descriptor_that_wakes_for_nothing_is_tried_again),
+        cmocka_unit_test(a_descriptor_that_also_wakes_for_messages_is_trusted),
         cmocka_unit_test(unexpected_messages_arrive_whole),
         cmocka_unit_test(too_many_unexpected_messages_fail_their_communicator),
         cmocka_unit_test(unexpected_messages_that_find_no_memory_fail_their_communicator),

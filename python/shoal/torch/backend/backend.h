@@ -410,22 +410,31 @@ class ShoalBackend : public Poster {
   private:
     static constexpr int kShrinkAbort = 1; // torch.distributed.SHRINK_ABORT
 
-    // torch numbers the ranks of the new group by the list of excluded ranks, so no other rank may be missing. Frees the
-    // communicator if one is.
+    // torch numbers the ranks of the new group by this rank's list of excluded ranks, so no other rank may be missing. The
+    // ranks compare: they all continue, or they all get an error. Frees the communicator in that case.
     void check_left(shoal_comm *smaller, const std::vector<int> &left) const
     {
-        std::vector<int32_t> there(shoal_comm_size(smaller));
-        const int32_t own = rank_;
+        struct Listed {
+            int32_t rank, left;
+        };
+        std::vector<Listed> there(shoal_comm_size(smaller));
+        const Listed own = {rank_, static_cast<int32_t>(left.size())};
+        const shoal_status status = shoal_allgather(smaller, &own, there.data(), 2, SHOAL_INT32, nullptr);
+        const auto other = std::find_if(there.begin(), there.end(), [&](const Listed &each) { return each.left != own.left; });
         std::string lost;
-        if (there.size() == left.size())
-            return;
-        shoal_status status = shoal_allgather(smaller, &own, there.data(), 1, SHOAL_INT32, nullptr);
         for (const int rank : left)
-            if (status != SHOAL_OK || std::find(there.begin(), there.end(), rank) == there.end())
+            if (std::none_of(there.begin(), there.end(), [rank](const Listed &each) { return each.rank == rank; }))
                 lost += c10::str(lost.empty() ? "" : ", ", rank);
+        if (status == SHOAL_OK && lost.empty() && other == there.end())
+            return;
+        const std::string failure = status == SHOAL_OK ? "" : failure_text(group_->context(), smaller, status);
         shoal_comm_free(smaller);
-        TORCH_CHECK_WITH(DistBackendError, false, "shoal:shrink: more ranks are lost than ranks_to_exclude lists: ",
-                         status == SHOAL_OK ? lost : "some of " + lost, "; exclude them as well, on all remaining ranks");
+        TORCH_CHECK_WITH(DistBackendError, status == SHOAL_OK, "shoal:shrink: ", timed_out(status), failure);
+        TORCH_CHECK_WITH(DistBackendError, lost.empty(), "shoal:shrink: more ranks are lost than ranks_to_exclude lists: ", lost,
+                         "; exclude them as well, on all remaining ranks");
+        TORCH_CHECK_WITH(DistBackendError, false, "shoal:shrink: ranks_to_exclude differs between the ranks: ",
+                         size_ - own.left, " here, and ", size_ - other->left, " on rank ", other->rank,
+                         "; pass the same list on all remaining ranks");
     }
 
     static size_t count(const Tensor &tensor)

@@ -201,7 +201,10 @@ class _Pipeline(pipeline.Pipeline):
 
         def copy(data):
             self._check(_native.load().broadcast(address, data.data_ptr(), data.data_ptr(), data.numel(), _native.UINT8, last, None))
-        return _messages.copied(value, self.process_group.rank() == last, copy)
+
+        def find_most(number):
+            self._check(_native.load().allreduce(address, number.data_ptr(), number.data_ptr(), 1, _native.INT64, _native.MAX, None))
+        return _messages.copied(value, self.process_group.rank() == last, copy, find_most)
 
 
 def _megabytes_without(pipeline):

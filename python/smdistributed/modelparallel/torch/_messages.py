@@ -103,26 +103,47 @@ class _Place:
 def share(value, source, group):
     """Returns the value of one rank of a process group on all of them. `source`: its rank in the group."""
     origin = dist.get_global_rank(group, source)
-    return copied(value, group.rank() == source, lambda data: dist.broadcast(data, origin, group=group)) if group.size() > 1 else value
+    if group.size() == 1:
+        return value
+    return copied(value, group.rank() == source, lambda data: dist.broadcast(data, origin, group=group),
+                  lambda number: dist.all_reduce(number, dist.ReduceOp.MAX, group=group))
 
 
-def copied(value, is_source, copy):
+def copied(value, is_source, copy, find_most):
     """Returns the value of the source on all ranks. copy(tensor of bytes) fills it with the source's. Tensors are copied without
-    pickling."""
+    pickling. find_most(tensor) replaces the integer in it by the largest of all ranks. If a rank cannot unpickle the value, the call
+    fails on all ranks, so that none waits for it later."""
     packed, tensors = _packed(value) if is_source else (b"", [])
     size = torch.tensor([len(packed)]).view(torch.uint8)
     copy(size)
     head = torch.frombuffer(bytearray(packed), dtype=torch.uint8) if is_source else torch.empty(int(size.view(torch.int64)), dtype=torch.uint8)
     copy(head)
-    form, shapes = pickle.loads(head.numpy().tobytes())
-    if isinstance(form, SMPError):
-        raise form
+    pickled, shapes = pickle.loads(head.numpy().tobytes())
     tensors = tensors if is_source else [torch.empty(shape, dtype=kind) for kind, shape in shapes]
     for tensor in tensors:
         if tensor.numel():
             copy(tensor.reshape(-1).view(torch.uint8))
+    form = _unpickled(pickled, find_most)
     waiting = iter(tensors)
     return pytree.tree_map(lambda leaf: next(waiting) if isinstance(leaf, _Place) else leaf, form)
+
+
+def _unpickled(pickled, find_most):
+    """Returns the value without its tensors, or raises the error that is there instead, or that any of the ranks has."""
+    form = failure = None
+    try:
+        form = pickle.loads(pickled)
+    except Exception as error:
+        failure = error
+    worst = torch.tensor([-1 if failure is None else dist.get_rank()])
+    find_most(worst)
+    if failure is not None:
+        raise SMPError(f"smp: a value that another rank sent cannot be unpickled here: {text_of(failure)}") from failure
+    if int(worst) >= 0:
+        raise SMPError(f"smp: a value cannot be sent to the other ranks, because rank {int(worst)} cannot unpickle it: see its error")
+    if isinstance(form, SMPError):
+        raise form
+    return form
 
 
 def _piece_of(tensor):
@@ -137,7 +158,7 @@ def _packed(value):
     try:
         tensors = [_piece_of(leaf) for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         form = pytree.tree_map(lambda leaf: _Place() if isinstance(leaf, torch.Tensor) else leaf, value)
-        return pickle.dumps((form, [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])), tensors
+        return pickle.dumps((pickle.dumps(form), [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors])), tensors
     except Exception as error:
         text = f"smp: a value cannot be sent to the other ranks: {text_of(error)}"
-        return pickle.dumps((SMPError(text), [])), []
+        return pickle.dumps((pickle.dumps(SMPError(text)), [])), []

@@ -27,6 +27,7 @@ class State:
     module_manager = ModuleManager()
 
     def __init__(self):
+        self._world, self._made = None, {}  # the default group of the job, and the groups that were made in it, by their ranks
         self.reset()
 
     def reset(self):
@@ -42,6 +43,7 @@ class State:
         return self.cfg is not None
 
     def init(self, config=None):
+        """See init() below."""
         cfg, notes = _parameters.read(_parameters.given(config))
         if cfg.horovod:
             raise SMPUnsupportedError("smp.init: horovod: true is for TensorFlow: with PyTorch write \"ddp\": true")
@@ -61,14 +63,17 @@ class State:
         if cfg.sharded_data_parallel_degree not in (1, size):
             raise SMPUnsupportedError(f"smp.init: sharded_data_parallel_degree is {cfg.sharded_data_parallel_degree}, and is served for all "
                                       f"processes together: set it to {size}")
+        if self._world is not dist.group.WORLD:
+            self._world, self._made = dist.group.WORLD, {}
+        elif self.cfg == cfg:
+            return
         self.reset()
         self.cfg, self.placement = cfg, placement
-        made = {}
         for kind in _ranks.KINDS:
             ranks = tuple(placement.group(kind, rank))
-            if ranks not in made:
-                made[ranks] = dist.new_group(list(ranks), backend=BACKEND, use_local_synchronization=True)
-            self._groups[kind] = made[ranks]
+            if ranks not in self._made:
+                self._made[ranks] = dist.new_group(list(ranks), backend=BACKEND, use_local_synchronization=True)
+            self._groups[kind] = self._made[ranks]
         for note in notes:
             log(note)
 
@@ -124,7 +129,9 @@ def log(text):
 
 
 def init(config=None):
-    """Joins the job. Call it first, on all ranks. config: the parameters as a dict; by default those in SM_HP_MP_PARAMETERS."""
+    """Joins the job. Call it first, on all ranks. config: the parameters as a dict; by default those in SM_HP_MP_PARAMETERS.
+
+    Another call with the same parameters changes nothing. With others it begins anew: models and optimizers must be made again."""
     state.init(config)
 
 

@@ -131,7 +131,7 @@ class StepFunction:
         functools.update_wrapper(self, function)
         self._function, self._whole, self._axes, self._detaches = function, whole, axes, detaches
         self._signature = inspect.signature(function)
-        self._is_compared = self._is_shared = False  # the batches of a pipeline's ranks
+        self._compared_in, self._is_shared = None, False  # the batches of a pipeline's ranks: in which job (state.cfg)
         self._check_names()
 
     def __get__(self, owner, kind=None):
@@ -166,6 +166,8 @@ class StepFunction:
         model = found[0] if found else state.model and state.model()
         if model is None:
             raise SMPError(f"smp.step: there is no model for {self.__name__}(): make model = smp.DistributedModel(model) first")
+        if not model.is_of_job():
+            raise SMPError(f"smp.step: the model of {self.__name__}() is from before smp.init() was called with other parameters: make it again")
         return model
 
     def _divide(self, bound, count):
@@ -190,8 +192,8 @@ class StepFunction:
         dp_rank: the first call compares. If it differs, pp_rank 0 sends its batch from then on. With prescaled_batch the same holds for
         all ranks of a model, and mp_rank 0."""
         kind = "MP_GROUP" if _tensor.shares_batch() else "PP_GROUP"
-        if not self._is_compared:
-            self._is_compared = True
+        if self._compared_in is not state.cfg:
+            self._compared_in = state.cfg
             hashes = _messages.allgather(_hash_of(bound.arguments), _messages.CommGroup(kind))
             self._is_shared = len(set(hashes)) > 1
             if self._is_shared:

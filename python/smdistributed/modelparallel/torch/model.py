@@ -50,7 +50,13 @@ class DistributedModel(nn.Module):
         self._is_prepared = False
         if state.divides_step():
             log("shard_optimizer_state: each data-parallel rank keeps the states of its share, which it steps in optimizer.step()")
+        self._job = state.cfg
         state.model = weakref.ref(self)
+        state.optimizers.clear()  # those of a former model
+
+    def is_of_job(self):
+        """Returns false if smp.init() has begun anew since."""
+        return self._job is state.cfg
 
     def _note_names(self):
         """Notes what the whole model has, of which a rank keeps a part."""
