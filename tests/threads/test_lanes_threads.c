@@ -230,8 +230,12 @@ static uint64_t count_sent_by_lanes(struct rank *rank)
 {
     const struct shoal_network_lane_memory memory = {0};
     struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
-    const int count = shoal_network_offer_lanes(rank->context->network, &memory, offers);
+    struct shoal_network_channel channel = {.comm = UINT64_MAX}; /* of nobody: only to see the addresses */
     uint64_t sent = 0;
+    shoal_progress_lock(rank->context->progress);
+    const int count = shoal_network_offer_lanes(rank->context->network, &channel, 0, &memory, offers);
+    shoal_network_channel_close(rank->context->network, &channel);
+    shoal_progress_unlock(rank->context->progress);
     for (int i = 0; i < count; i++) {
         uint64_t number;
         char adapter[64];
