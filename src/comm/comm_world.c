@@ -124,6 +124,18 @@ struct interfaces {
     struct shoal_nics equal;
 };
 
+static void log_equal(struct shoal_context *context, const struct shoal_nics *equal)
+{
+    char names[SHOAL_NIC_TEXT_MAX * 8], one[SHOAL_NIC_TEXT_MAX];
+    size_t used = 0;
+    for (int i = 0; i < equal->count && used < sizeof names; i++) {
+        shoal_nic_print(&equal->at[i], one);
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", one);
+    }
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "%d equal interfaces, which the ranks of this host divide: %s",
+                   equal->count, names);
+}
+
 static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
                                     const struct shoal_member *members, struct interfaces *interfaces_out)
 {
@@ -149,10 +161,8 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
     shoal_nic_print(nic, text);
     shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "interface %s: %s (towards rank %d)", text, reason, other);
     interfaces_out->nic = *nic;
-    const int equal = shoal_nic_equals(&nics, nic, context->settings.nic.nic, &interfaces_out->equal);
-    if (equal > 1)
-        shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "%d interfaces are equal to it, so ranks divide %d", equal - 1,
-                       equal);
+    if (shoal_nic_equals(&nics, nic, context->settings.nic.nic, &interfaces_out->equal) > 1)
+        log_equal(context, &interfaces_out->equal);
     return SHOAL_OK;
 }
 

@@ -16,7 +16,7 @@
 #define RECEIVES SHOAL_FABRIC_RECEIVE_BUFFERS
 #define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
-#define LANE_RECEIVES 4 /* an endpoint for writes gets messages of strangers only */
+#define LANE_RECEIVES 4 /* an endpoint for writes gets messages of strangers only; some adapters use a receive for a write */
 _Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
 /* More completions than this process posts. Peers may write even more before it polls: 1,024 ranks in two all-to-alls of depth
  * 4 write 8,000 times. The provider handles that (FI_RM_ENABLED): providers that count in software keep the rest in a list;
@@ -305,7 +305,7 @@ enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_libr
 {
     struct shoal_fabric_endpoint *endpoint = make_endpoint(library, info, false, log);
     if (endpoint) {
-        endpoint->receives = LANE_RECEIVES;
+        endpoint->receives = info->domain_attr->mr_mode & FI_MR_LOCAL ? RECEIVES : LANE_RECEIVES;
         endpoint->sends = 0;
     }
     return finish_open(endpoint, port_low, port_high, log, endpoint_out);

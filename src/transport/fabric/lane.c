@@ -35,6 +35,7 @@ struct lane_write {
     struct shoal_fabric_write write;
     struct shoal_fabric_memory to; /* a copy of *write.to, which may end while the write waits */
     void *owner;
+    unsigned *under_way; /* as in the write, but counted by the thread that makes progress */
     bool is_probe;
     bool is_dropped;         /* written and read with `calls` held */
     struct lane_write *next; /* in `free_writes` or `unbegun` */
@@ -446,6 +447,15 @@ enum shoal_status shoal_lane_register(struct shoal_lane *lane, void *memory, siz
     return status;
 }
 
+const char *shoal_lane_register_source(struct shoal_lane *lane, void *memory, size_t bytes,
+                                       struct shoal_fabric_memory *memory_out)
+{
+    lane_lock(lane);
+    const char *refusal = shoal_fabric_endpoint_register_source(lane->endpoint, memory, bytes, memory_out);
+    lane_unlock(lane);
+    return refusal;
+}
+
 void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *memory)
 {
     lane_lock(lane);
@@ -463,9 +473,13 @@ static enum shoal_status begin_lane_write(struct shoal_lane *lane, const struct 
         return SHOAL_PENDING;
     SHOAL_ASSERT(lane_used(&lane->wanted_queue) < WRITES); /* each entry has a place */
     lane->free_writes = entry->next;
-    *entry = (struct lane_write){.write = *write, .to = *write->to, .owner = write->owner, .is_probe = is_probe};
+    *entry = (struct lane_write){
+        .write = *write, .to = *write->to, .owner = write->owner, .under_way = write->under_way, .is_probe = is_probe};
     entry->write.to = &entry->to;
     entry->write.owner = entry;
+    entry->write.under_way = NULL;
+    if (entry->under_way)
+        ++*entry->under_way;
     lane->bytes += write->bytes;
     lane->wanted[atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed) % WRITES] = entry;
     lane_publish(&lane->wanted_queue);
@@ -515,6 +529,8 @@ static void *end_lane_write(struct shoal_lane *lane, struct lane_write *write)
 {
     SHOAL_ASSERT(lane->bytes >= write->write.bytes);
     lane->bytes -= write->write.bytes;
+    if (write->under_way)
+        --*write->under_way;
     write->next = lane->free_writes;
     lane->free_writes = write;
     return write->owner;

@@ -49,10 +49,13 @@ void shoal_lane_part(struct shoal_lane *lane, struct shoal_fabric_met *met);
 
 SHOAL_MUST_USE enum shoal_status shoal_lane_register(struct shoal_lane *lane, void *memory, size_t bytes,
                                                      struct shoal_fabric_memory *memory_out);
+/* Like shoal_lane_register(), for memory that is only written from. Returns NULL, or the reason of a failure. */
+SHOAL_MUST_USE const char *shoal_lane_register_source(struct shoal_lane *lane, void *memory, size_t bytes,
+                                                      struct shoal_fabric_memory *memory_out);
 void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *memory);
 
-/* Hands a write to the lane's thread; its fields are copied, except the source. PENDING if too many wait. The owner comes back
- * from a poll. */
+/* Hands a write to the lane's thread; its fields are copied, except the source and its registration. PENDING if too many
+ * wait. The owner comes back from a poll. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write);
 /* Hands over a write without data that only proves to the peer that this lane reaches it. No event comes back. `owner` only
  * names it for shoal_lane_drop. PENDING if too many writes wait. */

@@ -210,29 +210,31 @@ static enum shoal_status read_random(struct shoal_network *network)
                               : shoal_log_fail(network->log, status, "fabric", "no random bytes from the kernel (%m)");
 }
 
-/* Returns why one thread is enough, or NULL. Other providers than those over TCP cost the thread a message's time, not its
- * bytes' time. Sources need not be registered there, so that a lane can write from any memory. */
-static const char *why_no_lanes(const struct shoal_network *network)
+/* Returns why one thread for each adapter is enough, or NULL. Other providers than those over TCP cost the thread a message's
+ * time, not its bytes' time. */
+static const char *why_one_thread(const struct shoal_network *network)
 {
     if (!network->provider->is_over_tcp || shoal_fabric_endpoint_registers_sources(network->endpoint))
         return "the adapter moves the bytes itself";
     return network->writes ? NULL : "data are sent in messages";
 }
 
-/* Returns how many lanes to open: one for each further adapter, and more if more threads are wanted. A number of threads that
- * is set is the limit. */
+/* Returns how many lanes to open: one for each further adapter, and more if more threads are wanted. Over TCP a number of
+ * threads that is set is the limit. */
 static int count_lanes(const struct shoal_network *network, const struct shoal_network_options *options)
 {
-    const int threads = options->threads - 1, adapters = network->provider->more_count;
-    const char *const reason = threads > 0 || adapters > 0 ? why_no_lanes(network) : NULL;
+    const int threads = options->threads - 1, adapters = network->writes ? network->provider->more_count : 0;
+    const char *const reason = why_one_thread(network);
+    const bool is_limited = options->is_fixed && !reason;
     if (reason && threads > 0)
-        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "one thread at the network, not %d: %s", threads + 1, reason);
-    if (!reason && options->is_fixed && adapters > threads)
+        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "one thread at the network%s, not %d: %s",
+                       adapters ? " for each adapter" : "", threads + 1, reason);
+    if (is_limited && adapters > threads)
         shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric",
                        "this rank leaves %d of its adapters idle, because SHOAL_NETWORK_THREADS is %d", adapters - threads,
                        threads + 1);
-    const int wanted = threads > adapters || options->is_fixed ? threads : adapters;
-    return reason ? 0 : wanted < SHOAL_LANES_MAX ? wanted : SHOAL_LANES_MAX;
+    const int wanted = reason ? adapters : is_limited || threads > adapters ? threads : adapters;
+    return wanted < SHOAL_LANES_MAX ? wanted : SHOAL_LANES_MAX;
 }
 
 /* Returns the adapter of a lane. After the first endpoint and one lane for each further adapter, lanes take this rank's
@@ -278,6 +280,7 @@ static void open_lanes(struct shoal_network *network, const struct shoal_network
     network->has_fixed_lanes = options->is_fixed || options->share.most;
     network->lanes.log = network->log;
     network->lanes.is_first_others = network->provider->is_first_others;
+    network->lanes.is_registering = shoal_fabric_endpoint_registers_sources(network->endpoint);
     if (nic)
         network->lanes.nic = *nic;
     while (network->lanes.count < wanted && network_open_lane(network, options) == SHOAL_OK)
@@ -302,7 +305,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     if (status == SHOAL_OK)
         status = network_open_endpoint(network, options);
     shoal_fabric_filter_restore(filter);
-    shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
+    shoal_fabric_sources_init(&network->sources, network->endpoint, &network->lanes, network->log);
     network->exports = (struct shoal_fabric_exports){.endpoint = network->endpoint, .log = network->log};
     network->addresses.endpoint = network->endpoint;
     network->memory = options->memory;
@@ -1199,7 +1202,8 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
                                              .owner = load};
     enum shoal_status status = SHOAL_PENDING;
     if (write->lanes)
-        status = shoal_lane_set_put(&network->lanes, write->lanes, &there, shoal_fabric_endpoint_bytes(network->endpoint));
+        status = shoal_lane_set_put(&network->lanes, write->lanes, &there, write->lane_memory,
+                                    shoal_fabric_endpoint_bytes(network->endpoint));
     if (status == SHOAL_PENDING)
         status = shoal_fabric_endpoint_write(network->endpoint, &there);
     if (status == SHOAL_OK) {

@@ -265,8 +265,9 @@ struct shoal_network_write {
     const struct shoal_fabric_memory *to; /* the peer's */
     uint64_t offset;
     const void *source;
-    const struct shoal_fabric_memory *source_memory; /* contains the source; NULL if that is not registered */
-    unsigned *under_way;                             /* counts the writes under way from that memory; may be NULL */
+    const struct shoal_fabric_memory *source_memory;     /* contains the source; NULL if that is not registered */
+    const struct shoal_network_lane_memory *lane_memory; /* likewise with lanes; NULL if not registered there */
+    unsigned *under_way;                                 /* counts the writes under way from that memory; may be NULL */
     size_t bytes;
     uint32_t immediate;
     struct shoal_network_lanes *lanes; /* the peer's; NULL if this thread must write itself */

@@ -61,6 +61,17 @@ enum shoal_status shoal_lane_set_register(struct shoal_lane_set *set, void *memo
     return SHOAL_OK;
 }
 
+const char *shoal_lane_set_register_source(struct shoal_lane_set *set, void *memory, size_t bytes,
+                                           struct shoal_network_lane_memory *memory_out)
+{
+    const char *refusal = NULL;
+    for (int i = 0; !refusal && i < set->count; i++)
+        refusal = shoal_lane_register_source(set->rows[i].lane, memory, bytes, &memory_out->lane[i]);
+    if (refusal)
+        shoal_lane_set_unregister(set, memory_out);
+    return refusal;
+}
+
 void shoal_lane_set_unregister(struct shoal_lane_set *set, struct shoal_network_lane_memory *memory)
 {
     for (int i = 0; i < set->count; i++) {
@@ -157,8 +168,7 @@ static void on_out_of_reach(void *arg, struct shoal_reachability *check, const c
     shoal_nic_print(&row->nic, own);
     shoal_address_print(&check->to, there);
     shoal_log_line(row->log, row->has_warned ? SHOAL_LOG_DEBUG : SHOAL_LOG_WARN, "fabric",
-                   "adapter %s does not lead to %s, so data for there use other adapters: %s; or leave it out by SHOAL_NIC",
-                   own, there, text);
+                   "adapter %s does not lead to %s, so data for there use other adapters: %s", own, there, text);
     row->has_warned = true;
     shoal_lane_drop(row->lane, path, path + 1);
 }
@@ -249,11 +259,19 @@ static int choose_way(struct shoal_lane_set *set, struct shoal_network_lanes *la
     return lane.lane >= 0 && (set->is_first_others || !way_is_better(first, lane)) ? lane.lane : -1;
 }
 
+/* If the provider wants sources registered, a lane copies one that is not registered at all, as the first endpoint does. */
+static bool may_send_from(const struct shoal_lane_set *set, const struct shoal_fabric_write *write,
+                          const struct shoal_network_lane_memory *source)
+{
+    return !set->is_registering || !write->source_memory || (source && source->lane[0].region);
+}
+
 enum shoal_status shoal_lane_set_put(struct shoal_lane_set *set, struct shoal_network_lanes *lanes,
-                                     const struct shoal_fabric_write *write, uint64_t under_way)
+                                     const struct shoal_fabric_write *write, const struct shoal_network_lane_memory *source,
+                                     uint64_t under_way)
 {
     struct shoal_fabric_write through = *write;
-    if (write->bytes < LANE_BYTES)
+    if (write->bytes < LANE_BYTES || !may_send_from(set, write, source))
         return SHOAL_PENDING;
     const int chosen = choose_way(set, lanes, under_way);
     if (chosen < 0) {
@@ -262,7 +280,7 @@ enum shoal_status shoal_lane_set_put(struct shoal_lane_set *set, struct shoal_ne
     }
     through.peer = lanes->lane[chosen].met->at;
     through.to = &lanes->lane[chosen].memory;
-    through.source_memory = NULL; /* it is registered with the other endpoint, and need not be */
+    through.source_memory = set->is_registering && source ? &source->lane[chosen] : NULL;
     const enum shoal_status status = shoal_lane_write(set->rows[chosen].lane, &through);
     if (status == SHOAL_OK)
         lanes->lane[chosen].bytes += write->bytes;

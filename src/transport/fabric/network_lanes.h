@@ -63,6 +63,7 @@ struct shoal_lane_set {
     struct shoal_log *log;
     struct shoal_nic nic; /* of the first endpoint */
     bool is_first_others; /* large puts leave the first endpoint's adapter to another rank of this host if they can */
+    bool is_registering;  /* the provider wants sources registered */
     int count;
     struct shoal_lane_row rows[SHOAL_LANES_MAX];
 };
@@ -81,6 +82,10 @@ void shoal_lane_set_close(struct shoal_lane_set *set);
 
 SHOAL_MUST_USE enum shoal_status shoal_lane_set_register(struct shoal_lane_set *set, void *memory, size_t bytes,
                                                          struct shoal_network_lane_memory *memory_out);
+/* Like shoal_lane_set_register(), for memory that is only written from. Returns NULL, or the reason of a failure; then no lane
+ * has registered it. */
+SHOAL_MUST_USE const char *shoal_lane_set_register_source(struct shoal_lane_set *set, void *memory, size_t bytes,
+                                                          struct shoal_network_lane_memory *memory_out);
 void shoal_lane_set_unregister(struct shoal_lane_set *set, struct shoal_network_lane_memory *memory);
 
 /* Writes offers for all lanes; `probe` is the immediate for the receiver's lane 0, and 0 if there is none. Returns how many. */
@@ -101,8 +106,10 @@ void shoal_lane_set_drop(struct shoal_lane_set *set, const void *begin, const vo
 bool shoal_lane_set_poll(struct shoal_lane_set *set, const struct shoal_fabric_handler *handler);
 
 /* Puts through the open lane with the fewest bytes under way. `write` is for the first endpoint, which has `under_way` bytes
- * under way. Returns PENDING if the first endpoint is the better way, or the only one. */
+ * under way. `source` has the registrations of the source with the lanes; NULL if there are none. Returns PENDING if the first
+ * endpoint is the better way, or the only one. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_set_put(struct shoal_lane_set *set, struct shoal_network_lanes *lanes,
-                                                    const struct shoal_fabric_write *write, uint64_t under_way);
+                                                    const struct shoal_fabric_write *write,
+                                                    const struct shoal_network_lane_memory *source, uint64_t under_way);
 
 #endif

@@ -387,19 +387,21 @@ static void put_segment(void *segment)
 struct origin {
     const void *at;
     size_t bytes;
-    const struct shoal_fabric_memory *memory; /* NULL if not registered */
+    const struct shoal_fabric_memory *memory;            /* NULL if not registered */
+    const struct shoal_network_lane_memory *lane_memory; /* likewise with lanes */
     unsigned *under_way;
 };
 
 static struct origin find_origin(struct hosts *hosts, const void *source, size_t bytes)
 {
-    struct origin origin = {.at = source, .bytes = bytes, .memory = &hosts->staging};
+    struct origin origin = {.at = source, .bytes = bytes, .memory = &hosts->staging, .lane_memory = &hosts->lane_staging};
     if (is_in_staging(hosts, source, bytes))
         return origin;
     struct shoal_fabric_exported *exported = shoal_network_find_export(hosts->network, source, bytes);
     struct shoal_fabric_source *known = exported ? NULL : shoal_network_find_source(hosts->network, source, bytes);
     const bool is_known = known && known->memory.region;
     origin.memory = exported ? &exported->memory : is_known ? &known->memory : NULL;
+    origin.lane_memory = is_known ? &known->lane_memory : NULL;
     origin.under_way = exported ? &exported->under_way : is_known ? &known->under_way : NULL;
     return origin;
 }
@@ -427,6 +429,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .offset = slot * staging_stride(hosts) + offset,
                                               .source = origin->at,
                                               .source_memory = origin->memory,
+                                              .lane_memory = origin->lane_memory,
                                               .under_way = origin->under_way,
                                               .bytes = origin->bytes,
                                               .lanes = may_use_lanes ? remote->lanes : NULL,
