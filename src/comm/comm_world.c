@@ -118,8 +118,26 @@ static int first_remote(const struct shoal_member *members, int own)
     return rank;
 }
 
+/* The interface that leads to the other hosts, and those that are equal to it. */
+struct interfaces {
+    struct shoal_nic nic;
+    struct shoal_nics equal;
+};
+
+static void log_equal(struct shoal_context *context, const struct shoal_nics *equal)
+{
+    char names[SHOAL_NIC_TEXT_MAX * 8], one[SHOAL_NIC_TEXT_MAX];
+    size_t used = 0;
+    for (int i = 0; i < equal->count && used < sizeof names; i++) {
+        shoal_nic_print(&equal->at[i], one);
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", i ? ", " : "", one);
+    }
+    shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "%d equal interfaces, which the ranks of this host divide: %s",
+                   equal->count, names);
+}
+
 static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_bootstrap *bootstrap, uint32_t timeout_ms,
-                                    const struct shoal_member *members, struct shoal_nic *nic_out)
+                                    const struct shoal_member *members, struct interfaces *interfaces_out)
 {
     struct shoal_nics nics;
     struct reach own;
@@ -142,15 +160,20 @@ static enum shoal_status choose_nic(struct shoal_context *context, struct shoal_
                               other, reason);
     shoal_nic_print(nic, text);
     shoal_log_line(&context->log, SHOAL_LOG_INFO, "hosts", "interface %s: %s (towards rank %d)", text, reason, other);
-    *nic_out = *nic;
+    interfaces_out->nic = *nic;
+    if (shoal_nic_equals(&nics, nic, context->settings.nic.nic, &interfaces_out->equal) > 1)
+        log_equal(context, &interfaces_out->equal);
     return SHOAL_OK;
 }
 
 /* ---- Meeting ------------------------------------------------------------------------------------------------------------- */
 
-static struct shoal_fabric_share share_of(const struct shoal_member *members, int size, int rank)
+static struct shoal_fabric_share share_of(const struct shoal_context *context, const struct shoal_member *members, int size,
+                                          int rank, const struct interfaces *interfaces)
 {
-    struct shoal_fabric_share share = {.ranks = shoal_members_count_local(members, size, rank)};
+    struct shoal_fabric_share share = {.ranks = shoal_members_count_local(members, size, rank),
+                                       .nics = &interfaces->equal,
+                                       .most = shoal_fabric_fixed_adapters(&context->settings.fabric)};
     for (int r = 0; r < rank; r++)
         share.rank += members[r].host == members[rank].host;
     SHOAL_ASSERT(share.rank < share.ranks);
@@ -310,16 +333,17 @@ static enum shoal_status join_hosts(struct shoal_world *world, struct shoal_boot
                                     const struct shoal_shm_place *places)
 {
     struct shoal_context *context = world->context;
-    struct shoal_nic nic;
-    SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, world->members, &nic));
-    SHOAL_TRY(open_network(context, &nic, share_of(world->members, world->size, world->rank)));
+    struct interfaces interfaces;
+    SHOAL_TRY(choose_nic(context, bootstrap, timeout_ms, world->members, &interfaces));
+    const struct shoal_nic *const nic = &interfaces.nic;
+    SHOAL_TRY(open_network(context, nic, share_of(context, world->members, world->size, world->rank, &interfaces)));
     shoal_bootstrap_end_phase(bootstrap, "network");
     SHOAL_TRY(meet_at_addresses(world, bootstrap, timeout_ms, places));
     const struct shoal_membership_options options = {
         .log = &context->log,
         .ports = context->settings.bootstrap.ports,
-        .address = (const struct sockaddr *)&nic.address,
-        .address_bytes = nic.address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
+        .address = (const struct sockaddr *)&nic->address,
+        .address_bytes = nic->address.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6),
         .timeout_ms = timeout_ms};
     SHOAL_TRY(shoal_membership_open(bootstrap, &options, &world->membership));
     shoal_bootstrap_end_phase(bootstrap, "control tree");

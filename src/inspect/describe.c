@@ -357,6 +357,21 @@ static const struct shoal_nic *print_nic(const struct shoal_settings *settings, 
     return nic;
 }
 
+static void print_equal(const struct shoal_nics *equal, const struct shoal_nic *nic, FILE *out)
+{
+    char text[SHOAL_NIC_TEXT_MAX];
+    const char *before = "equal interfaces: ";
+    for (int i = 0; i < equal->count; i++) {
+        if (strcmp(equal->at[i].name, nic->name) == 0)
+            continue;
+        shoal_nic_print(&equal->at[i], text);
+        fprintf(out, "%s%s", before, text);
+        before = ", ";
+    }
+    if (equal->count > 1)
+        fputs("; the ranks of this host divide all of them (SHOAL_ADAPTERS)\n", out);
+}
+
 static void print_survey(const struct shoal_fabric_survey *survey, FILE *out)
 {
     if (survey->library[0])
@@ -379,7 +394,7 @@ enum shoal_status shoal_print_providers(FILE *out)
 {
     struct shoal_fabric_survey survey;
     struct shoal_settings settings;
-    struct shoal_nics nics;
+    struct shoal_nics nics, equal;
     char error[256];
     const enum shoal_status status = shoal_settings_load(&settings, NULL, error, sizeof error);
     if (status != SHOAL_OK) {
@@ -389,7 +404,9 @@ enum shoal_status shoal_print_providers(FILE *out)
     const struct shoal_nic *nic = print_nic(&settings, &nics, out);
     if (!nic)
         return SHOAL_ERR_UNSUPPORTED;
-    shoal_fabric_survey(&settings.fabric, nic, &survey);
+    shoal_nic_equals(&nics, nic, settings.nic.nic, &equal);
+    print_equal(&equal, nic, out);
+    shoal_fabric_survey(&settings.fabric, nic, &equal, &survey);
     print_survey(&survey, out);
     return survey.status;
 }

@@ -202,6 +202,19 @@ static bool has_family(const struct shoal_nics *nics, int family)
     return false;
 }
 
+static void tell_equal(struct shoal_diagnosis *diagnosis)
+{
+    struct shoal_nics equal;
+    char text[SHOAL_NIC_TEXT_MAX];
+    shoal_nic_equals(&diagnosis->nics, diagnosis->nic, diagnosis->settings.nic.nic, &equal);
+    for (int i = 0; i < equal.count; i++) {
+        shoal_nic_print(&equal.at[i], text);
+        if (strcmp(equal.at[i].name, diagnosis->nic->name) != 0)
+            shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL,
+                                 "%s is equal to it: ranks divide both, and use it for peers that answer there", text);
+    }
+}
+
 static void tell_down(struct shoal_diagnosis *diagnosis)
 {
     char text[SHOAL_NIC_TEXT_MAX];
@@ -225,6 +238,7 @@ void shoal_diagnose_interface(struct shoal_diagnosis *diagnosis)
         shoal_nic_print(diagnosis->nic, text);
         shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL, "%s, %s; towards others there is %s", text, reason,
                              families[has]);
+        tell_equal(diagnosis);
     } else {
         shoal_diagnosis_tell_text(
             diagnosis, *wish ? SHOAL_FINDING_ERROR : between_hosts(diagnosis, SHOAL_FINDING_ERROR), reason,
@@ -317,13 +331,14 @@ void shoal_diagnose_ports(struct shoal_diagnosis *diagnosis)
 struct inquiry {
     struct shoal_settings settings;
     struct shoal_nic nic;
+    struct shoal_nics equal;
     struct shoal_fabric_survey survey;
 };
 
 static void diagnose_network_ask(void *data)
 {
     struct inquiry *inquiry = data;
-    shoal_fabric_survey(&inquiry->settings.fabric, &inquiry->nic, &inquiry->survey);
+    shoal_fabric_survey(&inquiry->settings.fabric, &inquiry->nic, &inquiry->equal, &inquiry->survey);
 }
 
 static void tell_provider(struct shoal_diagnosis *diagnosis, const struct shoal_fabric_row *row, const char *reason)
@@ -370,6 +385,7 @@ void shoal_diagnose_fabric(struct shoal_diagnosis *diagnosis)
         return;
     }
     inquiry.nic = *diagnosis->nic;
+    shoal_nic_equals(&diagnosis->nics, diagnosis->nic, diagnosis->settings.nic.nic, &inquiry.equal);
     const enum shoal_status status = shoal_timed_call(diagnose_network_ask, &inquiry, sizeof inquiry, diagnosis->timeout_ms);
     if (status == SHOAL_OK)
         tell_survey(diagnosis, &inquiry.survey);

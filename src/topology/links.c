@@ -243,10 +243,11 @@ static int links_pick(uint64_t adapters, int number)
     return adapters ? __builtin_ctzll(adapters) : -1;
 }
 
-int shoal_links_choose_adapter(const struct shoal_links *links, int gpu)
+int shoal_links_choose_adapters(const struct shoal_links *links, int gpu, int most, int adapters_out[])
 {
     const struct nearest own = find_nearest(links, gpu);
-    int sharers = 0, before = 0;
+    const int nearest = __builtin_popcountll(own.adapters);
+    int sharers = 0, before = 0, count = 0;
     for (int peer = 0; peer < links->gpus; peer++) {
         const struct nearest other = find_nearest(links, peer);
         const bool is_sharer = other.link == own.link && other.adapters == own.adapters;
@@ -254,20 +255,31 @@ int shoal_links_choose_adapter(const struct shoal_links *links, int gpu)
         sharers += is_sharer;
     }
     SHOAL_ASSERT(!sharers || before < sharers); /* a GPU shares its adapters with itself */
-    return links_pick(own.adapters, sharers ? before * __builtin_popcountll(own.adapters) / sharers : 0);
+    const int first = sharers ? before * nearest / sharers : 0, end = sharers ? (before + 1) * nearest / sharers : nearest;
+    for (int i = first; i < nearest && count < most && (i == first || i < end); i++)
+        adapters_out[count++] = links_pick(own.adapters, i);
+    return count;
 }
 
-bool shoal_links_name_adapter(const char *sys, int rank, int ranks, char name_out[SHOAL_LINKS_NAME_MAX])
+int shoal_links_choose_adapter(const struct shoal_links *links, int gpu)
 {
+    int adapter;
+    return shoal_links_choose_adapters(links, gpu, 1, &adapter) ? adapter : -1;
+}
+
+int shoal_links_name_adapters(const char *sys, int rank, int ranks, int most, char names_out[][SHOAL_LINKS_NAME_MAX])
+{
+    int adapters[SHOAL_LINKS_ADAPTERS_MAX];
     struct shoal_links *links = malloc(sizeof *links);
     if (!links)
-        return false; /* choosing the nearest adapter is only an optimization */
+        return 0; /* choosing the nearest adapters is only an optimization */
+    SHOAL_ASSERT(most <= SHOAL_LINKS_ADAPTERS_MAX);
     shoal_links_read(sys, links);
-    const int adapter = links->gpus == ranks && ranks > 0 ? shoal_links_choose_adapter(links, rank) : -1;
-    if (adapter >= 0)
-        strcpy(name_out, links->adapter[adapter].name);
+    const int count = links->gpus == ranks && ranks > 0 ? shoal_links_choose_adapters(links, rank, most, adapters) : 0;
+    for (int i = 0; i < count; i++)
+        strcpy(names_out[i], links->adapter[adapters[i]].name);
     free(links);
-    return adapter >= 0;
+    return count;
 }
 
 /* ---- Texts --------------------------------------------------------------------------------------------------------------- */

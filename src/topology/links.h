@@ -62,15 +62,18 @@ int shoal_links_find_gpu(const struct shoal_links *links, const char *pci);
 enum shoal_path shoal_links_between(const struct shoal_links *links, int gpu, int peer);
 enum shoal_path shoal_links_to_adapter(const struct shoal_links *links, int gpu, int adapter);
 
-/* Returns the adapter that a GPU's traffic should use: one of those nearest to the GPU. GPUs with the same nearest adapters
- * divide them, neighbors together. So each rank finds its adapter alone, whichever GPUs it may use, and all nearest adapters
- * are used if there are enough GPUs. Returns -1 if there are no adapters. */
+/* Finds the adapters that a GPU's traffic should use: those nearest to the GPU. GPUs with the same nearest adapters divide
+ * them, neighbors together, and share one if there are fewer adapters than GPUs. So each rank finds its adapters alone,
+ * whichever GPUs it may use, and all nearest adapters are used. Returns how many there are: at most `most`, and 0 if there are
+ * no adapters. */
+int shoal_links_choose_adapters(const struct shoal_links *links, int gpu, int most, int adapters_out[]);
+/* Returns the first of them, or -1. */
 int shoal_links_choose_adapter(const struct shoal_links *links, int gpu);
 
-/* Copies the name of the adapter for rank number `rank` of a host with one GPU per rank. The rank is assumed to use the GPU
- * with its number in the order of PCI ids, as shoal run and frameworks arrange it. Returns false if the numbers of GPUs and
- * ranks differ, or if there are no adapters. */
-SHOAL_MUST_USE bool shoal_links_name_adapter(const char *sys, int rank, int ranks, char name_out[SHOAL_LINKS_NAME_MAX]);
+/* Copies the names of the adapters for rank number `rank` of a host with one GPU per rank. The rank is assumed to use the GPU
+ * with its number in the order of PCI ids, as shoal run and frameworks arrange it. Returns how many there are: at most `most`,
+ * and 0 if the numbers of GPUs and ranks differ, or if there are no adapters. */
+int shoal_links_name_adapters(const char *sys, int rank, int ranks, int most, char names_out[][SHOAL_LINKS_NAME_MAX]);
 
 /* Prints the cores of a NUMA node, such as "0-23,48-71". The text is empty if they are unknown. */
 void shoal_links_print_cores(const char *sys, int node, char *text, size_t bytes);

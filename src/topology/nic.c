@@ -3,6 +3,8 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <linux/ethtool.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,6 +87,41 @@ static unsigned count_bits(const struct sockaddr *mask)
     return bits;
 }
 
+static bool ask_driver(int fd, const char *name, void *command)
+{
+    struct ifreq request = {.ifr_data = command};
+    snprintf(request.ifr_name, sizeof request.ifr_name, "%s", name);
+    return ioctl(fd, SIOCETHTOOL, &request) == 0;
+}
+
+/* Asks by ioctl, because /sys may show another network namespace. */
+static void find_kind(int fd, struct shoal_nic *nic)
+{
+    struct ethtool_drvinfo driver = {.cmd = ETHTOOL_GDRVINFO};
+    struct ethtool_link_settings link = {.cmd = ETHTOOL_GLINKSETTINGS};
+    if (ask_driver(fd, nic->name, &driver))
+        snprintf(nic->driver, sizeof nic->driver, "%.31s", driver.driver);
+    /* A first call only asks for the size of its bit masks, and answers that size negated. */
+    struct {
+        struct ethtool_link_settings link;
+        uint32_t masks[3 * 127];
+    } answer = {.link.cmd = ETHTOOL_GLINKSETTINGS};
+    if (!ask_driver(fd, nic->name, &link) || link.link_mode_masks_nwords >= 0)
+        return;
+    answer.link.link_mode_masks_nwords = (int8_t)-link.link_mode_masks_nwords;
+    if (ask_driver(fd, nic->name, &answer) && answer.link.speed != (uint32_t)SPEED_UNKNOWN)
+        nic->speed = answer.link.speed;
+}
+
+static void find_kinds(struct shoal_nics *nics)
+{
+    const int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    for (int i = 0; fd >= 0 && i < nics->count; i++)
+        find_kind(fd, &nics->at[i]);
+    if (fd >= 0)
+        close(fd);
+}
+
 bool shoal_nics_find(struct shoal_nics *nics_out)
 {
     struct ifaddrs *first;
@@ -104,6 +141,7 @@ bool shoal_nics_find(struct shoal_nics *nics_out)
         memcpy(&nic->address, one->ifa_addr, length == 4 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
     }
     freeifaddrs(first);
+    find_kinds(nics_out);
     return true;
 }
 
@@ -312,4 +350,55 @@ const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const ch
         snprintf(reason, reason_bytes, "the first one that SHOAL_NIC=%s leaves", wanted);
     }
     return best;
+}
+
+/* ---- Equal interfaces ---------------------------------------------------------------------------------------------------- */
+
+bool shoal_nic_reaches(const struct shoal_nic *nic, const struct sockaddr *address)
+{
+    const uint8_t *own, *other;
+    const size_t bytes = nic_bytes_of(nic_address_of(nic), &own);
+    return bytes && nic_bytes_of(address, &other) == bytes && is_in_network(other, own, nic->prefix_bits);
+}
+
+/* Two interfaces in one network are not told apart by the kernel's routes: one of them would carry everything. */
+static bool is_in_network_of_any(const struct shoal_nics *nics, const struct shoal_nic *nic)
+{
+    for (int i = 0; i < nics->count; i++) {
+        if (strcmp(nics->at[i].name, nic->name) == 0 || shoal_nic_reaches(&nics->at[i], nic_address_of(nic)) ||
+            shoal_nic_reaches(nic, nic_address_of(&nics->at[i])))
+            return true;
+    }
+    return false;
+}
+
+static bool nic_is_equal(const struct shoal_nic *nic, const struct shoal_nic *chosen, const struct wish *wish)
+{
+    return may_be_taken(nic, wish, nic_address_of(chosen)) && nic->is_loopback == chosen->is_loopback &&
+           nic->speed == chosen->speed && strcmp(nic->driver, chosen->driver) == 0;
+}
+
+static int compare_addresses(const void *a, const void *b)
+{
+    const uint8_t *x = NULL, *y = NULL;
+    const size_t bytes = nic_bytes_of(nic_address_of(a), &x); /* all are of one family */
+    (void)nic_bytes_of(nic_address_of(b), &y);
+    return memcmp(x, y, bytes);
+}
+
+int shoal_nic_equals(const struct shoal_nics *nics, const struct shoal_nic *chosen, const char *wanted,
+                     struct shoal_nics *equal_out)
+{
+    struct wish wish;
+    const char *wrong;
+    size_t wrong_length;
+    equal_out->at[0] = *chosen;
+    equal_out->count = 1;
+    const bool is_valid = parse_wish(&wish, wanted, &wrong, &wrong_length);
+    for (int i = 0; is_valid && i < nics->count && equal_out->count < SHOAL_NICS_MAX; i++) {
+        if (nic_is_equal(&nics->at[i], chosen, &wish) && !is_in_network_of_any(equal_out, &nics->at[i]))
+            equal_out->at[equal_out->count++] = nics->at[i];
+    }
+    qsort(equal_out->at, (size_t)equal_out->count, sizeof equal_out->at[0], compare_addresses);
+    return equal_out->count;
 }

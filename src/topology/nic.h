@@ -21,6 +21,8 @@ struct shoal_nic {
     char name[IF_NAMESIZE];
     struct sockaddr_storage address; /* port 0 */
     unsigned prefix_bits;            /* prefix length of its network */
+    unsigned speed;                  /* of its link, in Mbit/s; 0 if the driver does not report it */
+    char driver[32];                 /* "ena", "mlx5_core", "veth", "bridge"; empty if unknown */
     bool is_up;                      /* up, with a carrier */
     bool is_loopback;
 };
@@ -49,6 +51,17 @@ SHOAL_MUST_USE bool shoal_nic_route(const struct sockaddr *peer, socklen_t bytes
  * Returns NULL if no interface fits or `wanted` is invalid. `reason` then says why, and otherwise why this one was chosen. */
 const struct shoal_nic *shoal_nic_choose(const struct shoal_nics *nics, const char *wanted, const struct sockaddr *source,
                                          char *reason, size_t reason_bytes);
+
+/* Finds the interfaces that are as good as `chosen`, which came from shoal_nic_choose() with the same `wanted`: up, with the
+ * same driver and speed, an address of the same family, and another network. So a bridge of containers, or an adapter for
+ * administration, is not equal to an adapter for data. `chosen` is one of them. They are in the order of their addresses, so
+ * hosts with the same networks list them alike. An address does not prove that others can reach it. Returns how many there are:
+ * 1 to SHOAL_NICS_MAX. */
+int shoal_nic_equals(const struct shoal_nics *nics, const struct shoal_nic *chosen, const char *wanted,
+                     struct shoal_nics *equal_out);
+
+/* Returns true if the address belongs to the interface's network. */
+bool shoal_nic_reaches(const struct shoal_nic *nic, const struct sockaddr *address);
 
 /* Compares addresses without their ports. */
 bool shoal_nic_has_address(const struct shoal_nic *nic, const struct sockaddr *address);

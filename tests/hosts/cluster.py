@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Emulated hosts: network namespaces with their own host names, connected by a bridge, with an optional rate for each link.
 
-  cluster.py run --layout 2x2 [--rate 1gbit] [--ipv6] [--timeout S] -- PROGRAM ARGUMENTS
+  cluster.py run --layout 2x2 [--rate 1gbit] [--rails 2] [--ipv6] [--timeout S] -- PROGRAM ARGUMENTS
       starts PROGRAM once per rank with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT
       and SHOAL_SECRET. If all succeed: prints rank 0's output, and exits with 0. Otherwise prints each rank's lines after
       [host.rank], and exits with the code of the first rank that failed, 124 after a timeout, 77 if hosts cannot be emulated.
@@ -9,7 +9,8 @@
 
 Layouts: 1x4, 2x1, 3x2 (hosts x ranks of each), 3+1 (ranks of each host), 4x2:rr (numbered in turns over the hosts).
 
-Host i is h<i>, 10.77.0.<i> and fd77::<i>, its interface eth0. Namespaces have no names: processes hold them, and end when
+Host i is h<i>, 10.77.0.<i> and fd77::<i>, its interface eth0. With several rails, interface eth<r> is on a bridge of its own,
+with 10.77.<r>.<i> and fd77:0:0:<r>::<i>. Namespaces have no names: processes hold them, and end when
 this process does, however it ends. So runs do not interfere, and none leaves anything behind. A user who is not root becomes
 root in a new user namespace, if the kernel allows it.
 """
@@ -140,17 +141,21 @@ class Host:
 
 
 class Cluster:
-    """Hosts on one bridge. rate: of each link, in both directions, in tc's notation; "": no limit."""
+    """Hosts on a bridge for each rail. rate: of each link, in both directions, in tc's notation; "": no limit. rails: the
+    number of each host's interfaces, or a list of them."""
 
-    def __init__(self, count, rate="", ipv6=False):
+    def __init__(self, count, rate="", ipv6=False, rails=1):
         self.rate, self.ipv6, self.hosts, self.switch = rate, ipv6, [], None
+        self.rails = rails if isinstance(rails, list) else [rails] * count
         try:
             self.switch = Host("switch")
-            self.switch.run("ip", "link", "add", "bridge", "type", "bridge", "mcast_snooping", "0")
-            self.switch.run("ip", "link", "set", "bridge", "up")
+            for rail in range(max(self.rails)):
+                self.switch.run("ip", "link", "add", f"bridge{rail}", "type", "bridge", "mcast_snooping", "0")
+                self.switch.run("ip", "link", "set", f"bridge{rail}", "up")
             for number in range(1, count + 1):
                 self.hosts.append(Host(f"h{number}"))
-                self.join(number)
+                for rail in range(self.rails[number - 1]):
+                    self.join(number, rail)
         except BaseException:
             self.close()
             raise
@@ -166,23 +171,24 @@ class Cluster:
             if host:
                 host.close()
 
-    def join(self, number):
-        host, port = self.hosts[number - 1], f"p{number}"
-        self.switch.run("ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", str(host.pid))
-        self.switch.run("ip", "link", "set", port, "master", "bridge")
+    def join(self, number, rail):
+        host, port, interface = self.hosts[number - 1], f"p{rail}.{number}", f"eth{rail}"
+        self.switch.run("ip", "link", "add", port, "type", "veth", "peer", "name", interface, "netns", str(host.pid))
+        self.switch.run("ip", "link", "set", port, "master", f"bridge{rail}")
         self.switch.run("ip", "link", "set", port, "up")
         if not self.ipv6:
-            host.run("ip", "address", "add", f"10.77.0.{number}/24", "dev", INTERFACE)
-        self.join_ipv6(host, number)
-        host.run("ip", "link", "set", INTERFACE, "up")
+            host.run("ip", "address", "add", f"10.77.{rail}.{number}/24", "dev", interface)
+        self.join_ipv6(host, number, rail)
+        host.run("ip", "link", "set", interface, "up")
         if self.rate:
-            for place, device in ((self.switch, port), (host, INTERFACE)):
+            for place, device in ((self.switch, port), (host, interface)):
                 place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst",
                           str(BURST_BYTES), "latency", "20ms")
 
-    def join_ipv6(self, host, number):
+    def join_ipv6(self, host, number, rail):
         """Adds IPv6 addresses. A kernel without IPv6 is not an error if IPv4 works."""
-        why = tried(*host.enter(), "ip", "address", "add", f"fd77::{number}/64", "dev", INTERFACE, "nodad")
+        address = f"fd77:0:0:{rail}::{number}/64"  # fd77::<number> on rail 0
+        why = tried(*host.enter(), "ip", "address", "add", address, "dev", f"eth{rail}", "nodad")
         if why and self.ipv6:
             raise Impossible(f"no IPv6 addresses: {why}")
 
@@ -190,9 +196,9 @@ class Cluster:
         """Returns the address of the host with this number, from 0."""
         return f"fd77::{number + 1}" if self.ipv6 else f"10.77.0.{number + 1}"
 
-    def unplug(self, number):
-        """Cuts the host off, as if its cable were pulled out."""
-        self.switch.run("ip", "link", "set", f"p{number + 1}", "down")
+    def unplug(self, number, rail=0):
+        """Cuts the host off from a rail, as if its cable were pulled out."""
+        self.switch.run("ip", "link", "set", f"p{rail}.{number + 1}", "down")
 
     def environment(self):
         """Returns the environment that `cluster.py rsh` reads."""
@@ -322,7 +328,7 @@ def exit_code(job, is_over):
 
 
 def run(options):
-    with Cluster(len(options.layout.sizes), options.rate, options.ipv6) as cluster:
+    with Cluster(len(options.layout.sizes), options.rate, options.ipv6, options.rails) as cluster:
         with Job(cluster, options.layout, options.program) as job:
             job.start()
             code = exit_code(job, job.wait(options.timeout, GRACE_S))
@@ -347,6 +353,7 @@ def arguments():
     parser.add_argument("verb", choices=["run"])
     parser.add_argument("--layout", type=Layout, required=True, help="such as 2x2, 3+1, 4x2:rr")
     parser.add_argument("--rate", default="", help="of each link, both ways, such as 1gbit (as fast as it goes)")
+    parser.add_argument("--rails", type=int, default=1, help="interfaces of each host, each in a network of its own (1)")
     parser.add_argument("--ipv6", action="store_true", help="no IPv4 addresses")
     parser.add_argument("--timeout", type=float, default=120, metavar="S", help="then all ranks are killed (120)")
     parser.add_argument("program", nargs="+", metavar="PROGRAM")

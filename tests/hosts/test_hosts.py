@@ -250,6 +250,116 @@ def topology_is_told():
             expect(not any(rank.output() for rank in job.ranks[1:]), "another rank prints, too", job.told())
 
 
+# ---- Several adapters ------------------------------------------------------------------------------------------------------
+
+ALL_ADAPTERS = {**SLEEP_AT_ONCE, "SHOAL_ADAPTERS": 16, "SHOAL_LOG": "info"}  # a number is not tried, so every adapter is used
+UNREACHED = r"\[fabric\] adapter eth1 \(10\.77\.1\.\d+\) does not lead to 10\.77\.1\.\d+:\d+, so data for there use other adapters: "
+
+
+def received(host, interface):
+    """Returns the bytes that the interface of the host has received."""
+    for line in host.run("cat", "/proc/net/dev").splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == interface:
+            return int(counts.split()[0])
+    raise AssertionError(f"{host.name} has no {interface}")
+
+
+def exact_on_rails(word, rails, shares, groups=("megabytes", "roots", "messages", "bits"), ipv6=False, **environment):
+    """Each host has `rails` interfaces, or a list of them. shares: what each rank's log calls its adapters. Each interface that
+    two hosts have carries megabytes to each host, if a rank there uses it."""
+    layout = Layout(word)
+    with Cluster(len(layout.sizes), ipv6=ipv6, rails=rails) as cluster:
+        with Job(cluster, layout, [PROGRAM, "exact", *groups], {**ALL_ADAPTERS, **environment}).start() as job:
+            succeed(job, EXACT_S)
+            for rank, share in zip(job.ranks, shares, strict=True):
+                expect(f"memory on {share}; progress" in rank.output(), f"rank {rank.number} does not say: on {share}", job.told())
+            expect("does not lead to" not in job.told(), "an adapter leads nowhere", job.told())
+            carried = {(host.name, rail): received(host, f"eth{rail}")
+                       for number, host in enumerate(cluster.hosts) for rail in range(cluster.rails[number])}
+            print(f"# bytes received: {carried}")
+            common = sorted(cluster.rails)[-2]
+            for (name, rail), count in carried.items():
+                used = rail < common and f"eth{rail}" in " ".join(shares)
+                expect((count > 1 << 20) == used, f"{name} has received {count} bytes at eth{rail}", carried, job.told())
+
+
+def one_adapter_is_enough(word):
+    layout = Layout(word)
+    with Cluster(len(layout.sizes), rails=2) as cluster:
+        environment = {**ALL_ADAPTERS, "SHOAL_ADAPTERS": 1}
+        with Job(cluster, layout, [PROGRAM, "exact", "megabytes"], environment).start() as job:
+            succeed(job, EXACT_S)
+            expect(all("memory on eth0, one of 2 that ranks divide; progress" in rank.output() for rank in job.ranks), job.told())
+            expect(all(received(host, "eth1") < 100_000 for host in cluster.hosts), "eth1 was used", job.told())
+
+
+def isolate(cluster, rail=1):
+    """The rail's links are up, but lead nowhere: nothing answers."""
+    for number in range(1, len(cluster.hosts) + 1):
+        cluster.switch.run("ip", "link", "set", f"p{rail}.{number}", "nomaster")
+
+
+def give_all_one_address(cluster):
+    """As bridges for containers do: each host has the address, and so reaches only itself there."""
+    for number, host in enumerate(cluster.hosts, 1):
+        host.run("ip", "address", "del", f"10.77.1.{number}/24", "dev", "eth1")
+        host.run("ip", "address", "add", "10.77.1.200/24", "dev", "eth1")
+
+
+def drop_on_rail(cluster):
+    """A firewall on each host drops what comes through eth1."""
+    for host in cluster.hosts:
+        add_rules(host, "add pref 100 lookup local", "del pref 0", "add pref 50 iif eth1 ipproto tcp blackhole")
+
+
+def refuse_on_rail(cluster):
+    for host in cluster.hosts:
+        add_rules(host, "add pref 50 to 10.77.1.0/24 prohibit")
+
+
+def rail_leads_nowhere(word, break_rail, cause, **environment):
+    """Results are exact through the first adapter. Each host's log warns once for each rank, not at each peer."""
+    layout = Layout(word)
+    with Cluster(len(layout.sizes), rails=2) as cluster:
+        break_rail(cluster)
+        environment = {**ALL_ADAPTERS, **environment}
+        with Job(cluster, layout, [PROGRAM, "loop", "8"], environment).start() as job:
+            succeed(job, EXACT_S)
+            for rank in job.ranks:
+                told = re.findall(UNREACHED + "(.*)", rank.output())
+                expect(all(cause in text for text in told), f"the cause is not: {cause}", job.told())
+                has_lane = bool(re.search("memory on .*eth1", rank.output()))
+                expect(len(told) == has_lane, f"rank {rank.number} warns {len(told)} times", job.told())
+
+
+def cut_rail(word, rail, statuses, **environment):
+    """A link breaks in the middle. That of the first endpoint is a lost peer; with another, operations end at their deadline."""
+    layout = Layout(word)
+    with Cluster(len(layout.sizes), rails=2) as cluster:
+        with Job(cluster, layout, [PROGRAM, "loop", "0"], {**ALL_ADAPTERS, **environment}).start() as job:
+            wait_running(job)
+            wait_for(lambda: all(received(host, "eth1") > 1 << 20 for host in cluster.hosts), START_S,
+                     lambda: f"data through eth1\n{job.told()}")
+            cluster.unplug(1, rail)
+            wait_ended(job, job.ranks, TOLD_S + 5)
+            for rank in job.ranks:
+                expect(last_words(rank)[0] in statuses, f"rank {rank.number}: {last_words(rank)}", job.told())
+
+
+def kill_on_rails(word, host):
+    layout = Layout(word)
+    with Cluster(len(layout.sizes), rails=2) as cluster:
+        with Job(cluster, layout, [PROGRAM, "loop", "0"], ALL_ADAPTERS).start() as job:
+            wait_running(job)
+            wait_for(lambda: all(received(host, "eth1") > 1 << 20 for host in cluster.hosts), START_S,
+                     lambda: f"data through eth1\n{job.told()}")
+            gone = job.layout.ranks_on(host)
+            for number in gone:
+                job.ranks[number].signal(signal.SIGKILL)
+            expect_blamed(job, others(job, gone), gone, LOST)
+
+
 # ---- The failures that ranks report ----------------------------------------------------------------------------------------
 
 def last_words(rank):
@@ -805,6 +915,7 @@ def strangers_at_the_endpoint(word):
 
 # ---- The list --------------------------------------------------------------------------------------------------------------
 
+RANKS_OF_TWO_RAILS = ["eth0, one of 2 that ranks divide", "eth0 (messages only), eth1, one of 2 that ranks divide"]
 CLAIM = {"LOCAL_WORLD_SIZE": 4}  # as if all ranks were on one host
 
 EXACT = [
@@ -834,6 +945,25 @@ EXACT = [
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     case("exact_3x1_lanes", exact, "3x1", SOME_GROUPS, SHOAL_NETWORK_THREADS="3"),
     case("exact_2x2_lanes_shuffled", exact, "2x2", SOME_GROUPS, SHOAL_NETWORK_THREADS="2", TEST_SHUFFLE=5),
+    case("exact_2x1_rails", exact_on_rails, "2x1", 2, ["eth0, eth1, 2 of 2 that ranks divide"] * 2),
+    case("exact_2x1_rails_ipv6", exact_on_rails, "2x1", 2, ["eth0, eth1, 2 of 2 that ranks divide"] * 2, ipv6=True),
+    case("exact_3x1_rails_3", exact_on_rails, "3x1", 3, ["eth0, eth1, eth2, 3 of 3 that ranks divide"] * 3),
+    case("exact_2x2_rails", exact_on_rails, "2x2", 2, RANKS_OF_TWO_RAILS * 2),
+    case("exact_1+2_rails", exact_on_rails, "1+2", 2, ["eth0, eth1, 2 of 2 that ranks divide", *RANKS_OF_TWO_RAILS]),
+    case("exact_2x1_rails_2_and_1", exact_on_rails, "2x1", [2, 1], ["eth0, eth1, 2 of 2 that ranks divide", "eth0"]),
+    case("exact_2x1_rails_3_and_2", exact_on_rails, "2x1", [3, 2],
+         ["eth0, eth1, eth2, 3 of 3 that ranks divide", "eth0, eth1, 2 of 2 that ranks divide"]),
+    case("exact_2x1_rails_threads", exact_on_rails, "2x1", 2, ["eth0, eth1, 2 of 2 that ranks divide"] * 2, SHOAL_NETWORK_THREADS=4),
+    case("exact_2x1_rails_ports", exact_on_rails, "2x1", 2, ["eth0, eth1, 2 of 2 that ranks divide"] * 2, SHOAL_PORTS="21000-21001"),
+    case("exact_2x1_rails_tcp_ofi_rxm", with_provider, "tcp;ofi_rxm", exact_on_rails, "2x1", 2,
+         ["eth0, eth1, 2 of 2 that ranks divide"] * 2),
+    case("exact_2x2_rails_chosen_by_measurement", exact_on_rails, "2x2", 2, RANKS_OF_TWO_RAILS * 2, SHOAL_ADAPTERS="auto"),
+    case("exact_2x2_rails_of_which_one_is_used", one_adapter_is_enough, "2x2"),
+    *[case(f"rail_{name}_{word}", rail_leads_nowhere, word, break_rail, cause)
+      for name, break_rail, cause in (("without_an_answer", isolate, "no route"), ("behind_a_firewall", drop_on_rail, "no answer"),
+                                      ("forbidden", refuse_on_rail, "forbidden here"))
+      for word in ("2x1", "2x2")],
+    case("rail_to_itself_2x1", rail_leads_nowhere, "2x1", give_all_one_address, "refused"),
     case("exact_2x2_with_the_filter_of_a_launcher", filter_of_a_launcher_is_undone, "2x2"),
     hosts_are_apart,
     topology_is_told,
@@ -854,6 +984,9 @@ FAULTS = [
     *[case(f"stopped_rank_{victim}_of_2x2", stop_rank, "2x2", victim) for victim in (0, 2)],
     case("killed_host_2_of_3x1_lanes", kill_host, "3x1", 1, SHOAL_NETWORK_THREADS="3"),
     case("pulled_cable_of_host_2_of_2x2_lanes", pull_cable, "2x2", 1, SHOAL_NETWORK_THREADS="3"),
+    *[case(f"killed_host_2_of_{word}_rails", kill_on_rails, word, 1) for word in ("2x1", "3x2")],
+    *[case(f"cut_rail_0_of_{word}", cut_rail, word, 0, LOST) for word in ("2x1", "2x2")],
+    *[case(f"cut_rail_1_of_{word}", cut_rail, word, 1, ("SHOAL_ERR_TIMEOUT",), SHOAL_TIMEOUT_MS=5000) for word in ("2x1", "2x2")],
     case("busy_rank_of_2x2", busy_rank, "2x2"),
     *[case(f"deadlines_together_{word}", deadlines_together, word) for word in ("3x1", "3x2")],
     case("killed_ranks_of_two_hosts_of_3x2", kill_two, "3x2", [2, 5]),

@@ -1,4 +1,4 @@
-/* Lanes over a mock of a provider over TCP. Ranks and lanes are threads of one process and so are its wires, so the thread
+/* Lanes over mocks of a provider over TCP and of EFA with several adapters. Ranks and lanes are threads of one process and so are its wires, so the thread
  * sanitizer sees every access to a source and to a staging buffer. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -230,8 +230,10 @@ static uint64_t count_sent_by_lanes(struct rank *rank)
 {
     const struct shoal_network_lane_memory memory = {0};
     struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
-    const int count = shoal_network_offer_lanes(rank->context->network, &memory, offers);
+    struct shoal_network_channel channel = {.comm = UINT64_MAX}; /* of nobody: only to see the addresses */
     uint64_t sent = 0;
+    const int count = shoal_network_offer_lanes(rank->context->network, &channel, 0, &memory, offers);
+    shoal_network_channel_close(rank->context->network, &channel);
     for (int i = 0; i < count; i++) {
         uint64_t number;
         char adapter[64];
@@ -298,6 +300,99 @@ static void a_peer_that_is_cut_off_is_one_failure(void **state)
     assert_int_equal(ranks[0].failure.rank, 1);
 }
 
+/* ---- Several adapters ---------------------------------------------------------------------------------------------------- */
+
+#define ADAPTERS_MAX 4
+
+/* Looks at this rank's lanes: how many there are, and how many of them have sent megabytes, each at an adapter of its own. */
+static int count_busy_adapters(struct rank *rank)
+{
+    const struct shoal_network_lane_memory memory = {0};
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct shoal_network_channel channel = {.comm = UINT64_MAX};
+    char adapters[ADAPTERS_MAX][64];
+    int busy = 0;
+    shoal_progress_lock(rank->context->progress);
+    const int count = shoal_network_offer_lanes(rank->context->network, &channel, 0, &memory, offers);
+    shoal_network_channel_close(rank->context->network, &channel);
+    shoal_progress_unlock(rank->context->progress);
+    for (int i = 0; i < count && i < ADAPTERS_MAX; i++) {
+        uint64_t number;
+        memcpy(&number, offers[i].address.at, sizeof number);
+        busy += count_sent(number, adapters[i], sizeof adapters[i]) > 1 << 20;
+        for (int other = 0; other < i; other++)
+            CHECK(rank, strcmp(adapters[i], adapters[other]) != 0, "two lanes at %s", adapters[i]);
+    }
+    return busy;
+}
+
+/* Sums from memory that is registered with each adapter. Each time, the region ends while adapters may still read it. */
+static void sum_shared(struct rank *rank, size_t seed)
+{
+    const float size = (float)rank->world->size;
+    void *values;
+    OK(rank, shoal_mem_alloc(rank->context, FLOATS * sizeof(float), &values));
+    float *at = values;
+    for (size_t i = 0; i < FLOATS; i++)
+        at[i] = (float)((i + seed) % 1009);
+    OK(rank, shoal_allreduce(rank->comm, at, at, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL));
+    for (size_t i = 0; i < FLOATS; i++)
+        CHECK(rank, at[i] == size * (float)((i + seed) % 1009), "element %zu is %g", i, (double)at[i]);
+    for (size_t i = 0; i < FLOATS; i++)
+        at[i] = (float)((i + seed) % 1009);
+    OK(rank, shoal_broadcast(rank->comm, at, at, FLOATS, SHOAL_FLOAT32, 0, NULL));
+    CHECK(rank, at[FLOATS - 1] == (float)((FLOATS - 1 + seed) % 1009), "the last element is %g", (double)at[FLOATS - 1]);
+    OK(rank, shoal_mem_free(rank->context, values));
+}
+
+static void sum_shared_body(struct rank *rank)
+{
+    for (size_t turn = 0; turn < 2 * TURNS; turn++)
+        sum_shared(rank, turn);
+}
+
+static int wanted_lanes[4]; /* of each rank */
+
+static void adapters_body(struct rank *rank)
+{
+    const int wanted = wanted_lanes[rank->rank];
+    CHECK(rank, count_lanes(rank) == wanted, "%d lanes, not %d", count_lanes(rank), wanted);
+    for (size_t turn = 0; turn < 2 * TURNS; turn++) {
+        sum_and_check(rank, rank->comm, turn);
+        sum_shared(rank, turn);
+    }
+    const int busy = count_busy_adapters(rank);
+    CHECK(rank, busy == wanted, "%d adapters sent, besides the first, not %d", busy, wanted);
+    pthread_barrier_wait(&rank->world->meeting);
+}
+
+static void set_wanted(int a, int b, int c, int d)
+{
+    const int wanted[] = {a, b, c, d};
+    memcpy(wanted_lanes, wanted, sizeof wanted);
+}
+
+/* Hosts with four adapters that move the bytes themselves, and want sources registered. */
+static void all_adapters_send(void **state)
+{
+    (void)state;
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    provider = "SHOAL_PROVIDER=efa";
+    set_wanted(3, 3, 0, 0);
+    run_world_with("SHOAL_ADAPTERS=16", 2, 1, adapters_body);
+    run_world_with("SHOAL_ADAPTERS=auto", 2, 1, sum_shared_body);
+    set_wanted(1, 1, 0, 0);
+    run_world_with("SHOAL_ADAPTERS=2", 2, 1, adapters_body);
+    set_wanted(0, 0, 0, 0);
+    run_world_with("SHOAL_ADAPTERS=1", 2, 1, adapters_body);
+    set_wanted(1, 1, 1, 1);
+    run_world_with("SHOAL_ADAPTERS=16", 4, 2, adapters_body);
+    for (int turn = 0; turn < 3; turn++)
+        run_world_with("SHOAL_ADAPTERS=16", 3, 1, abort_body);
+    provider = "SHOAL_PROVIDER=tcp";
+    setenv("SHOAL_MOCK_FABRIC", "ethernet", 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -305,6 +400,7 @@ int main(void)
         cmocka_unit_test(communicators_share_lanes),
         cmocka_unit_test(a_chosen_number_is_tried),
         cmocka_unit_test(lanes_look_while_a_rank_waits),
+        cmocka_unit_test(all_adapters_send),
         cmocka_unit_test(an_abort_ends_sums),
         cmocka_unit_test(lanes_begin_nothing_after_a_failure),
         cmocka_unit_test(a_peer_that_is_cut_off_is_one_failure),

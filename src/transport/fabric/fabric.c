@@ -18,12 +18,13 @@ static void fill_row(const struct shoal_fabric_provider *provider, bool is_taken
 }
 
 static void survey_fill(const struct shoal_fabric_library *library, const struct shoal_fabric_settings *settings,
-                        const struct shoal_nic *nic, bool is_undone, struct shoal_fabric_survey *survey)
+                        const struct shoal_nic *nic, const struct shoal_nics *equal, bool is_undone,
+                        struct shoal_fabric_survey *survey)
 {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     snprintf(survey->library, sizeof survey->library, "libfabric %u.%u (%s)%s", library->major, library->minor, library->path,
              is_undone ? ", FI_PROVIDER ignored" : "");
-    shoal_fabric_providers_find(library, nic, providers);
+    shoal_fabric_providers_find(library, nic, (struct shoal_fabric_share){.nics = equal}, providers);
     const struct shoal_fabric_provider *taken =
         shoal_fabric_providers_choose(providers, settings->provider, survey->reason, sizeof survey->reason);
     for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++)
@@ -33,7 +34,7 @@ static void survey_fill(const struct shoal_fabric_library *library, const struct
 }
 
 void shoal_fabric_survey(const struct shoal_fabric_settings *settings, const struct shoal_nic *nic,
-                         struct shoal_fabric_survey *survey_out)
+                         const struct shoal_nics *equal, struct shoal_fabric_survey *survey_out)
 {
     struct shoal_fabric_library library;
     struct shoal_log log;
@@ -42,7 +43,7 @@ void shoal_fabric_survey(const struct shoal_fabric_settings *settings, const str
     char *filter = shoal_fabric_filter_hide(settings->provider, &log);
     survey_out->status = shoal_fabric_library_open(settings->libfabric, &log, &library);
     if (survey_out->status == SHOAL_OK) {
-        survey_fill(&library, settings, nic, filter != NULL, survey_out);
+        survey_fill(&library, settings, nic, equal, filter != NULL, survey_out);
         shoal_fabric_library_close(&library);
     } else {
         (void)shoal_log_last_error(&log, survey_out->reason, sizeof survey_out->reason);

@@ -16,13 +16,13 @@ struct shoal_fabric_survey {
     int count;
     struct shoal_fabric_row {
         const char *name; /* static storage */
-        char text[240];   /* what it offers, or why it was rejected */
+        char text[320];   /* what it offers, or why it was rejected */
         bool is_usable, is_taken, is_on_request;
     } rows[SHOAL_FABRIC_ROWS_MAX];
 };
 
-/* Asks the providers about that interface. */
+/* Asks the providers about that interface, and about those equal to it (shoal_nic_equals). */
 void shoal_fabric_survey(const struct shoal_fabric_settings *settings, const struct shoal_nic *nic,
-                         struct shoal_fabric_survey *survey_out);
+                         const struct shoal_nics *equal, struct shoal_fabric_survey *survey_out);
 
 #endif

@@ -16,7 +16,7 @@
 #define RECEIVES SHOAL_FABRIC_RECEIVE_BUFFERS
 #define SENDS SHOAL_FABRIC_SEND_BUFFERS
 #define WRITES 256
-#define LANE_RECEIVES 4 /* an endpoint for writes gets messages of strangers only */
+#define LANE_RECEIVES 4 /* an endpoint for writes gets messages of strangers only; some adapters use a receive for a write */
 _Static_assert(WRITES <= SHOAL_FABRIC_BOUNCED_MAX, "each write may need a bounce buffer");
 /* More completions than this process posts. Peers may write even more before it polls: 1,024 ranks in two all-to-alls of depth
  * 4 write 8,000 times. The provider handles that (FI_RM_ENABLED): providers that count in software keep the rest in a list;
@@ -261,8 +261,8 @@ static enum shoal_status open_all(struct shoal_fabric_endpoint *endpoint, uint16
     return SHOAL_OK;
 }
 
-static struct shoal_fabric_endpoint *make_endpoint(const struct shoal_fabric_library *library,
-                                                   const struct shoal_fabric_provider *provider, struct shoal_log *log)
+static struct shoal_fabric_endpoint *make_endpoint(const struct shoal_fabric_library *library, const struct fi_info *info,
+                                                   bool reads_devices, struct shoal_log *log)
 {
     struct shoal_fabric_endpoint *endpoint = calloc(1, sizeof *endpoint);
     if (!endpoint)
@@ -272,8 +272,8 @@ static struct shoal_fabric_endpoint *make_endpoint(const struct shoal_fabric_lib
     endpoint->wait_fd = -1;
     endpoint->receives = RECEIVES;
     endpoint->sends = SENDS;
-    endpoint->reads_devices = provider->reads_devices;
-    endpoint->info = library->dupinfo(provider->info);
+    endpoint->reads_devices = reads_devices;
+    endpoint->info = library->dupinfo(info);
     return endpoint;
 }
 
@@ -295,19 +295,18 @@ enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *
                                              uint16_t port_high, struct shoal_log *log,
                                              struct shoal_fabric_endpoint **endpoint_out)
 {
-    return finish_open(make_endpoint(library, provider, log), port_low, port_high, log, endpoint_out);
+    return finish_open(make_endpoint(library, provider->info, provider->reads_devices, log), port_low, port_high, log,
+                       endpoint_out);
 }
 
-enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_library *library,
-                                                  const struct shoal_fabric_provider *provider, uint16_t port_low,
-                                                  uint16_t port_high, struct shoal_log *log,
+enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_library *library, const struct fi_info *info,
+                                                  uint16_t port_low, uint16_t port_high, struct shoal_log *log,
                                                   struct shoal_fabric_endpoint **endpoint_out)
 {
-    struct shoal_fabric_endpoint *endpoint = make_endpoint(library, provider, log);
+    struct shoal_fabric_endpoint *endpoint = make_endpoint(library, info, false, log);
     if (endpoint) {
-        endpoint->receives = LANE_RECEIVES;
+        endpoint->receives = info->domain_attr->mr_mode & FI_MR_LOCAL ? RECEIVES : LANE_RECEIVES;
         endpoint->sends = 0;
-        endpoint->reads_devices = false;
     }
     return finish_open(endpoint, port_low, port_high, log, endpoint_out);
 }

@@ -60,11 +60,11 @@ SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_open(const struct shoal_f
                                                             const struct shoal_fabric_provider *provider, uint16_t port_low,
                                                             uint16_t port_high, struct shoal_log *log,
                                                             struct shoal_fabric_endpoint **endpoint_out);
-/* Opens another endpoint of this process, with few buffers: it sends no messages and expects none, but writes and is written
- * to. */
+/* Opens another endpoint of this process, at the adapter of `info`, with few buffers: it sends no messages and expects none,
+ * but writes and is written to. */
 SHOAL_MUST_USE enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_library *library,
-                                                                 const struct shoal_fabric_provider *provider,
-                                                                 uint16_t port_low, uint16_t port_high, struct shoal_log *log,
+                                                                 const struct fi_info *info, uint16_t port_low,
+                                                                 uint16_t port_high, struct shoal_log *log,
                                                                  struct shoal_fabric_endpoint **endpoint_out);
 void shoal_fabric_endpoint_close(struct shoal_fabric_endpoint *endpoint);
 /* Ends all traffic: peers can no longer write into registered memory. Afterwards only unregister and close may be called. */

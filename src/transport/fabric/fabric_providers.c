@@ -152,80 +152,120 @@ static bool has_ip_address(const struct fi_info *info)
            (info->addr_format == FI_SOCKADDR || info->addr_format == FI_SOCKADDR_IN || info->addr_format == FI_SOCKADDR_IN6);
 }
 
-static bool is_on(const struct fi_info *info, const struct shoal_nic *nic)
+bool shoal_fabric_provider_is_on(const struct fi_info *info, const struct shoal_nic *nic)
 {
-    return !has_ip_address(info) || shoal_nic_has_address(nic, info->src_addr);
+    return has_ip_address(info) && shoal_nic_has_address(nic, info->src_addr);
 }
 
 static const struct fi_info *find_usable(const struct fi_info *list, const char *name, const struct shoal_nic *nic)
 {
     const struct fi_info *one = provider_find_named(list, name);
-    while (one && nic && !is_on(one, nic))
+    while (one && nic && has_ip_address(one) && !shoal_fabric_provider_is_on(one, nic))
         one = provider_find_named(one->next, name);
     return one;
 }
 
 /* ---- Several adapters ---------------------------------------------------------------------------------------------------- */
 
+/* The best form of each adapter of this host, in the order in which ranks divide them. */
+struct adapters {
+    const struct fi_info *at[SHOAL_NICS_MAX];
+    int count;
+};
+
 /* libfabric calls an adapter a domain. It may list one several times, best form first. */
-static bool is_same_adapter(const struct fi_info *a, const struct fi_info *b)
+static int find_adapter(const struct adapters *adapters, const struct fi_info *one)
 {
-    const char *one = a->domain_attr->name, *other = b->domain_attr->name;
-    return one == other || (one && other && strcmp(one, other) == 0);
-}
-
-static bool is_listed_before(const struct fi_info *first, const struct fi_info *one, const char *name,
-                             const struct shoal_nic *nic)
-{
-    const struct fi_info *other = first;
-    while (other != one && !is_same_adapter(other, one))
-        other = find_usable(other->next, name, nic);
-    return other != one;
-}
-
-/* Returns the best form of adapter number `number`, or of the last adapter; NULL if there are none. *count_out is the number of
- * adapters. */
-static const struct fi_info *find_adapter(const struct fi_info *list, const char *name, const struct shoal_nic *nic, int number,
-                                          int *count_out)
-{
-    const struct fi_info *first = find_usable(list, name, nic), *found = NULL;
-    *count_out = 0;
-    for (const struct fi_info *one = first; one; one = find_usable(one->next, name, nic)) {
-        if (is_listed_before(first, one, name, nic))
-            continue;
-        found = *count_out <= number ? one : found;
-        ++*count_out;
+    for (int i = 0; i < adapters->count; i++) {
+        const char *name = one->domain_attr->name, *other = adapters->at[i]->domain_attr->name;
+        if (name == other || (name && other && strcmp(name, other) == 0))
+            return i;
     }
-    return found;
+    return -1;
 }
 
-/* Returns the best form of the adapter with this kernel name: a domain has that name, with or without an ending such as
- * "-rdm". */
-static const struct fi_info *find_named_adapter(const struct fi_info *list, const char *name, const struct shoal_nic *nic,
-                                                const char *adapter)
+static void add_adapter(struct adapters *adapters, const struct fi_info *one)
+{
+    if (one && adapters->count < SHOAL_NICS_MAX && find_adapter(adapters, one) < 0)
+        adapters->at[adapters->count++] = one;
+}
+
+/* An adapter with an IP address counts if its interface is one of the share's: others may lead to the same wire, or nowhere. */
+static void list_adapters(const struct fi_info *list, const char *name, const struct shoal_nic *nic,
+                          const struct shoal_nics *equal, struct adapters *adapters_out)
+{
+    const struct fi_info *first = find_usable(list, name, nic);
+    const bool has_address = first && has_ip_address(first);
+    adapters_out->count = 0;
+    for (int i = 0; has_address && equal && i < equal->count; i++)
+        add_adapter(adapters_out, find_usable(list, name, &equal->at[i]));
+    for (const struct fi_info *one = first; one && !(has_address && equal); one = find_usable(one->next, name, nic))
+        add_adapter(adapters_out, one);
+    add_adapter(adapters_out, first);
+}
+
+/* A domain has the adapter's kernel name, with or without an ending such as "-rdm". */
+static bool provider_has_name(const struct fi_info *one, const char *adapter)
 {
     const size_t length = strlen(adapter);
-    const struct fi_info *one = find_usable(list, name, nic);
-    for (; one; one = find_usable(one->next, name, nic)) {
-        const char *domain = one->domain_attr->name;
-        if (domain && strncmp(domain, adapter, length) == 0 && (domain[length] == 0 || domain[length] == '-'))
-            break;
-    }
-    return one;
+    const char *domain = one->domain_attr->name;
+    return domain && strncmp(domain, adapter, length) == 0 && (domain[length] == 0 || domain[length] == '-');
 }
 
-/* Takes this rank's adapter of that name on that interface out of the list, and frees the others. */
-static struct fi_info *keep_one(const struct shoal_fabric_library *library, struct fi_info *list, const char *name,
-                                const struct shoal_nic *nic, struct shoal_fabric_share share, int *adapters_out)
+/* Replaces the host's adapters by those that the share names, if there are any. */
+static bool keep_named(struct adapters *adapters, struct shoal_fabric_share share)
 {
-    const struct fi_info *one = find_adapter(list, name, nic, 0, adapters_out);
-    if (share.ranks > 1)
-        one = find_adapter(list, name, nic, share.rank * *adapters_out / share.ranks, adapters_out);
-    const struct fi_info *named = share.adapter ? find_named_adapter(list, name, nic, share.adapter) : NULL;
-    one = named ? named : one;
-    struct fi_info *kept = one ? library->dupinfo(one) : NULL;
-    library->freeinfo(list);
-    return kept;
+    struct adapters named = {.count = 0};
+    for (int n = 0; n < share.name_count; n++) {
+        for (int i = 0; i < adapters->count; i++) {
+            if (provider_has_name(adapters->at[i], share.names[n]))
+                add_adapter(&named, adapters->at[i]);
+        }
+    }
+    if (named.count)
+        *adapters = named;
+    return named.count > 0;
+}
+
+static int most_of(struct shoal_fabric_share share)
+{
+    const int wanted = share.ranks ? share.most : 1;
+    return wanted && wanted < SHOAL_ADAPTERS_MAX ? wanted : SHOAL_ADAPTERS_MAX;
+}
+
+/* Replaces the host's adapters by those of this rank: at least one. */
+static void keep_share(struct adapters *adapters, struct shoal_fabric_share share)
+{
+    if (!keep_named(adapters, share)) {
+        const int ranks = share.ranks ? share.ranks : 1, first = share.rank * adapters->count / ranks;
+        const int end = (share.rank + 1) * adapters->count / ranks;
+        memmove(adapters->at, adapters->at + first, (size_t)(adapters->count - first) * sizeof adapters->at[0]);
+        adapters->count = end > first ? end - first : 1;
+    }
+    const int most = most_of(share);
+    adapters->count = adapters->count < most ? adapters->count : most;
+}
+
+/* Copies this rank's adapters out of the list. If endpoints have IP addresses, the first one is at the interface that leads to
+ * the others, whichever rank has that adapter. */
+static void keep_own(const struct shoal_fabric_library *library, const struct fi_info *list, const struct shoal_nic *nic,
+                     struct shoal_fabric_share share, struct shoal_fabric_provider *provider)
+{
+    struct adapters adapters;
+    const struct fi_info *first = find_usable(list, provider->name, nic);
+    list_adapters(list, provider->name, nic, share.nics, &adapters);
+    provider->adapters = adapters.count;
+    if (!first)
+        return;
+    keep_share(&adapters, share);
+    first = has_ip_address(first) ? first : adapters.at[0];
+    const bool is_only_one = most_of(share) == 1;
+    provider->info = library->dupinfo(first);
+    provider->is_first_others = !is_only_one && find_adapter(&adapters, first) < 0;
+    for (int i = 0; i < adapters.count && !is_only_one; i++) {
+        if (i != find_adapter(&adapters, first) && (provider->more[provider->more_count] = library->dupinfo(adapters.at[i])))
+            provider->more_count++;
+    }
 }
 
 /* ---- What a provider offers ---------------------------------------------------------------------------------------------- */
@@ -236,17 +276,34 @@ static bool can_write(const struct fi_info *info)
            info->domain_attr->cq_data_size >= IMMEDIATE_BYTES;
 }
 
+static const char *domain_of(const struct fi_info *info)
+{
+    return info->domain_attr->name ? info->domain_attr->name : "an adapter without a name";
+}
+
+/* Prints the names of this rank's adapters, as many as fit: "rdmap16s27-rdm, rdmap32s27-rdm". */
+static void print_adapters(const struct shoal_fabric_provider *provider, char *text, size_t bytes)
+{
+    size_t used = (size_t)snprintf(text, bytes, "%.60s%s", domain_of(provider->info),
+                                   provider->is_first_others ? " (messages only)" : "");
+    for (int i = 0; i < provider->more_count && used < bytes; i++)
+        used += (size_t)snprintf(text + used, bytes - used, ", %.60s", domain_of(provider->more[i]));
+}
+
 static void provider_describe(struct shoal_fabric_provider *provider)
 {
     const struct fi_info *info = provider->info;
     const uint64_t modes = (uint64_t)info->domain_attr->mr_mode;
-    const char *domain = info->domain_attr->name;
-    char others[48] = "";
-    if (provider->adapters > 1)
+    const int own = provider->more_count + !provider->is_first_others;
+    char names[110], others[48] = "";
+    print_adapters(provider, names, sizeof names);
+    if (provider->adapters > 1 && own == 1)
         snprintf(others, sizeof others, ", one of %d that ranks divide", provider->adapters);
-    snprintf(provider->text, sizeof provider->text, "%s%s%.80s%s%s%s%s; progress is %s",
-             provider->way == SHOAL_FABRIC_WRITES ? "writes into peers' memory" : "sends", domain ? " on " : "",
-             domain ? domain : "", others, modes & FI_MR_LOCAL ? "; what it sends must be registered" : "",
+    else if (provider->adapters > 1)
+        snprintf(others, sizeof others, ", %d of %d that ranks divide", own, provider->adapters);
+    snprintf(provider->text, sizeof provider->text, "%s on %s%s%s%s%s; progress is %s",
+             provider->way == SHOAL_FABRIC_WRITES ? "writes into peers' memory" : "sends", names, others,
+             modes & FI_MR_LOCAL ? "; what it sends must be registered" : "",
              provider->reads_devices ? "; it reads memory of GPUs" : "", modes & FI_MR_PROV_KEY ? "; it chooses keys" : "",
              info->domain_attr->data_progress == FI_PROGRESS_AUTO ? "automatic" : "made by polling");
 }
@@ -280,7 +337,8 @@ static void find_one(const struct shoal_fabric_library *library, const struct sh
         explain_rejection(library, error, provider);
         return;
     }
-    provider->info = keep_one(library, list, provider->name, nic, share, &provider->adapters);
+    keep_own(library, list, nic, share, provider);
+    library->freeinfo(list);
     if (!provider->info) {
         shoal_nic_print(nic, name);
         snprintf(provider->text, sizeof provider->text, "has no endpoint on %s", name);
@@ -291,11 +349,12 @@ static void find_one(const struct shoal_fabric_library *library, const struct sh
 }
 
 void shoal_fabric_providers_find(const struct shoal_fabric_library *library, const struct shoal_nic *nic,
+                                 struct shoal_fabric_share share,
                                  struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
     for (int i = 0; i < SHOAL_FABRIC_PROVIDERS; i++) {
         providers_out[i] = row_of(i);
-        find_one(library, nic, true, (struct shoal_fabric_share){0}, &providers_out[i]);
+        find_one(library, nic, true, share, &providers_out[i]);
     }
 }
 
@@ -322,6 +381,8 @@ void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
         if (providers[i].info)
             library->freeinfo(providers[i].info);
         providers[i].info = NULL;
+        while (providers[i].more_count > 0)
+            library->freeinfo(providers[i].more[--providers[i].more_count]);
     }
 }
 

@@ -5,22 +5,30 @@
 
 static const char *const writes[] = {"auto", "no", NULL};
 
-static int parse_network_threads(const char *value)
+/* Returns the number, or 0 if it is not one from 1 to `most`. */
+static int parse_count(const char *value, int most)
 {
     char *end;
-    const long threads = strtol(value, &end, 10);
+    const long count = strtol(value, &end, 10);
     const bool is_number = value[0] >= '0' && value[0] <= '9' && !*end;
-    return is_number && threads >= 1 && threads <= SHOAL_NETWORK_THREADS_MAX ? (int)threads : 0;
+    return is_number && count >= 1 && count <= most ? (int)count : 0;
 }
 
-static bool is_valid_network_threads(const char *value)
+_Static_assert(SHOAL_NETWORK_THREADS_MAX == 16 && SHOAL_ADAPTERS_MAX == 16, "the forms below say so");
+
+static bool is_valid_count(const char *value)
 {
-    return strcmp(value, "auto") == 0 || parse_network_threads(value) > 0;
+    return strcmp(value, "auto") == 0 || parse_count(value, 16) > 0;
 }
 
 int shoal_fabric_fixed_threads(const struct shoal_fabric_settings *settings)
 {
-    return parse_network_threads(settings->network_threads);
+    return parse_count(settings->network_threads, SHOAL_NETWORK_THREADS_MAX);
+}
+
+int shoal_fabric_fixed_adapters(const struct shoal_fabric_settings *settings)
+{
+    return parse_count(settings->adapters, SHOAL_ADAPTERS_MAX);
 }
 
 /* About what TCP needs at 100 Gbit/s (docs/threads.md), and what one rank gets of it at most: each thread also has a connection
@@ -63,11 +71,19 @@ static const struct shoal_setting settings_of_fabric[] = {
      .type = SHOAL_SETTING_TEXT,
      .offset = OF(network_threads),
      .preset = "auto",
-     .is_valid = is_valid_network_threads,
+     .is_valid = is_valid_count,
      .form = "auto, or a number of threads from 1 to 16",
      .text =
          "how many threads of a rank send and receive over TCP, 1 to 16; auto: up to 8, of the cores that SHOAL_THREADS may "
          "use, if they make operations faster"},
+    {.name = "SHOAL_ADAPTERS",
+     .type = SHOAL_SETTING_TEXT,
+     .offset = OF(adapters),
+     .preset = "auto",
+     .is_valid = is_valid_count,
+     .form = "auto, or a number of adapters from 1 to 16",
+     .text = "the most network adapters of one rank, 1 to 16; auto: its share of the equal adapters of its host, if they make "
+             "operations faster"},
 };
 #undef OF
 const struct shoal_setting_table shoal_fabric_setting_table = {settings_of_fabric, SHOAL_COUNT_OF(settings_of_fabric)};

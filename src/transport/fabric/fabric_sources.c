@@ -27,6 +27,7 @@ static void sources_end(struct shoal_fabric_source *source)
     sources_take_out(source);
     if (source->region)
         source->region->registration = NULL;
+    shoal_lane_set_unregister(source->sources->lanes, &source->lane_memory);
     shoal_fabric_endpoint_unregister(source->sources->endpoint, &source->memory);
     if (source->segment)
         shoal_segment_unpin(source->segment);
@@ -62,6 +63,20 @@ static void log_refusal(struct shoal_fabric_sources *sources, const struct shoal
     sources->has_refused = true;
 }
 
+/* Registers a region with the endpoint and all lanes, or with none. Returns NULL, or the reason of a failure. */
+static const char *sources_register(struct shoal_fabric_sources *sources, struct shoal_region *region,
+                                    struct shoal_fabric_source *source)
+{
+    const char *refusal =
+        shoal_fabric_endpoint_register_source(sources->endpoint, region->begin, region->bytes, &source->memory);
+    if (refusal)
+        return refusal;
+    refusal = shoal_lane_set_register_source(sources->lanes, region->begin, region->bytes, &source->lane_memory);
+    if (refusal)
+        shoal_fabric_endpoint_unregister(sources->endpoint, &source->memory);
+    return refusal;
+}
+
 static struct shoal_fabric_source *sources_add(struct shoal_fabric_sources *sources, struct shoal_region *region)
 {
     struct shoal_fabric_source *source = calloc(1, sizeof *source);
@@ -72,8 +87,7 @@ static struct shoal_fabric_source *sources_add(struct shoal_fabric_sources *sour
     source->sources = sources;
     source->region = region;
     source->segment = region->segment ? shoal_segment_pin(region->segment) : NULL;
-    const char *refusal =
-        shoal_fabric_endpoint_register_source(sources->endpoint, region->begin, region->bytes, &source->memory);
+    const char *refusal = sources_register(sources, region, source);
     if (refusal)
         log_refusal(sources, region, refusal);
     sources_put_first(&sources->known, source);
@@ -82,9 +96,9 @@ static struct shoal_fabric_source *sources_add(struct shoal_fabric_sources *sour
 }
 
 void shoal_fabric_sources_init(struct shoal_fabric_sources *sources, struct shoal_fabric_endpoint *endpoint,
-                               struct shoal_log *log)
+                               struct shoal_lane_set *lanes, struct shoal_log *log)
 {
-    *sources = (struct shoal_fabric_sources){.endpoint = endpoint, .log = log};
+    *sources = (struct shoal_fabric_sources){.endpoint = endpoint, .lanes = lanes, .log = log};
 }
 
 struct shoal_fabric_source *shoal_fabric_sources_of(struct shoal_fabric_sources *sources, struct shoal_region *region)

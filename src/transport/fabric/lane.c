@@ -35,6 +35,8 @@ struct lane_write {
     struct shoal_fabric_write write;
     struct shoal_fabric_memory to; /* a copy of *write.to, which may end while the write waits */
     void *owner;
+    unsigned *under_way; /* as in the write, but counted by the thread that makes progress */
+    bool is_probe;
     bool is_dropped;         /* written and read with `calls` held */
     struct lane_write *next; /* in `free_writes` or `unbegun` */
 };
@@ -363,7 +365,7 @@ static enum shoal_status open_lane(struct shoal_lane *lane)
     }
     if (lane->wake_fd < 0)
         return shoal_log_fail(options->log, SHOAL_ERR_SYSTEM, "fabric", "cannot make an eventfd: %s", strerror(errno));
-    SHOAL_TRY(shoal_fabric_endpoint_open_lane(options->library, options->provider, options->port_low, options->port_high,
+    SHOAL_TRY(shoal_fabric_endpoint_open_lane(options->library, options->info, options->port_low, options->port_high,
                                               options->log, &lane->endpoint));
     lane->addresses.endpoint = lane->endpoint;
     return start_lane_thread(lane);
@@ -450,6 +452,15 @@ enum shoal_status shoal_lane_register(struct shoal_lane *lane, void *memory, siz
     return status;
 }
 
+const char *shoal_lane_register_source(struct shoal_lane *lane, void *memory, size_t bytes,
+                                       struct shoal_fabric_memory *memory_out)
+{
+    lane_lock(lane);
+    const char *refusal = shoal_fabric_endpoint_register_source(lane->endpoint, memory, bytes, memory_out);
+    lane_unlock(lane);
+    return refusal;
+}
+
 void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *memory)
 {
     lane_lock(lane);
@@ -459,7 +470,7 @@ void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *
 
 /* ---- Writes and events --------------------------------------------------------------------------------------------------- */
 
-enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write)
+static enum shoal_status begin_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write, bool is_probe)
 {
     struct lane_write *entry = lane->free_writes;
     SHOAL_ASSERT(lane->has_thread && write->to);
@@ -467,9 +478,13 @@ enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_f
         return SHOAL_PENDING;
     SHOAL_ASSERT(lane_used(&lane->wanted_queue) < WRITES); /* each entry has a place */
     lane->free_writes = entry->next;
-    *entry = (struct lane_write){.write = *write, .to = *write->to, .owner = write->owner};
+    *entry = (struct lane_write){
+        .write = *write, .to = *write->to, .owner = write->owner, .under_way = write->under_way, .is_probe = is_probe};
     entry->write.to = &entry->to;
     entry->write.owner = entry;
+    entry->write.under_way = NULL;
+    if (entry->under_way)
+        ++*entry->under_way;
     lane->bytes += write->bytes;
     lane->wanted[atomic_load_explicit(&lane->wanted_queue.end, memory_order_relaxed) % WRITES] = entry;
     lane_publish(&lane->wanted_queue);
@@ -477,6 +492,19 @@ enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_f
     if (atomic_load_explicit(&lane->is_asleep, memory_order_relaxed))
         wake_lane(lane);
     return SHOAL_OK;
+}
+
+enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write)
+{
+    return begin_lane_write(lane, write, false);
+}
+
+enum shoal_status shoal_lane_probe(struct shoal_lane *lane, const struct shoal_fabric_met *met,
+                                   const struct shoal_fabric_memory *to, uint32_t immediate, void *owner)
+{
+    const struct shoal_fabric_write write = {
+        .peer = met->at, .to = to, .source = &lane->options, .immediate = immediate, .owner = owner};
+    return begin_lane_write(lane, &write, true);
 }
 
 uint64_t shoal_lane_bytes(const struct shoal_lane *lane)
@@ -506,13 +534,29 @@ static void *end_lane_write(struct shoal_lane *lane, struct lane_write *write)
 {
     SHOAL_ASSERT(lane->bytes >= write->write.bytes);
     lane->bytes -= write->write.bytes;
+    if (write->under_way)
+        --*write->under_way;
     write->next = lane->free_writes;
     lane->free_writes = write;
     return write->owner;
 }
 
+/* Its owner may have ended. The peer's answer, or none, says whether the lane reaches it. */
+static void end_probe(struct shoal_lane *lane, const struct lane_event *event)
+{
+    (void)end_lane_write(lane, event->write);
+    if (event->kind == LANE_FAILED)
+        shoal_log_line(lane->options.log, SHOAL_LOG_DEBUG, "fabric", "a lane does not reach a peer: %s",
+                       event->text ? event->text : "no memory for the provider's text");
+    free(event->text);
+}
+
 static void pass_event(struct shoal_lane *lane, const struct lane_event *event, const struct shoal_fabric_handler *handler)
 {
+    if (event->write && event->write->is_probe) {
+        end_probe(lane, event);
+        return;
+    }
     void *const owner = event->write ? end_lane_write(lane, event->write) : NULL;
     switch (event->kind) {
     case LANE_COMPLETED:

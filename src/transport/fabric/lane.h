@@ -1,6 +1,6 @@
-/* A lane: one more endpoint of this process, with a thread of its own that alone sends and receives there. Over TCP each byte
- * costs CPU time of the thread that moves it, so lanes let a rank use several cores for the network. A lane carries writes
- * only; messages stay with the endpoint of the thread that makes progress.
+/* A lane: one more endpoint of this process, with a thread of its own that alone sends and receives there. Lanes let a rank use
+ * several adapters. Over TCP each byte also costs CPU time of the thread that moves it, so lanes let a rank use several cores
+ * for the network. A lane carries writes only; messages stay with the endpoint of the thread that makes progress.
  *
  *     thread that makes progress                        the lane's thread
  *     write: takes a free entry     -- wanted -->       starts the write
@@ -24,7 +24,7 @@ struct shoal_lane;
 
 struct shoal_lane_options {
     const struct shoal_fabric_library *library;
-    const struct shoal_fabric_provider *provider;
+    const struct fi_info *info; /* the adapter */
     struct shoal_log *log;
     uint16_t port_low, port_high; /* as for shoal_fabric_endpoint_open */
     int number;                   /* from 1, in the thread's name */
@@ -49,11 +49,18 @@ void shoal_lane_part(struct shoal_lane *lane, struct shoal_fabric_met *met);
 
 SHOAL_MUST_USE enum shoal_status shoal_lane_register(struct shoal_lane *lane, void *memory, size_t bytes,
                                                      struct shoal_fabric_memory *memory_out);
+/* Like shoal_lane_register(), for memory that is only written from. Returns NULL, or the reason of a failure. */
+SHOAL_MUST_USE const char *shoal_lane_register_source(struct shoal_lane *lane, void *memory, size_t bytes,
+                                                      struct shoal_fabric_memory *memory_out);
 void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *memory);
 
-/* Hands a write to the lane's thread; its fields are copied, except the source. PENDING if too many wait. The owner comes back
- * from a poll. */
+/* Hands a write to the lane's thread; its fields are copied, except the source and its registration. PENDING if too many
+ * wait. The owner comes back from a poll. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write);
+/* Hands over a write without data that only proves to the peer that this lane reaches it. No event comes back. `owner` only
+ * names it for shoal_lane_drop. PENDING if too many writes wait. */
+SHOAL_MUST_USE enum shoal_status shoal_lane_probe(struct shoal_lane *lane, const struct shoal_fabric_met *met,
+                                                  const struct shoal_fabric_memory *to, uint32_t immediate, void *owner);
 /* Returns the bytes of all writes that have not come back from a poll. */
 uint64_t shoal_lane_bytes(const struct shoal_lane *lane);
 /* The writes with an owner in [begin, end) that the lane's thread has not begun are never begun; a poll passes them on as

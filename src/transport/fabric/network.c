@@ -57,6 +57,7 @@ struct counters {
     uint16_t age;   /* grows with each owner, to recognize immediates for an earlier one */
     uint16_t lanes; /* a bit for each lane that has received such a write */
     bool was_given; /* at any time */
+    bool is_probe;  /* they count nothing: an immediate only proves that a lane of `source` reaches one of this rank */
 };
 
 struct orphan {
@@ -70,8 +71,7 @@ struct shoal_network {
     struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     const struct shoal_fabric_provider *provider;
     struct shoal_fabric_endpoint *endpoint;
-    struct shoal_lane *lanes[SHOAL_LANES_MAX];
-    int lane_count;
+    struct shoal_lane_set lanes;
     bool has_fixed_lanes;
     const struct shoal_network_interposer *interposer; /* NULL except in tests */
     void *between;                                     /* the interposer's object for this network */
@@ -105,7 +105,6 @@ struct shoal_network {
     struct shoal_network_load *failed;      /* those that count failed writes or messages */
     bool writes;                            /* data are written into peers' staging buffers, not sent in messages */
     bool is_unsealed;                       /* new connections exist: programs that children exec must not keep them (fork.h) */
-    uint16_t passing;                       /* the bit of the lane whose events are passed on; 0: those of the endpoint */
     uint64_t next_seal_ns;                  /* earliest time of the next seal */
     atomic_bool was_woken;                  /* by the descriptor, since the last poll */
     unsigned false_wakes;                   /* in a row */
@@ -141,12 +140,14 @@ static enum shoal_status network_load_library(struct shoal_network *network, con
 
 static enum shoal_status network_open_endpoint(struct shoal_network *network, const struct shoal_network_options *options)
 {
-    char reason[1200], adapter[SHOAL_LINKS_NAME_MAX];
+    char reason[1200], names[SHOAL_ADAPTERS_MAX][SHOAL_LINKS_NAME_MAX];
     struct shoal_fabric_share share = options->share;
     uint16_t low, high;
     (void)shoal_setting_parse_ports(options->ports, &low, &high); /* checked when settings were read */
-    if (!share.adapter && shoal_links_name_adapter(SHOAL_LINKS_SYS, share.rank, share.ranks, adapter))
-        share.adapter = adapter;
+    if (!share.name_count) {
+        share.name_count = shoal_links_name_adapters(SHOAL_LINKS_SYS, share.rank, share.ranks, SHOAL_ADAPTERS_MAX, names);
+        share.names = (const char(*)[SHOAL_LINKS_NAME_MAX])names;
+    }
     const uint64_t begun_ns = shoal_clock_ns();
     shoal_fabric_providers_find_best(&network->library, options->nic, options->settings->provider,
                                      options->settings->gpudirect_bytes > 0, share, network->providers);
@@ -210,39 +211,85 @@ static enum shoal_status read_random(struct shoal_network *network)
                               : shoal_log_fail(network->log, status, "fabric", "no random bytes from the kernel (%m)");
 }
 
-/* Returns why one thread is enough, or NULL. Other providers than those over TCP cost the thread a message's time, not its
- * bytes' time. Sources need not be registered there, so that a lane can write from any memory. */
-static const char *why_no_lanes(const struct shoal_network *network)
+/* Returns why one thread for each adapter is enough, or NULL. Other providers than those over TCP cost the thread a message's
+ * time, not its bytes' time. */
+static const char *why_one_thread(const struct shoal_network *network)
 {
     if (!network->provider->is_over_tcp || shoal_fabric_endpoint_registers_sources(network->endpoint))
         return "the adapter moves the bytes itself";
     return network->writes ? NULL : "data are sent in messages";
 }
 
-static void open_lanes(struct shoal_network *network, const struct shoal_network_options *options)
+/* Returns how many lanes to open: one for each further adapter, and more if more threads are wanted. Over TCP a number of
+ * threads that is set is the limit. */
+static int count_lanes(const struct shoal_network *network, const struct shoal_network_options *options)
+{
+    const int threads = options->threads - 1, adapters = network->writes ? network->provider->more_count : 0;
+    const char *const reason = why_one_thread(network);
+    const bool is_limited = options->is_fixed && !reason;
+    if (reason && threads > 0)
+        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "one thread at the network%s, not %d: %s",
+                       adapters ? " for each adapter" : "", threads + 1, reason);
+    if (is_limited && adapters > threads)
+        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric",
+                       "this rank leaves %d of its adapters idle, because SHOAL_NETWORK_THREADS is %d", adapters - threads,
+                       threads + 1);
+    const int wanted = reason ? adapters : is_limited || threads > adapters ? threads : adapters;
+    return wanted < SHOAL_LANES_MAX ? wanted : SHOAL_LANES_MAX;
+}
+
+/* Returns the adapter of a lane. After the first endpoint and one lane for each further adapter, lanes take this rank's
+ * adapters in turns. */
+static const struct fi_info *network_adapter_of(const struct shoal_network *network, int lane)
+{
+    const struct shoal_fabric_provider *provider = network->provider;
+    const int has_first = !provider->is_first_others || !provider->more_count, turn = provider->more_count + has_first;
+    const int number = (lane + has_first) % turn - has_first;
+    return number < 0 ? provider->info : provider->more[number];
+}
+
+/* Returns the interface with the adapter's address, or NULL. */
+static const struct shoal_nic *nic_of(const struct shoal_network_options *options, const struct fi_info *info)
+{
+    const struct shoal_nics *nics = options->share.nics;
+    for (int i = 0; nics && i < nics->count; i++) {
+        if (shoal_fabric_provider_is_on(info, &nics->at[i]))
+            return &nics->at[i];
+    }
+    return options->nic && shoal_fabric_provider_is_on(info, options->nic) ? options->nic : NULL;
+}
+
+static enum shoal_status network_open_lane(struct shoal_network *network, const struct shoal_network_options *options)
 {
     struct shoal_lane_options lane = {.library = &network->library,
-                                      .provider = network->provider,
+                                      .info = network_adapter_of(network, network->lanes.count),
                                       .log = network->log,
+                                      .number = network->lanes.count + 1,
                                       .wake = options->wake,
                                       .wake_arg = options->wake_arg};
-    const int wanted = options->threads - 1;
-    network->has_fixed_lanes = options->is_fixed;
-    const char *const reason = wanted > 0 ? why_no_lanes(network) : NULL;
-    SHOAL_ASSERT(wanted <= SHOAL_LANES_MAX);
+    const struct shoal_lane_site site = {nic_of(options, lane.info), lane.info != network->provider->info};
     (void)shoal_setting_parse_ports(options->ports, &lane.port_low, &lane.port_high);
-    if (reason)
-        shoal_log_line(network->log, SHOAL_LOG_INFO, "fabric", "one thread at the network, not %d: %s", wanted + 1, reason);
-    while (!reason && network->lane_count < wanted) {
-        lane.number = network->lane_count + 1;
-        if (shoal_lane_open(&lane, &network->lanes[network->lane_count]) != SHOAL_OK)
-            break;
-        shoal_fabric_fork_note(network, shoal_lane_address(network->lanes[network->lane_count++]));
-    }
-    if (!reason && network->lane_count < wanted)
+    SHOAL_TRY(shoal_lane_set_add(&network->lanes, &lane, &site));
+    shoal_fabric_fork_note(network, shoal_lane_address(network->lanes.rows[lane.number - 1].lane));
+    return SHOAL_OK;
+}
+
+static void open_lanes(struct shoal_network *network, const struct shoal_network_options *options)
+{
+    const int wanted = count_lanes(network, options);
+    const struct shoal_nic *nic = nic_of(options, network->provider->info);
+    network->has_fixed_lanes = options->is_fixed || options->share.most;
+    network->lanes.log = network->log;
+    network->lanes.is_first_others = network->provider->is_first_others;
+    network->lanes.is_registering = shoal_fabric_endpoint_registers_sources(network->endpoint);
+    if (nic)
+        network->lanes.nic = *nic;
+    while (network->lanes.count < wanted && network_open_lane(network, options) == SHOAL_OK)
+        ;
+    if (network->lanes.count < wanted)
         shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
                        "this rank sends and receives with %d of %d threads (see above); or set SHOAL_NETWORK_THREADS=%d",
-                       network->lane_count + 1, wanted + 1, network->lane_count + 1);
+                       network->lanes.count + 1, wanted + 1, network->lanes.count + 1);
 }
 
 enum shoal_status shoal_network_open(const struct shoal_network_options *options, struct shoal_network **network_out)
@@ -259,7 +306,7 @@ enum shoal_status shoal_network_open(const struct shoal_network_options *options
     if (status == SHOAL_OK)
         status = network_open_endpoint(network, options);
     shoal_fabric_filter_restore(filter);
-    shoal_fabric_sources_init(&network->sources, network->endpoint, network->log);
+    shoal_fabric_sources_init(&network->sources, network->endpoint, &network->lanes, network->log);
     network->exports = (struct shoal_fabric_exports){.endpoint = network->endpoint, .log = network->log};
     network->addresses.endpoint = network->endpoint;
     network->memory = options->memory;
@@ -343,15 +390,13 @@ void shoal_network_close(struct shoal_network *network)
 {
     if (!network)
         return;
-    for (int i = 0; i < network->lane_count; i++)
-        shoal_lane_stop(network->lanes[i]);
+    shoal_lane_set_stop(&network->lanes);
     if (network->endpoint)
         shoal_fabric_endpoint_stop(network->endpoint);
     free_orphans(network);
     shoal_fabric_sources_close(&network->sources);
     shoal_fabric_exports_close(&network->exports);
-    for (int i = 0; i < network->lane_count; i++)
-        shoal_lane_close(network->lanes[i]);
+    shoal_lane_set_close(&network->lanes);
     shoal_fabric_endpoint_close(network->endpoint);
     shoal_fabric_fork_forget(network);
     shoal_reachability_close_all(&network->checks);
@@ -663,7 +708,7 @@ static uint32_t take_free_counters(struct shoal_network *network)
     return index;
 }
 
-uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source)
+static uint32_t give_name(struct shoal_network *network, struct shoal_network_channel *channel, int source, bool is_probe)
 {
     const uint32_t index = take_free_counters(network);
     if (!index)
@@ -671,9 +716,14 @@ uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal
     struct counters *counters = &network->counters[index];
     SHOAL_ASSERT(!counters->channel && source >= 0 && source <= UINT16_MAX);
     const uint32_t age = counters->was_given ? counters->age + 1u : network_draw(network, AGES);
-    *counters = (struct counters){channel, (uint16_t)source, channel->counters, (uint16_t)(age % AGES), 0, true};
+    *counters = (struct counters){channel, (uint16_t)source, channel->counters, (uint16_t)(age % AGES), 0, true, is_probe};
     channel->counters = (uint16_t)index;
     return (index << SHOAL_NETWORK_AGE_BITS | counters->age) << (SHOAL_NETWORK_SLOT_BITS + SHOAL_NETWORK_INCREMENT_BITS);
+}
+
+uint32_t shoal_network_give_counters(struct shoal_network *network, struct shoal_network_channel *channel, int source)
+{
+    return give_name(network, channel, source, false);
 }
 
 static void give_back_counters(struct shoal_network *network, struct shoal_network_channel *channel)
@@ -692,8 +742,8 @@ _Static_assert(SHOAL_LANES_MAX <= 16, "each lane has a bit");
 /* Call with the lanes that one peer has used. The first use of a lane shows that it has a connection, which is not sealed. */
 static void note_lane(struct shoal_network *network, uint16_t *lanes)
 {
-    network->is_unsealed |= (network->passing & ~*lanes) != 0;
-    *lanes |= network->passing;
+    network->is_unsealed |= (network->lanes.passing & ~*lanes) != 0;
+    *lanes |= network->lanes.passing;
 }
 
 /* Late writes for a closed communicator are not an error. */
@@ -706,7 +756,12 @@ static void on_written(void *arg, uint32_t immediate)
     const uint32_t name = immediate >> (SHOAL_NETWORK_INCREMENT_BITS + SHOAL_NETWORK_SLOT_BITS);
     struct counters *counters = network->counters ? &network->counters[name >> SHOAL_NETWORK_AGE_BITS] : &none;
     note_lane(network, &counters->lanes);
-    if (!counters->was_given || counters->age != name % AGES ||
+    if (counters->is_probe && counters->age == name % AGES && slot == 0) {
+        if (counters->channel)
+            counters->channel->reached(counters->channel->arg, counters->source, increment);
+        return;
+    }
+    if (!counters->was_given || counters->is_probe || counters->age != name % AGES ||
         (counters->channel && !counters->channel->written(counters->channel->arg, counters->source, slot, increment)))
         reject(network, SHOAL_REJECTED_IMMEDIATE, NULL);
 }
@@ -864,7 +919,7 @@ static void on_locally_complete(void *arg, void *owner)
     struct shoal_network_load *load = owner;
     count_locally_complete(load);
     note_lane(network, &load->lanes);
-    if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED) || network->passing)
+    if (SHOAL_LIKELY(load->peer->reachability.state == SHOAL_REACHABILITY_SETTLED) || network->lanes.passing)
         return;
     shoal_reachability_settle(&network->checks, &load->peer->reachability);
     network->is_unsealed |= !network->checks.open; /* seals once, when all connections under way are made */
@@ -1066,12 +1121,9 @@ uint64_t shoal_network_copies(const struct shoal_network *network)
 
 /* ---- Lanes --------------------------------------------------------------------------------------------------------------- */
 
-/* Smaller writes cost less than a thread that wakes another. */
-#define LANE_BYTES ((size_t)16 << 10)
-
 int shoal_network_lane_count(const struct shoal_network *network)
 {
-    return network->lane_count;
+    return network->lanes.count;
 }
 
 bool shoal_network_has_fixed_lanes(const struct shoal_network *network)
@@ -1082,110 +1134,58 @@ bool shoal_network_has_fixed_lanes(const struct shoal_network *network)
 enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,
                                                struct shoal_network_lane_memory *memory_out)
 {
-    for (int i = 0; i < network->lane_count; i++)
-        SHOAL_TRY(shoal_lane_register(network->lanes[i], memory, bytes, &memory_out->lane[i]));
-    return SHOAL_OK;
+    return shoal_lane_set_register(&network->lanes, memory, bytes, memory_out);
 }
 
 void shoal_network_unregister_lanes(struct shoal_network *network, struct shoal_network_lane_memory *memory)
 {
-    for (int i = 0; i < network->lane_count; i++) {
-        if (memory->lane[i].region)
-            shoal_lane_unregister(network->lanes[i], &memory->lane[i]);
-    }
+    shoal_lane_set_unregister(&network->lanes, memory);
 }
 
-int shoal_network_offer_lanes(const struct shoal_network *network, const struct shoal_network_lane_memory *memory,
+int shoal_network_offer_lanes(struct shoal_network *network, struct shoal_network_channel *channel, int to,
+                              const struct shoal_network_lane_memory *memory,
                               struct shoal_network_lane_offer offers_out[SHOAL_LANES_MAX])
 {
-    for (int i = 0; i < network->lane_count; i++)
-        offers_out[i] = (struct shoal_network_lane_offer){
-            .address = *shoal_lane_address(network->lanes[i]), .base = memory->lane[i].base, .key = memory->lane[i].key};
-    return network->lane_count;
+    const uint32_t probe = network->lanes.count ? give_name(network, channel, to, true) : 0;
+    return shoal_lane_set_offer(&network->lanes, memory, probe, offers_out);
+}
+
+static void note_address(void *network, const struct shoal_fabric_address *address)
+{
+    shoal_fabric_fork_note(network, address);
 }
 
 enum shoal_status shoal_network_meet_lanes(struct shoal_network *network, const struct shoal_network_lane_offer *offers,
                                            int count, struct shoal_network_lanes *lanes_out)
 {
-    SHOAL_ASSERT(count >= 0 && count <= SHOAL_LANES_MAX);
-    lanes_out->count = 0;
-    for (int i = 0; i < count && i < network->lane_count; i++) {
-        struct shoal_fabric_met **met = &lanes_out->lane[i].met;
-        bool is_new;
-        const enum shoal_status status = shoal_lane_meet(network->lanes[i], &offers[i].address, met, &is_new);
-        if (status != SHOAL_OK) {
-            shoal_network_part_lanes(network, lanes_out);
-            return status;
-        }
-        lanes_out->lane[i].memory = (struct shoal_fabric_memory){.base = offers[i].base, .key = offers[i].key};
-        lanes_out->count = i + 1;
-        if (is_new)
-            shoal_fabric_fork_note(network, &offers[i].address);
-    }
-    return SHOAL_OK;
+    return shoal_lane_set_meet(&network->lanes, offers, count, lanes_out, note_address, network);
 }
 
 void shoal_network_part_lanes(struct shoal_network *network, struct shoal_network_lanes *lanes)
 {
-    while (lanes->count > 0) {
-        lanes->count--;
-        shoal_lane_part(network->lanes[lanes->count], lanes->lane[lanes->count].met);
-    }
+    shoal_lane_set_part(&network->lanes, lanes);
+}
+
+void shoal_network_lane_reached(struct shoal_network *network, struct shoal_network_lanes *lanes, uint64_t number)
+{
+    shoal_lane_set_reached(&network->lanes, lanes, number);
 }
 
 void shoal_network_expect_lanes(struct shoal_network *network)
 {
-    for (int i = 0; i < network->lane_count; i++)
-        shoal_lane_expect(network->lanes[i]);
+    shoal_lane_set_expect(&network->lanes);
 }
 
 void shoal_network_drop_lanes(struct shoal_network *network, const void *begin, const void *end)
 {
-    for (int i = 0; i < network->lane_count; i++)
-        shoal_lane_drop(network->lanes[i], begin, end);
+    shoal_lane_set_drop(&network->lanes, begin, end);
 }
 
 /* Returns true if there were events. */
 static bool poll_lanes(struct shoal_network *network)
 {
     const struct shoal_fabric_handler handler = handler_of(network);
-    bool did = false;
-    for (int i = 0; i < network->lane_count; i++) {
-        network->passing = (uint16_t)(1u << i);
-        did |= shoal_lane_poll(network->lanes[i], &handler);
-    }
-    network->passing = 0;
-    return did;
-}
-
-/* Returns the lane with the fewest bytes under way, or -1 if this thread has fewer. */
-static int choose_lane(const struct shoal_network *network, const struct shoal_network_lanes *lanes)
-{
-    uint64_t least = shoal_fabric_endpoint_bytes(network->endpoint);
-    int best = -1;
-    SHOAL_ASSERT(lanes->count <= network->lane_count);
-    for (int i = 0; i < lanes->count; i++) {
-        const uint64_t bytes = shoal_lane_bytes(network->lanes[i]);
-        if (best < 0 ? bytes <= least : bytes < least) {
-            best = i;
-            least = bytes;
-        }
-    }
-    return best;
-}
-
-/* Returns PENDING if the write is for this thread. */
-static enum shoal_status put_through_lane(struct shoal_network *network, const struct shoal_network_lanes *lanes,
-                                          const struct shoal_fabric_write *write)
-{
-    const int chosen = lanes && write->bytes >= LANE_BYTES ? choose_lane(network, lanes) : -1;
-    struct shoal_fabric_write through = *write;
-    if (chosen < 0)
-        return SHOAL_PENDING;
-    through.peer = lanes->lane[chosen].met->at;
-    through.to = &lanes->lane[chosen].memory;
-    through.source_memory = NULL; /* it is registered with the other endpoint, and need not be */
-    return shoal_lane_write(network->lanes[chosen], &through);
+    return shoal_lane_set_poll(&network->lanes, &handler);
 }
 
 /* ---- Putting ------------------------------------------------------------------------------------------------------------- */
@@ -1208,7 +1208,10 @@ enum shoal_status shoal_network_put(struct shoal_network *network, const struct 
                                              .bytes = write->bytes,
                                              .immediate = write->immediate,
                                              .owner = load};
-    enum shoal_status status = put_through_lane(network, write->lanes, &there);
+    enum shoal_status status = SHOAL_PENDING;
+    if (write->lanes)
+        status = shoal_lane_set_put(&network->lanes, write->lanes, &there, write->lane_memory,
+                                    shoal_fabric_endpoint_bytes(network->endpoint));
     if (status == SHOAL_PENDING)
         status = shoal_fabric_endpoint_write(network->endpoint, &there);
     if (status == SHOAL_OK) {
@@ -1304,7 +1307,7 @@ bool shoal_network_poll(struct shoal_network *network)
     bool did = false;
     for (int i = 0; i < POLLS_AT_ONCE && poll_once(network); i++)
         did = true;
-    if (SHOAL_UNLIKELY(network->lane_count))
+    if (SHOAL_UNLIKELY(network->lanes.count))
         did |= poll_lanes(network);
     judge_wake(network, did);
     if (SHOAL_UNLIKELY(network->checks.open))

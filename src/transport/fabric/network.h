@@ -16,8 +16,7 @@
 #include "transport/fabric/fabric_exports.h"
 #include "transport/fabric/fabric_settings.h"
 #include "transport/fabric/fabric_sources.h"
-#include "transport/fabric/lane.h"
-#include "transport/fabric/reachability.h"
+#include "transport/fabric/network_lanes.h"
 #include "transport/fabric/session.h"
 #include "transport/transport.h"
 #include "transport/waiting.h"
@@ -33,6 +32,7 @@ enum shoal_network_kind {
     SHOAL_NETWORK_COMPLETED, /* only the head */
     SHOAL_NETWORK_WAITS,     /* number: count of such messages, and (low 32 bits) 1 + the rank it waits for, 0: none */
     SHOAL_NETWORK_LANES,     /* body: struct shoal_network_lane_offer for each of the sender's lanes */
+    SHOAL_NETWORK_REACHED,   /* number: of the receiver's lane whose probe the sender has received */
     SHOAL_NETWORK_ARRIVED,   /* number: the sender has received all increments of counter (slot, receiver) up to it */
     SHOAL_NETWORK_KIND_END
 };
@@ -60,14 +60,6 @@ struct shoal_network_announcement {
 struct shoal_network_put_head {
     uint64_t offset;   /* in the staging slot */
     uint64_t messages; /* number of messages in the put */
-};
-
-/* The address of one of the sender's lanes, and its registration of the staging buffer. */
-struct shoal_network_lane_offer {
-    struct shoal_fabric_address address;
-    uint16_t spare[3];
-    uint64_t base;
-    uint64_t key;
 };
 
 #define SHOAL_NETWORK_BODY_MAX (SHOAL_FABRIC_MESSAGE_MAX - sizeof(struct shoal_seal) - sizeof(struct shoal_network_head))
@@ -141,6 +133,8 @@ struct shoal_network_channel {
     /* A write of `source` into this rank's staging buffer has incremented a counter; `increment` has the low bits of its
      * number. Returns false if no such increment is expected. */
     bool (*written)(void *arg, int source, unsigned slot, unsigned increment);
+    /* The probe of `source`'s lane with this number has arrived: it can reach this rank's lane. Only called with lanes. */
+    void (*reached)(void *arg, int source, unsigned lane);
     /* Messages for the communicator were lost before it was made, so it cannot work. Called in shoal_network_channel_open. */
     void (*failed)(void *arg, enum shoal_status status, const char *text);
     void (*turn)(void *arg); /* called after each poll while it wants turns */
@@ -157,8 +151,8 @@ struct shoal_network_options {
     const struct shoal_nic *nic;     /* NULL for the provider's choice */
     struct shoal_fabric_share share; /* which of several adapters */
     int threads;                     /* that send and receive, with the one that makes progress: 1 to SHOAL_LANES_MAX + 1 */
-    bool is_fixed;                   /* the number was set, not chosen from the cores */
-    void (*wake)(void *wake_arg);    /* as in struct shoal_lane_options; not used with one thread */
+    bool is_fixed;                /* the number was set, not chosen from the cores: the limit for adapters over TCP as well */
+    void (*wake)(void *wake_arg); /* as in struct shoal_lane_options; not used with one thread */
     void *wake_arg;
 };
 
@@ -227,24 +221,10 @@ SHOAL_MUST_USE enum shoal_status shoal_network_register(struct shoal_network *ne
                                                         struct shoal_fabric_memory *memory_out);
 void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric_memory *memory);
 
-/* ---- Lanes: other threads that send and receive (lane.h) ----------------------------------------------------------------- */
+/* ---- Lanes: other threads that send and receive (network_lanes.h) -------------------------------------------------------- */
 
-/* A registration of memory for each lane of this rank. */
-struct shoal_network_lane_memory {
-    struct shoal_fabric_memory lane[SHOAL_LANES_MAX];
-};
-
-/* A peer's lanes, as far as this rank has lanes itself: lane i here writes to lane i there. */
-struct shoal_network_lanes {
-    int count;
-    struct {
-        struct shoal_fabric_met *met;
-        struct shoal_fabric_memory memory; /* the peer's staging buffer */
-    } lane[SHOAL_LANES_MAX];
-};
-
-/* Returns how many lanes this rank has. 0 if one thread sends and receives, because that is the setting, the provider needs
- * only one, or the system has refused others. */
+/* Returns how many lanes this rank has. 0 if one thread sends and receives, because that is the setting, the provider and the
+ * adapters need only one, or the system has refused others. */
 int shoal_network_lane_count(const struct shoal_network *network);
 /* Returns true if the number was set, not chosen. */
 bool shoal_network_has_fixed_lanes(const struct shoal_network *network);
@@ -252,14 +232,17 @@ bool shoal_network_has_fixed_lanes(const struct shoal_network *network);
 SHOAL_MUST_USE enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,
                                                               struct shoal_network_lane_memory *memory_out);
 void shoal_network_unregister_lanes(struct shoal_network *network, struct shoal_network_lane_memory *memory);
-/* Writes offers for all lanes of this rank. Returns how many. */
-int shoal_network_offer_lanes(const struct shoal_network *network, const struct shoal_network_lane_memory *memory,
+/* Writes offers for all lanes of this rank, to a rank of the channel. Returns how many. */
+int shoal_network_offer_lanes(struct shoal_network *network, struct shoal_network_channel *channel, int to,
+                              const struct shoal_network_lane_memory *memory,
                               struct shoal_network_lane_offer offers_out[SHOAL_LANES_MAX]);
 /* Meets a peer's lanes. */
 SHOAL_MUST_USE enum shoal_status shoal_network_meet_lanes(struct shoal_network *network,
                                                           const struct shoal_network_lane_offer *offers, int count,
                                                           struct shoal_network_lanes *lanes_out);
 void shoal_network_part_lanes(struct shoal_network *network, struct shoal_network_lanes *lanes);
+/* Call when the peer reports (REACHED) that it has received the probe of lane `number`. */
+void shoal_network_lane_reached(struct shoal_network *network, struct shoal_network_lanes *lanes, uint64_t number);
 /* Call when an operation begins that may use lanes. */
 void shoal_network_expect_lanes(struct shoal_network *network);
 /* Writes of loads in [begin, end) that no lane has begun are never begun; the next poll counts them as complete. Call it when a
@@ -283,11 +266,12 @@ struct shoal_network_write {
     const struct shoal_fabric_memory *to; /* the peer's */
     uint64_t offset;
     const void *source;
-    const struct shoal_fabric_memory *source_memory; /* contains the source; NULL if that is not registered */
-    unsigned *under_way;                             /* counts the writes under way from that memory; may be NULL */
+    const struct shoal_fabric_memory *source_memory;     /* contains the source; NULL if that is not registered */
+    const struct shoal_network_lane_memory *lane_memory; /* likewise with lanes; NULL if not registered there */
+    unsigned *under_way;                                 /* counts the writes under way from that memory; may be NULL */
     size_t bytes;
     uint32_t immediate;
-    const struct shoal_network_lanes *lanes; /* the peer's; NULL if this thread must write itself */
+    struct shoal_network_lanes *lanes; /* the peer's; NULL if this thread must write itself */
 };
 SHOAL_MUST_USE enum shoal_status shoal_network_put(struct shoal_network *network, const struct shoal_network_write *write);
 

@@ -185,10 +185,10 @@ static void offer_lanes(struct hosts *hosts, int peer)
 {
     struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
     struct remote *remote = remote_of(hosts, peer);
-    const int count = shoal_network_offer_lanes(hosts->network, &hosts->lane_staging, offers);
     shoal_network_expect_lanes(hosts->network);
-    if (remote->has_offered_lanes || count == 0)
+    if (remote->has_offered_lanes)
         return;
+    const int count = shoal_network_offer_lanes(hosts->network, &hosts->channel, peer, &hosts->lane_staging, offers);
     const struct iovec body = {offers, (size_t)count * sizeof offers[0]};
     remote->has_offered_lanes = true;
     hosts_note(hosts, send_message(hosts, peer, (struct shoal_network_head){.kind = SHOAL_NETWORK_LANES}, &body, 1));
@@ -387,19 +387,21 @@ static void put_segment(void *segment)
 struct origin {
     const void *at;
     size_t bytes;
-    const struct shoal_fabric_memory *memory; /* NULL if not registered */
+    const struct shoal_fabric_memory *memory;            /* NULL if not registered */
+    const struct shoal_network_lane_memory *lane_memory; /* likewise with lanes */
     unsigned *under_way;
 };
 
 static struct origin find_origin(struct hosts *hosts, const void *source, size_t bytes)
 {
-    struct origin origin = {.at = source, .bytes = bytes, .memory = &hosts->staging};
+    struct origin origin = {.at = source, .bytes = bytes, .memory = &hosts->staging, .lane_memory = &hosts->lane_staging};
     if (is_in_staging(hosts, source, bytes))
         return origin;
     struct shoal_fabric_exported *exported = shoal_network_find_export(hosts->network, source, bytes);
     struct shoal_fabric_source *known = exported ? NULL : shoal_network_find_source(hosts->network, source, bytes);
     const bool is_known = known && known->memory.region;
     origin.memory = exported ? &exported->memory : is_known ? &known->memory : NULL;
+    origin.lane_memory = is_known ? &known->lane_memory : NULL;
     origin.under_way = exported ? &exported->under_way : is_known ? &known->under_way : NULL;
     return origin;
 }
@@ -427,6 +429,7 @@ static enum shoal_status write_to(struct hosts *hosts, int peer, unsigned slot, 
                                               .offset = slot * staging_stride(hosts) + offset,
                                               .source = origin->at,
                                               .source_memory = origin->memory,
+                                              .lane_memory = origin->lane_memory,
                                               .under_way = origin->under_way,
                                               .bytes = origin->bytes,
                                               .lanes = may_use_lanes ? remote->lanes : NULL,
@@ -817,6 +820,13 @@ static void receive_lanes(struct hosts *hosts, int peer, const void *body, size_
         report_arrived_if_due(hosts, peer, slot);
 }
 
+/* The peer has received the probe of lane `number`. */
+static void receive_reached(struct hosts *hosts, struct remote *remote, uint64_t number)
+{
+    if (remote->lanes)
+        shoal_network_lane_reached(hosts->network, remote->lanes, number);
+}
+
 /* Nothing in a message from the network is trusted before it is checked. */
 static bool hosts_receive(void *arg, const struct shoal_network_peer *from, const struct shoal_network_head *head,
                           const void *body, size_t bytes)
@@ -832,8 +842,7 @@ static bool hosts_receive(void *arg, const struct shoal_network_peer *from, cons
     switch ((enum shoal_network_kind)head->kind) {
     case SHOAL_NETWORK_ANNOUNCE:
         receive_announcement(hosts, remote, body, bytes);
-        acknowledge_if_due(hosts,
-                           (int)head->source); /* the operation may be completed: not every rank waits for every announcement */
+        acknowledge_if_due(hosts, (int)head->source); /* the operation may be completed: not every rank waits for all */
         break;
     case SHOAL_NETWORK_INCREMENT:
         (void)receive_increment(&remote->counters[head->slot], head->number);
@@ -851,6 +860,9 @@ static bool hosts_receive(void *arg, const struct shoal_network_peer *from, cons
         break;
     case SHOAL_NETWORK_LANES:
         receive_lanes(hosts, (int)head->source, body, bytes);
+        break;
+    case SHOAL_NETWORK_REACHED:
+        receive_reached(hosts, remote, head->number);
         break;
     case SHOAL_NETWORK_ARRIVED:
         receive_arrived(&remote->counters[head->slot], head->number);
@@ -871,6 +883,14 @@ static bool receive_write(void *arg, int source, unsigned slot, unsigned increme
     const bool is_expected = receive_increment(counter, next + (increment - next) % INCREMENTS);
     report_arrived_if_due(hosts, source, slot);
     return is_expected;
+}
+
+/* A lane of `source` reaches one of this rank's, so puts may use it. */
+static void answer_probe(void *arg, int source, unsigned lane)
+{
+    struct hosts *hosts = arg;
+    const struct shoal_network_head head = {.kind = SHOAL_NETWORK_REACHED, .number = lane};
+    hosts_note(hosts, send_message(hosts, source, head, NULL, 0));
 }
 
 /* Unexpected messages came before this rank made the communicator, and could not be kept. */
@@ -1416,6 +1436,7 @@ enum shoal_status shoal_hosts_create(struct shoal_shm_endpoint *endpoint, const 
                                                     .arg = hosts,
                                                     .message = hosts_receive,
                                                     .written = receive_write,
+                                                    .reached = answer_probe,
                                                     .failed = note_messages_lost,
                                                     .turn = pay_all_owed};
     hosts->membership_comm = (struct shoal_membership_comm){.comm = options->shm.comm,

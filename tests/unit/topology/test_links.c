@@ -141,10 +141,20 @@ static void expect_adapters(const char *const *adapters)
 /* Expects the adapter of a rank of this host; NULL: no adapter is named. */
 static void expect_name(int rank, int ranks, const char *wanted)
 {
-    char name[SHOAL_LINKS_NAME_MAX];
-    assert_int_equal(shoal_links_name_adapter(sys, rank, ranks, name), wanted != NULL);
+    char names[1][SHOAL_LINKS_NAME_MAX];
+    assert_int_equal(shoal_links_name_adapters(sys, rank, ranks, 1, names), wanted != NULL);
     if (wanted)
-        assert_string_equal(name, wanted);
+        assert_string_equal(names[0], wanted);
+}
+
+/* Expects the adapters of a rank of this host, at most that many. */
+static void expect_names(int rank, int ranks, int most, const char *wanted)
+{
+    char names[SHOAL_LINKS_ADAPTERS_MAX][SHOAL_LINKS_NAME_MAX], text[256] = "";
+    const int count = shoal_links_name_adapters(sys, rank, ranks, most, names);
+    for (int i = 0; i < count; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "", names[i]);
+    assert_string_equal(text, wanted);
 }
 
 /* ---- Machines ------------------------------------------------------------------------------------------------------------ */
@@ -225,6 +235,10 @@ static void links_of_a_p5(void **state)
         assert_string_equal(links.adapter[adapter].name, name);
         assert_int_equal(shoal_links_to_adapter(&links, gpu, adapter), SHOAL_PATH_SWITCH);
     }
+    expect_names(0, 8, 16, "rdmap20s0 rdmap21s0 rdmap22s0 rdmap23s0");
+    expect_names(7, 8, 16, "rdmap132s0 rdmap133s0 rdmap134s0 rdmap135s0");
+    expect_names(7, 8, 3, "rdmap132s0 rdmap133s0 rdmap134s0");
+    expect_names(1, 4, 16, ""); /* nothing tells which rank uses which GPU */
 }
 
 /* g5: PCIe only, all on one bus of a virtual machine. Its NUMA nodes are trusted. */

@@ -132,6 +132,95 @@ static void nic_wish_that_makes_no_sense_is_refused(void **state)
     expect_choice("an-interface-whose-name-is-longer-than-any-address-there-is", NULL, NULL, "SHOAL_NIC has \"an-interface");
 }
 
+/* ---- Equal interfaces ---------------------------------------------------------------------------------------------------- */
+
+/* A machine with two networks for data, one for administration, containers, and interfaces that others cannot reach. */
+static const struct {
+    const char *name, *address;
+    unsigned prefix_bits, speed;
+    const char *driver;
+    bool is_down, is_loopback;
+} rails[] = {
+    {"lo", "127.0.0.1", 8, 0, "", false, true},
+    {"mgmt", "192.168.1.5", 24, 1000, "mlx5_core", false, false},
+    {"rail2", "10.2.0.5", 24, 100000, "mlx5_core", false, false},
+    {"rail1", "10.1.0.5", 24, 100000, "mlx5_core", false, false},
+    {"rail1", "10.1.7.5", 24, 100000, "mlx5_core", false, false},
+    {"again", "10.2.0.6", 24, 100000, "mlx5_core", false, false},
+    {"rail3", "10.3.0.5", 24, 100000, "mlx5_core", true, false},
+    {"other", "10.4.0.5", 24, 100000, "ice", false, false},
+    {"docker0", "172.17.0.1", 16, 0, "bridge", false, false},
+    {"veth1", "10.5.0.1", 24, 0, "", false, false},
+    {"veth2", "10.6.0.1", 24, 0, "", false, false},
+    {"rail1", "fd00:0:0:1::5", 64, 100000, "mlx5_core", false, false},
+    {"rail2", "fd00:0:0:2::5", 64, 100000, "mlx5_core", false, false},
+    {"rail2", "fe80::5", 64, 100000, "mlx5_core", false, false},
+};
+
+/* names: of the interfaces that are equal to the one with this address, in their order. */
+static void expect_equal(const char *wanted, const char *address, const char *names)
+{
+    struct shoal_nics nics = {.count = SHOAL_COUNT_OF(rails)}, equal;
+    const struct shoal_nic *chosen = NULL;
+    const struct sockaddr_storage at = address_from(address);
+    char text[200] = "";
+    for (int i = 0; i < nics.count; i++) {
+        struct shoal_nic *nic = &nics.at[i];
+        *nic = (struct shoal_nic){.address = address_from(rails[i].address),
+                                  .prefix_bits = rails[i].prefix_bits,
+                                  .speed = rails[i].speed,
+                                  .is_up = !rails[i].is_down,
+                                  .is_loopback = rails[i].is_loopback};
+        strcpy(nic->name, rails[i].name);
+        strcpy(nic->driver, rails[i].driver);
+        chosen = shoal_nic_has_address(nic, (const struct sockaddr *)(const void *)&at) ? nic : chosen;
+    }
+    assert_non_null(chosen);
+    const int count = shoal_nic_equals(&nics, chosen, wanted, &equal);
+    assert_int_equal(count, equal.count);
+    for (int i = 0; i < equal.count; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "", equal.at[i].name);
+    assert_string_equal(text, names);
+}
+
+static void nic_has_equals(void **state)
+{
+    (void)state;
+    expect_equal(NULL, "10.2.0.5", "rail1 rail2");
+    expect_equal("", "10.1.0.5", "rail1 rail2");
+    expect_equal(NULL, "fd00:0:0:2::5", "rail1 rail2");
+    expect_equal(NULL, "192.168.1.5", "mgmt");
+    expect_equal(NULL, "10.4.0.5", "other");
+    expect_equal(NULL, "172.17.0.1", "docker0");
+    expect_equal(NULL, "10.6.0.1", "veth1 veth2");
+    expect_equal(NULL, "127.0.0.1", "lo");
+    expect_equal("^rail1", "10.2.0.5", "rail2");
+    expect_equal("rail2", "10.2.0.5", "rail2");
+    expect_equal("rail2,rail1,mgmt", "10.2.0.5", "rail1 rail2");
+    expect_equal("10.0.0.0/8", "10.2.0.5", "rail1 rail2");
+    expect_equal("lo,veth*", "10.5.0.1", "veth1 veth2");
+    expect_equal("not a wish/99", "10.2.0.5", "rail2");
+}
+
+static void nic_reaches_its_network(void **state)
+{
+    static const struct {
+        const char *own, *other;
+        unsigned bits;
+        bool reaches;
+    } cases[] = {{"10.1.0.5", "10.1.0.9", 24, true},  {"10.1.0.5", "10.1.1.9", 24, false}, {"10.1.0.5", "10.1.0.4", 31, true},
+                 {"10.1.0.5", "10.1.0.6", 31, false}, {"10.1.0.5", "10.1.0.5", 32, true},  {"10.1.0.5", "10.1.0.4", 32, false},
+                 {"fd00::5", "fd00::ffff", 64, true}, {"fd00::5", "fd01::5", 64, false},   {"fd00::5", "10.1.0.5", 8, false},
+                 {"10.1.0.5", "fd00::5", 8, false}};
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        const struct shoal_nic nic = {.address = address_from(cases[i].own), .prefix_bits = cases[i].bits};
+        const struct sockaddr_storage other = address_from(cases[i].other);
+        if (shoal_nic_reaches(&nic, (const struct sockaddr *)(const void *)&other) != cases[i].reaches)
+            fail_msg("%s/%u and %s", cases[i].own, cases[i].bits, cases[i].other);
+    }
+}
+
 static void nic_of_this_machine_is_found(void **state)
 {
     (void)state;
@@ -158,6 +247,8 @@ int main(void)
         cmocka_unit_test(nic_is_excluded_in_every_way),
         cmocka_unit_test(nic_that_is_missing_is_told_with_those_there_are),
         cmocka_unit_test(nic_wish_that_makes_no_sense_is_refused),
+        cmocka_unit_test(nic_has_equals),
+        cmocka_unit_test(nic_reaches_its_network),
         cmocka_unit_test(nic_of_this_machine_is_found),
     };
     return cmocka_run_group_tests_name("nic", tests, NULL, NULL);

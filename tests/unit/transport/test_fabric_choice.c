@@ -88,7 +88,7 @@ static void fabric_takes_the_best_provider_of_the_machine(void **state)
         const struct shoal_nic nic = nic_at(choice->address);
         char reason[1200];
         setenv("SHOAL_MOCK_FABRIC", choice->machine, 1);
-        shoal_fabric_providers_find(&library, &nic, providers);
+        shoal_fabric_providers_find(&library, &nic, (struct shoal_fabric_share){0}, providers);
         const struct shoal_fabric_provider *taken =
             shoal_fabric_providers_choose(providers, choice->wanted, reason, sizeof reason);
         if ((taken != NULL) != (choice->name != NULL) || (taken && strcmp(taken->name, choice->name) != 0) ||
@@ -142,15 +142,46 @@ static void fabric_adapters_that_read_gpus(void **state)
     shoal_fabric_library_close(&library);
 }
 
-/* A p4d host: four adapters, one of which appears twice. */
+/* Expects that rank `rank` of `ranks` has these adapters, first endpoint first: "rdmap16s27-rdm, rdmap32s27-rdm, 2 of 4". */
+static void expect_share(const struct shoal_fabric_library *library, const char *provider, const struct shoal_nic *nic,
+                         struct shoal_fabric_share share, const char *adapters)
+{
+    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
+    char reason[1200], wanted[160];
+    snprintf(wanted, sizeof wanted, "writes into peers' memory on %s", adapters);
+    shoal_fabric_providers_find_best(library, nic, provider, false, share, providers);
+    const struct shoal_fabric_provider *taken = shoal_fabric_providers_choose(providers, provider, reason, sizeof reason);
+    assert_non_null(taken);
+    if (strncmp(taken->text, wanted, strlen(wanted)) != 0)
+        fail_msg("rank %d of %d, at most %d: \"%s\", not \"%s\"", share.rank, share.ranks, share.most, taken->text, wanted);
+    shoal_fabric_providers_free(library, providers);
+}
+
+#define P4D_0 "rdmap16s27-rdm"
+#define P4D_1 "rdmap32s27-rdm"
+#define P4D_2 "rdmap144s27-rdm"
+#define P4D_3 "rdmap160s27-rdm"
+
+/* A p4d host: four adapters, one of which appears twice. Each belongs to one rank if there are no more ranks. */
 static void fabric_adapters_are_divided_among_the_ranks(void **state)
 {
-    static const char *const adapters[] = {"rdmap16s27-rdm", "rdmap32s27-rdm", "rdmap144s27-rdm", "rdmap160s27-rdm"};
     static const struct {
-        int ranks, taken[8]; /* the adapter of each rank */
-    } hosts[] = {{0, {0}}, {1, {0}}, {2, {0, 2}}, {3, {0, 1, 2}}, {4, {0, 1, 2, 3}}, {8, {0, 0, 1, 1, 2, 2, 3, 3}}};
+        int ranks, most;
+        const char *adapters[8]; /* of each rank */
+    } hosts[] = {
+        {0, 0, {P4D_0 ", one of 4"}},
+        {1, 0, {P4D_0 ", " P4D_1 ", " P4D_2 ", " P4D_3 ", 4 of 4"}},
+        {1, 3, {P4D_0 ", " P4D_1 ", " P4D_2 ", 3 of 4"}},
+        {1, 1, {P4D_0 ", one of 4"}},
+        {1, 16, {P4D_0 ", " P4D_1 ", " P4D_2 ", " P4D_3 ", 4 of 4"}},
+        {2, 0, {P4D_0 ", " P4D_1 ", 2 of 4", P4D_2 ", " P4D_3 ", 2 of 4"}},
+        {2, 1, {P4D_0 ", one of 4", P4D_2 ", one of 4"}},
+        {3, 0, {P4D_0 ", one of 4", P4D_1 ", one of 4", P4D_2 ", " P4D_3 ", 2 of 4"}},
+        {4, 0, {P4D_0 ", one of 4", P4D_1 ", one of 4", P4D_2 ", one of 4", P4D_3 ", one of 4"}},
+        {5, 0, {P4D_0, P4D_0, P4D_1, P4D_2, P4D_3}},
+        {8, 0, {P4D_0, P4D_0, P4D_1, P4D_1, P4D_2, P4D_2, P4D_3, P4D_3}},
+    };
     const struct shoal_nic nic = nic_at("10.0.0.5");
-    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     struct shoal_fabric_library library;
     struct heard heard = {""};
     (void)state;
@@ -158,43 +189,81 @@ static void fabric_adapters_are_divided_among_the_ranks(void **state)
     setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
     for (size_t i = 0; i < SHOAL_COUNT_OF(hosts); i++) {
         for (int rank = 0; rank < hosts[i].ranks || rank == 0; rank++) {
-            const struct shoal_fabric_share share = {.rank = rank, .ranks = hosts[i].ranks};
-            shoal_fabric_providers_find_best(&library, &nic, "", false, share, providers);
-            assert_int_equal(providers[0].adapters, 4);
-            if (!strstr(providers[0].text, adapters[hosts[i].taken[rank]]) || !strstr(providers[0].text, "one of 4"))
-                fail_msg("rank %d of %d: %s", rank, hosts[i].ranks, providers[0].text);
-            shoal_fabric_providers_free(&library, providers);
-            shoal_fabric_providers_find_best(&library, &nic, "tcp", false, share, providers);
-            assert_non_null(strstr(providers[2].text, "on eth0; progress"));
-            shoal_fabric_providers_free(&library, providers);
+            const struct shoal_fabric_share share = {.rank = rank, .ranks = hosts[i].ranks, .most = hosts[i].most};
+            expect_share(&library, "", &nic, share, hosts[i].adapters[rank]);
+            expect_share(&library, "tcp", &nic, share, "eth0; progress");
         }
     }
     unsetenv("SHOAL_MOCK_FABRIC");
     shoal_fabric_library_close(&library);
 }
 
-/* A name that is only the beginning of an adapter's does not count. If the name is not offered, the ranks divide the adapters
- * as without a name. */
-static void fabric_the_adapter_near_a_gpu_is_taken(void **state)
+/* A host with three interfaces that others may reach, and one of containers. The first endpoint is always at the one that leads
+ * to the others, eth1. */
+static void fabric_interfaces_are_divided_among_the_ranks(void **state)
 {
     static const struct {
-        const char *adapter, *taken;
-    } cases[] = {{"rdmap32s27", "rdmap32s27-rdm"}, {"rdmap160s27", "rdmap160s27-rdm"}, {"rdmap32s27-rdm", "rdmap32s27-rdm"},
-                 {"rdmap32s2", "rdmap144s27-rdm"}, {"mlx5_0", "rdmap144s27-rdm"},      {NULL, "rdmap144s27-rdm"}};
+        int ranks, most;
+        const char *adapters[4];
+    } hosts[] = {
+        {0, 0, {"eth1, one of 3"}},
+        {1, 0, {"eth1, eth0, eth2, 3 of 3"}},
+        {1, 2, {"eth1, eth0, 2 of 3"}},
+        {1, 1, {"eth1, one of 3"}},
+        {2, 0, {"eth1 (messages only), eth0, one of 3", "eth1, eth2, 2 of 3"}},
+        {2, 1, {"eth1, one of 3", "eth1, one of 3"}},
+        {3, 0, {"eth1 (messages only), eth0, one of 3", "eth1, one of 3", "eth1 (messages only), eth2, one of 3"}},
+        {4,
+         0,
+         {"eth1 (messages only), eth0, one of 3", "eth1 (messages only), eth0, one of 3", "eth1, one of 3",
+          "eth1 (messages only), eth2, one of 3"}},
+    };
+    struct shoal_nics equal = {.count = 3, .at = {nic_at("10.0.0.5"), nic_at("10.1.0.5"), nic_at("10.2.0.5")}};
+    const struct shoal_nic nic = equal.at[1];
+    struct shoal_fabric_library library;
+    struct heard heard = {""};
+    (void)state;
+    assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_OK);
+    setenv("SHOAL_MOCK_FABRIC", "rails", 1);
+    for (size_t i = 0; i < SHOAL_COUNT_OF(hosts); i++) {
+        for (int rank = 0; rank < hosts[i].ranks || rank == 0; rank++) {
+            struct shoal_fabric_share share = {.rank = rank, .ranks = hosts[i].ranks, .nics = &equal, .most = hosts[i].most};
+            expect_share(&library, "", &nic, share, hosts[i].adapters[rank]);
+            share.nics = NULL;
+            expect_share(&library, "", &nic, share, "eth1; progress");
+        }
+    }
+    unsetenv("SHOAL_MOCK_FABRIC");
+    shoal_fabric_library_close(&library);
+}
+
+/* A name that is only the beginning of an adapter's does not count. If no name is offered, the ranks divide the adapters as
+ * without names. */
+static void fabric_the_adapters_near_a_gpu_are_taken(void **state)
+{
+    static const struct {
+        const char *names[2], *adapters;
+    } cases[] = {{{"rdmap32s27"}, P4D_1 ", one of 4"},
+                 {{"rdmap160s27"}, P4D_3 ", one of 4"},
+                 {{"rdmap32s27-rdm"}, P4D_1 ", one of 4"},
+                 {{"rdmap160s27", "rdmap16s27"}, P4D_3 ", " P4D_0 ", 2 of 4"},
+                 {{"rdmap160s27", "mlx5_0"}, P4D_3 ", one of 4"},
+                 {{"rdmap160s27", "rdmap160s27"}, P4D_3 ", one of 4"},
+                 {{"rdmap32s2"}, P4D_2 ", " P4D_3 ", 2 of 4"},
+                 {{"mlx5_0", "mlx5_1"}, P4D_2 ", " P4D_3 ", 2 of 4"},
+                 {{NULL}, P4D_2 ", " P4D_3 ", 2 of 4"}};
     const struct shoal_nic nic = nic_at("10.0.0.5");
-    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
     struct shoal_fabric_library library;
     struct heard heard = {""};
     (void)state;
     assert_int_equal(open_library(MOCK_FABRIC, &library, &heard), SHOAL_OK);
     setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
     for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
-        const struct shoal_fabric_share share = {.rank = 1, .ranks = 2, .adapter = cases[i].adapter};
-        shoal_fabric_providers_find_best(&library, &nic, "", false, share, providers);
-        assert_int_equal(providers[0].adapters, 4);
-        if (!strstr(providers[0].text, cases[i].taken) || !strstr(providers[0].text, "one of 4"))
-            fail_msg("near %s: %s", cases[i].adapter, providers[0].text);
-        shoal_fabric_providers_free(&library, providers);
+        char names[2][SHOAL_LINKS_NAME_MAX];
+        struct shoal_fabric_share share = {.rank = 1, .ranks = 2, .names = (const char(*)[SHOAL_LINKS_NAME_MAX])names};
+        for (; share.name_count < 2 && cases[i].names[share.name_count]; share.name_count++)
+            strcpy(names[share.name_count], cases[i].names[share.name_count]);
+        expect_share(&library, "", &nic, share, cases[i].adapters);
     }
     unsetenv("SHOAL_MOCK_FABRIC");
     shoal_fabric_library_close(&library);
@@ -331,8 +400,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fabric_takes_the_best_provider_of_the_machine),
         cmocka_unit_test(fabric_adapters_are_divided_among_the_ranks),
+        cmocka_unit_test(fabric_interfaces_are_divided_among_the_ranks),
         cmocka_unit_test(fabric_adapters_that_read_gpus),
-        cmocka_unit_test(fabric_the_adapter_near_a_gpu_is_taken),
+        cmocka_unit_test(fabric_the_adapters_near_a_gpu_are_taken),
         cmocka_unit_test(fabric_library_says_what_is_wrong_with_the_file),
         cmocka_unit_test(fabric_filter_counts_only_providers_that_have_an_adapter),
         cmocka_unit_test(fabric_filter_is_hidden_with_one_line_and_put_back),

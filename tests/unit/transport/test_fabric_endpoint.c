@@ -192,7 +192,7 @@ static int open_library_at(const char *path, const struct shoal_nic *nic, void *
         printf("# %s\n", pair->heard);
         return -1;
     }
-    shoal_fabric_providers_find(&pair->library, nic, pair->providers);
+    shoal_fabric_providers_find(&pair->library, nic, (struct shoal_fabric_share){0}, pair->providers);
     *state = pair;
     return 0;
 }

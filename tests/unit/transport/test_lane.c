@@ -229,6 +229,14 @@ static void fill(char *at, unsigned number)
         at[i] = (char)(number * 31 + i * 7);
 }
 
+static int count_open(const struct shoal_network_lanes *lanes)
+{
+    int count = 0;
+    for (int i = 0; i < lanes->count; i++)
+        count += lanes->lane[i].is_open;
+    return count;
+}
+
 static bool open_pair(struct pair *pair, int from_threads, int to_threads)
 {
     struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
@@ -245,10 +253,10 @@ static bool open_pair(struct pair *pair, int from_threads, int to_threads)
     assert_int_equal(shoal_network_register(pair->to.network, pair->memory, WRITES * WRITE_BYTES, &pair->registered), SHOAL_OK);
     assert_int_equal(shoal_network_register_lanes(pair->to.network, pair->memory, WRITES * WRITE_BYTES, &pair->lane_memory),
                      SHOAL_OK);
-    const int count = shoal_network_offer_lanes(pair->to.network, &pair->lane_memory, offers);
+    const int count = shoal_network_offer_lanes(pair->to.network, &pair->channel, 3, &pair->lane_memory, offers);
     assert_int_equal(count, to_threads - 1);
     assert_int_equal(shoal_network_meet_lanes(pair->from.network, offers, count, &pair->lanes), SHOAL_OK);
-    assert_int_equal(pair->lanes.count, from_threads < to_threads ? from_threads - 1 : to_threads - 1);
+    assert_int_equal(count_open(&pair->lanes), from_threads < to_threads ? from_threads - 1 : to_threads - 1);
     struct shoal_network_peer known = {.address = *shoal_network_address(pair->to.network)};
     assert_int_equal(shoal_network_meet(pair->from.network, &known, &pair->peer), SHOAL_OK);
     return true;
@@ -323,7 +331,7 @@ static void writes_arrive_through_all_lanes(void **state)
         const unsigned before = atomic_load_explicit(&wakes, memory_order_relaxed);
         write_all(&pair);
         check_all(&pair);
-        if (pair.lanes.count) /* otherwise only the endpoints of this thread were used */
+        if (count_open(&pair.lanes)) /* otherwise only the endpoints of this thread were used */
             assert_true(atomic_load_explicit(&wakes, memory_order_relaxed) > before);
         close_pair(&pair);
     }
@@ -460,7 +468,8 @@ static void a_write_waits_for_a_poll(void **state)
     for (int i = 0; i < 2; i++)
         loads[i] = (struct shoal_network_load){.peer = i ? from : pair.peer, .count = &counts[i], .total = &total};
     assert_int_equal(shoal_network_register_lanes(pair.from.network, pair.source, SMALL_BYTES, &memory), SHOAL_OK);
-    assert_int_equal(shoal_network_offer_lanes(pair.from.network, &memory, offers), 1);
+    struct shoal_network_channel channel = {.comm = 8};
+    assert_int_equal(shoal_network_offer_lanes(pair.from.network, &channel, 0, &memory, offers), 1);
     assert_int_equal(shoal_network_meet_lanes(pair.to.network, offers, 1, &back), SHOAL_OK);
     const uint64_t begun_ns = shoal_clock_ns();
     for (uint64_t moved_ns = begun_ns; shoal_clock_ns() - moved_ns < 300 * SHOAL_NS_PER_MS;) {
@@ -481,6 +490,7 @@ static void a_write_waits_for_a_poll(void **state)
         poll_both(&pair, begun_ns);
     shoal_network_part_lanes(pair.to.network, &back);
     shoal_network_unregister_lanes(pair.from.network, &memory);
+    shoal_network_channel_close(pair.from.network, &channel);
     close_pair(&pair);
 }
 
@@ -496,7 +506,7 @@ static void messages_to_a_lane_are_rejected(void **state)
     if (!open_pair(&pair, 2, 2))
         skip();
     struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
-    shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers);
+    shoal_network_offer_lanes(pair.to.network, &pair.channel, 3, &pair.lane_memory, offers);
     const struct shoal_network_peer known = {.address = offers[0].address};
     assert_int_equal(shoal_network_meet(pair.from.network, &known, &lane), SHOAL_OK);
     struct shoal_network_load load = {.peer = lane, .count = &count, .total = &total, .is_messages = true};
@@ -547,7 +557,7 @@ static void a_silent_peer_delays_no_other(void **state)
     (void)state;
     if (!open_pair(&pair, 2, 2))
         skip();
-    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers), 1);
+    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.channel, 3, &pair.lane_memory, offers), 1);
     const int fd = open_silent(&offers[0]);
     assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &silent), SHOAL_OK);
     struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
@@ -581,7 +591,7 @@ static void a_dropped_write_shows_no_peer_reachable(void **state)
     (void)state;
     if (!open_pair(&pair, 2, 2))
         skip();
-    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.lane_memory, offers), 1);
+    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.channel, 3, &pair.lane_memory, offers), 1);
     struct shoal_network_peer known = {.address = *shoal_network_address(pair.to.network)};
     const int lane_fd = open_silent(&offers[0]), fd = open_refusing(&known.address);
     assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &silent), SHOAL_OK);
