@@ -117,7 +117,7 @@ def chromium():
     return found
 
 
-def browse(url, *words, timeout=100):
+def browse(url, *words, timeout=240):
     """Runs headless Chromium on the URL; returns its stdout and stderr. No request leaves the machine."""
     with tempfile.TemporaryDirectory(prefix="shoal-browser-") as profile:
         command = [chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-extensions",

@@ -39,7 +39,7 @@ def run_cases(cases):
     sys.exit(1 if failed else 0)
 
 
-def call(*command, timeout=60, env=None, cwd=None):
+def call(*command, timeout=180, env=None, cwd=None):
     """Runs a command; returns (exit code, stdout, stderr)."""
     result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=timeout, env=env, cwd=cwd,
                             stdin=subprocess.DEVNULL)

@@ -15,7 +15,7 @@ import warm
 from tap import Skip, call, expect, run_cases
 
 SHOW = "import shoal.torch; print(shoal.torch.shim())"
-SECONDS_MAX = 120
+SECONDS_MAX = 300
 UMASK = 0o002  # of ordinary users on many systems
 
 

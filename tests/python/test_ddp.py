@@ -1342,7 +1342,7 @@ CASES += [Case(body.__name__, body, sizes=(1, 2)) for body in (
     changed_static_graph, wrong_arguments, hooks_with_other_buckets, hooks_wrong_use)]
 CASES += [Case(body.__name__, body, sizes=(2, 3)) for body in (hooks_on_one_host, hooks_with_join, hooks_broken_backward, hooks_broken_early,
                                                        hooks_broken_otherwise, join, join_throws)]
-CASES += [Case(body.__name__, body, sizes=sizes, timeout_s=200) for body, sizes in ((compiled, (1, 2)), (hooks_compiled, (2, 3)))]
+CASES += [Case(body.__name__, body, sizes=sizes, timeout_s=300) for body, sizes in ((compiled, (1, 2)), (hooks_compiled, (2, 3)))]
 CASES += [Case("copies", copies, sizes=(2,))]
 CASES += [Case("compares_parameters", compares_parameters, sizes=(3,))]
 CASES += [Case(body.__name__, body, sizes=(2, 3, 4)) for body in (replicas_that_come_apart_are_named,

@@ -176,7 +176,7 @@ def pipeline(world):
         compare(layer.parameters(), trained_alone()[number].parameters(), 1e-5, number)
 
 
-CASES = [Case("ZeRO", zero, sizes=(1, 2, 4), fresh=True, timeout_s=120)]
+CASES = [Case("ZeRO", zero, sizes=(1, 2, 4), fresh=True, timeout_s=300)]
 CASES += [Case("begun by DeepSpeed", begun_by_deepspeed, sizes=(2,), init=False, fresh=True)]
 CASES += [Case("mixture of experts", experts, sizes=(1, 2, 4), fresh=True)]
 CASES += [Case("pipeline", pipeline, sizes=(2, 4), fresh=True)]

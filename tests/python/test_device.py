@@ -612,7 +612,7 @@ def is_same(ours, theirs):
 
 
 def training_case(*row):
-    return Case(row[0], lambda world: compare_training(*row, world), sizes=(SIZE,), timeout_s=120)
+    return Case(row[0], lambda world: compare_training(*row, world), sizes=(SIZE,), timeout_s=300)
 
 
 def data_parallel(model, device):
@@ -827,13 +827,13 @@ CASES += [Case("a_driver_that_refuses", a_driver_that_refuses, sizes=(SIZE,), fr
 CASES += [Case("sums_among_devices", sums_among_devices, sizes=(SIZE,), init=False, fresh=True,
                variables={"SHOAL_GPU_PEER_BYTES": "1", "SHOAL_GPU_UNIT_BYTES": "4096"})]
 CASES += [training_case(*row) for row in TRAINING]
-CASES += [Case(f"own class: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=120) for body in OWN_CLASS]
-CASES += [Case(f"own class: {name}", on_device(test_ddp.model_case(name, test_ddp.MODELS[name]).body), sizes=(SIZE,), timeout_s=120)
+CASES += [Case(f"own class: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=300) for body in OWN_CLASS]
+CASES += [Case(f"own class: {name}", on_device(test_ddp.model_case(name, test_ddp.MODELS[name]).body), sizes=(SIZE,), timeout_s=300)
           for name in ("plain", "mixed")]  # compared with torch's class on the device, and with one process
-CASES += [Case(f"optimizer: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=120) for body in REDUCTION]
+CASES += [Case(f"optimizer: {body.__name__}", on_device(body), sizes=(SIZE,), timeout_s=300) for body in REDUCTION]
 CASES += [Case(f"optimizer: {name}", on_device(test_reduction.optimizer_case(name, make, (test_reduction.plain,)).body), sizes=(SIZE,))
           for name, make in test_reduction.OPTIMIZERS.items()]
-CASES += [Case(body.__name__, body, sizes=(SIZE,), timeout_s=120) for body in OWN]
+CASES += [Case(body.__name__, body, sizes=(SIZE,), timeout_s=300) for body in OWN]
 CASES += [Case("own_class_compresses", own_class_compresses, sizes=(SIZE,), init=False, fresh=True),
           Case("own_class_after_a_death", own_class_after_a_death, sizes=(3,), fresh=True, ends=(1,))]
 

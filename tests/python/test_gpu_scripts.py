@@ -351,7 +351,7 @@ def without_faults(body):
 
 
 warnings.filterwarnings("ignore")
-CASES = [Case(body.__name__, without_faults(body), sizes=(SIZE,), init=False, fresh=True, timeout_s=120) for body in (
+CASES = [Case(body.__name__, without_faults(body), sizes=(SIZE,), init=False, fresh=True, timeout_s=300) for body in (
     smddp_script, smddp_before_1_4, named_device_script, both_devices_script, fsdp1_full, fsdp1_gradients, deepspeed_gradients,
     deepspeed_full, accelerate_script, trainer_script, lightning_script)]
 

@@ -20,7 +20,7 @@ import torch._dynamo  # noqa: F401: else each process's first DistributedDataPar
 import torch.distributed as dist
 from ranks import Case, Skip, expect
 
-STARTED_S = 120  # for new processes, which import torch, on a loaded machine
+STARTED_S = 180  # for new processes, which import torch, on a loaded machine
 COMMAND = os.environ.get("SHOAL_COMMAND", str(ranks.TOP / "build/shoal"))
 BEGIN = """
 import os, sys, torch, torch.distributed as dist

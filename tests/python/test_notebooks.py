@@ -37,7 +37,7 @@ def execute(name):
     with tempfile.TemporaryDirectory(prefix="shoal-notebook-") as folder:
         work = pathlib.Path(folder, "work")
         work.mkdir()
-        client = nbclient.NotebookClient(book, timeout=CELL_S, startup_timeout=60, kernel_name="python3",
+        client = nbclient.NotebookClient(book, timeout=CELL_S, startup_timeout=CELL_S, kernel_name="python3",
                                          resources={"metadata": {"path": str(work)}})
         try:
             client.execute(env=kernel_environment(folder))

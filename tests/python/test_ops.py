@@ -905,7 +905,7 @@ PLAIN = (inputs_negated_lazily, scalars, matrices, parameters, works_finished_ou
 CASES = [reducing_case(operation, type_) for operation in REDUCING for type_ in REDUCED]
 CASES += [moving_case(operation, type_) for operation in MOVING for type_ in MOVED]
 CASES += [Case(body.__name__, body) for body in PLAIN]
-CASES += [Case("large", large, timeout_s=120), Case("huge", huge, sizes=(2,))]
+CASES += [Case("large", large, timeout_s=300), Case("huge", huge, sizes=(2,))]
 CASES += [Case(f"batch_isend_irecv {'receives' if first else 'sends'} first", lambda world, first=first: batch(world, first))
           for first in (False, True)]
 CASES += [Case(f"coalesced {device} {'async' if async_ops else 'sync'}",

@@ -607,8 +607,8 @@ CASES += [fsdp1_case(*row) for row in FSDP1_FORMS]
 CASES += [Case("fsdp1_two_dimensions", fsdp1_two_dimensions, sizes=(4,))]
 CASES += [Case(body.__name__, body, sizes=(1, 2, 4), fresh=True) for body in (ddp_buckets_are_shared, fsdp2_memory_of_the_group)]
 CASES += [pipeline_case(*row) for row in SCHEDULES]
-CASES += [Case("under_detail", under_detail, sizes=(2,), init=False, fresh=True, timeout_s=180)]
-CASES += [Case("many_steps", many_steps, sizes=(2,), timeout_s=120)]
+CASES += [Case("under_detail", under_detail, sizes=(2,), init=False, fresh=True, timeout_s=300)]
+CASES += [Case("many_steps", many_steps, sizes=(2,), timeout_s=300)]
 
 if __name__ == "__main__":
     ranks.run(CASES)

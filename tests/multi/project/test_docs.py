@@ -24,7 +24,7 @@ def render(tree=TOP, out=ROOT, *more):
     if not PYTHON.exists():
         raise Skip(f"no Sphinx at {PYTHON.parent.parent}: `make build/sphinx/made`")
     command = [COMMAND] if COMMAND.exists() and tree == TOP else []
-    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *command, *more, timeout=850)
+    return call(PYTHON, tree / "docs/sphinx/make.py", "html", out, *command, *more, timeout=900)
 
 
 def page(name):
