@@ -50,7 +50,8 @@ BUILDS = {
 NEEDED = {"cmocka": "libcmocka-dev", "openblas": "libopenblas-dev", "zlib": "zlib1g-dev"}
 NOT_NEEDED = {"aarch64": {"openblas", "zlib"}}  # the tests of the example do not run there
 SYSROOTS = {"aarch64": "build-aarch64/sysroot"}  # builds for another processor: the folder that runs their programs under qemu
-MAIN_BUILDS = ("plain", "python")  # of the part "main": the first without the suite "docs", and the suite "main" of the second
+MAIN_BUILDS = ("plain", "python")  # of the part "main": the first without REST_SUITES, and the suite "main" of the second
+REST_SUITES = {"docs", "lanes"}
 ALL = {"plain"}  # compiled completely; of the other builds only the targets that their tests need (`depends`)
 # Tests that are not `is_parallel` run one at a time. LANES_BESIDE of those that are run alongside, and LANES_WAITING more
 # of the suite "waits", which hardly use a processor, as --profile shows.
@@ -210,7 +211,7 @@ def tests_of(name, pattern):
 def is_in_part(name, test, part):
     """Returns true if the test is in the part: "main", "rest", or None for all."""
     suites = suites_of(test)
-    is_main = name == "plain" and "docs" not in suites or name == "python" and "main" in suites
+    is_main = name == "plain" and not suites & REST_SUITES or name == "python" and "main" in suites
     return part is None or is_main == (part == "main")
 
 

@@ -110,8 +110,8 @@ static enum shoal_status fail_to_listen(const struct shoal_control *control, con
     if (error == EADDRINUSE && options->port_low)
         return shoal_log_fail(
             options->log, SHOAL_ERR_SYSTEM, "bootstrap",
-            "control tree: cannot listen at %s: ports %u to %u are all in use; each rank of a host needs one: "
-            "widen SHOAL_PORTS",
+            "control tree: cannot listen at %s: ports %u to %u are all in use; each rank of a host needs two, and one "
+            "more for each further thread at the network: widen SHOAL_PORTS",
             at, options->port_low, options->port_high);
     return shoal_log_fail(options->log, SHOAL_ERR_SYSTEM, "bootstrap",
                           "control tree: cannot listen at %s: %s; is it an address of this host (SHOAL_NIC)?", at,

@@ -544,8 +544,9 @@ def a_recording_is_a_picture_of_its_lines():
 
 def each_test_is_in_one_part():
     dev = dev_test(TOP)
-    for name, suites, wanted in (("plain", ["hosts"], "main"), ("plain", ["docs"], "rest"), ("python", ["python", "main"], "main"), ("python", ["python"], "rest"),
-                                 ("asan", ["unit"], "rest"), ("asan", ["unit", "main"], "rest")):
+    for name, suites, wanted in (("plain", ["hosts"], "main"), ("plain", ["docs"], "rest"), ("plain", ["lanes", "waits"], "rest"),
+                                 ("python", ["python", "main"], "main"), ("python", ["python"], "rest"), ("asan", ["unit"], "rest"),
+                                 ("asan", ["unit", "main"], "rest")):
         test = {"suite": [f"shoal:{suite}" for suite in suites]}
         found = [part for part in ("main", "rest") if dev.is_in_part(name, test, part)]
         expect(found == [wanted] and dev.is_in_part(name, test, None), name, suites, found)
