@@ -372,8 +372,7 @@ void shoal_engine_excuse(struct shoal_engine *engine, uint64_t away_ns)
 
 void shoal_engine_note_threads(struct shoal_engine *engine)
 {
-    bool is_fixed;
-    const int lanes = engine->ops->lanes ? engine->ops->lanes(engine->transport, &is_fixed) : 0;
+    const int lanes = engine->ops->lanes ? engine->ops->lanes(engine->transport) : 0;
     shoal_recorder_note_threads(&engine->recorder, engine->helpers ? shoal_helpers_width(engine->helpers) : 1, 1 + lanes);
 }
 

@@ -1,5 +1,6 @@
 #include "engine/stores.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,9 +94,8 @@ static void report_width(struct shoal_engine *engine, const struct shoal_request
 static uint8_t choose_lanes(struct shoal_engine *engine, struct shoal_request *request, bool *is_tried)
 {
     const uint64_t bytes = request->announcement.descriptor.count * request->element_bytes;
-    bool is_fixed;
-    if (SHOAL_LIKELY(!engine->ops->lanes) || bytes < WIDTH_BYTES || shoal_call_is_asynchronous(&request->call) ||
-        !engine->ops->lanes(engine->transport, &is_fixed) || is_fixed)
+    if (SHOAL_LIKELY(!engine->ops->tries_lanes) || bytes < WIDTH_BYTES || shoal_call_is_asynchronous(&request->call) ||
+        !engine->ops->tries_lanes(engine->transport))
         return 0;
     struct shoal_trial *trial = trial_of(request, &engine->lanes);
     if (!trial)
@@ -110,13 +110,15 @@ static uint8_t choose_lanes(struct shoal_engine *engine, struct shoal_request *r
 static void report_lanes(struct shoal_engine *engine, const struct shoal_request *request)
 {
     const struct shoal_trial *trial = request->lanes.trial;
-    bool is_fixed;
-    const int threads = trial->is_second ? 1 : 1 + engine->ops->lanes(engine->transport, &is_fixed);
-    if (trial->agreed <= 1)
-        shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine",
-                       "%s of %zu bytes: %d thread%s at the network for each rank of this host: %s",
-                       shoal_collective_traits(request->call.collective)->name, request->bytes, threads,
-                       threads == 1 ? "" : "s", trial->is_second ? "one was faster than several" : "one was not faster");
+    const int lanes = engine->ops->lanes(engine->transport);
+    char threads[20] = "all threads"; /* the others of this host have lanes */
+    if (trial->agreed > 1)
+        return;
+    if (trial->is_second || lanes)
+        snprintf(threads, sizeof threads, "%d thread%s", trial->is_second ? 1 : 1 + lanes, trial->is_second ? "" : "s");
+    shoal_log_line(engine->log, SHOAL_LOG_INFO, "engine", "%s of %zu bytes: %s at the network for each rank of this host: %s",
+                   shoal_collective_traits(request->call.collective)->name, request->bytes, threads,
+                   trial->is_second ? "one was faster than several" : "one was not faster");
 }
 
 /* ---- Copies of messages -------------------------------------------------------------------------------------------------- */

@@ -94,23 +94,29 @@ static bool ask_driver(int fd, const char *name, void *command)
     return ioctl(fd, SIOCETHTOOL, &request) == 0;
 }
 
+#define MASKS_BYTES (3 * 127 * sizeof(uint32_t)) /* the most that follow the settings */
+
+/* Returns the speed in Mbit/s, or 0 if it is unknown. The first call only asks for the size of the masks, and is answered with
+ * the size negated. */
+static unsigned find_speed(int fd, const char *name)
+{
+    _Alignas(struct ethtool_link_settings) char memory[sizeof(struct ethtool_link_settings) + MASKS_BYTES] = {0};
+    struct ethtool_link_settings *link = (struct ethtool_link_settings *)(void *)memory;
+    link->cmd = ETHTOOL_GLINKSETTINGS;
+    if (!ask_driver(fd, name, link) || link->link_mode_masks_nwords >= 0)
+        return 0;
+    link->cmd = ETHTOOL_GLINKSETTINGS;
+    link->link_mode_masks_nwords = (int8_t)-link->link_mode_masks_nwords;
+    return ask_driver(fd, name, link) && link->speed != (uint32_t)SPEED_UNKNOWN ? link->speed : 0;
+}
+
 /* Asks by ioctl, because /sys may show another network namespace. */
 static void find_kind(int fd, struct shoal_nic *nic)
 {
     struct ethtool_drvinfo driver = {.cmd = ETHTOOL_GDRVINFO};
-    struct ethtool_link_settings link = {.cmd = ETHTOOL_GLINKSETTINGS};
     if (ask_driver(fd, nic->name, &driver))
         snprintf(nic->driver, sizeof nic->driver, "%.31s", driver.driver);
-    /* A first call only asks for the size of its bit masks, and answers that size negated. */
-    struct {
-        struct ethtool_link_settings link;
-        uint32_t masks[3 * 127];
-    } answer = {.link.cmd = ETHTOOL_GLINKSETTINGS};
-    if (!ask_driver(fd, nic->name, &link) || link.link_mode_masks_nwords >= 0)
-        return;
-    answer.link.link_mode_masks_nwords = (int8_t)-link.link_mode_masks_nwords;
-    if (ask_driver(fd, nic->name, &answer) && answer.link.speed != (uint32_t)SPEED_UNKNOWN)
-        nic->speed = answer.link.speed;
+    nic->speed = find_speed(fd, nic->name);
 }
 
 static void find_kinds(struct shoal_nics *nics)

@@ -153,9 +153,11 @@ struct shoal_transport_ops {
      * then the source of a put may be such memory, while an operand holds its registration. It stays true. NULL: never. */
     bool (*reads_registered_for)(struct shoal_transport *, int peer);
 
-    /* Returns how many other threads may make puts; *is_fixed_out is true if that number was set, not chosen. It stays. NULL:
-     * none. */
-    int (*lanes)(const struct shoal_transport *, bool *is_fixed_out);
+    /* Returns how many other threads of this rank may make puts. It stays. NULL: none. */
+    int (*lanes)(const struct shoal_transport *);
+    /* Returns true if the ranks of this host should try whether such threads are faster: some rank may have them, and their
+     * number was not set. NULL: false. */
+    bool (*tries_lanes)(const struct shoal_transport *);
     /* Sets whether the next puts are left to the calling thread. NULL: they always are. */
     void (*limit_lanes)(struct shoal_transport *, bool is_limited);
 

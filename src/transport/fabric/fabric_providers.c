@@ -257,6 +257,8 @@ static void keep_own(const struct shoal_fabric_library *library, const struct fi
     provider->adapters = adapters.count;
     if (!first)
         return;
+    provider->has_more_on_host =
+        most_of(share) > 1 && (has_ip_address(first) ? adapters.count > 1 : adapters.count > share.ranks);
     keep_share(&adapters, share);
     first = has_ip_address(first) ? first : adapters.at[0];
     const bool is_only_one = most_of(share) == 1;

@@ -21,7 +21,8 @@ struct shoal_fabric_provider {
     struct fi_info *info; /* of the first endpoint; NULL if rejected; shoal_fabric_providers_free frees it */
     struct fi_info *more[SHOAL_ADAPTERS_MAX]; /* [more_count] this rank's other adapters; freed likewise */
     int more_count;
-    bool is_first_others; /* the first endpoint's adapter belongs to another rank, and this rank has others */
+    bool has_more_on_host; /* a rank of this host has another adapter than its first endpoint's */
+    bool is_first_others;  /* the first endpoint's adapter belongs to another rank, and this rank has others */
 };
 
 #define SHOAL_FABRIC_PROVIDERS 6

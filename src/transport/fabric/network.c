@@ -72,7 +72,7 @@ struct shoal_network {
     const struct shoal_fabric_provider *provider;
     struct shoal_fabric_endpoint *endpoint;
     struct shoal_lane_set lanes;
-    bool has_fixed_lanes;
+    bool tries_lanes;
     const struct shoal_network_interposer *interposer; /* NULL except in tests */
     void *between;                                     /* the interposer's object for this network */
     struct shoal_memory *memory;                       /* NULL if no sources are registered */
@@ -278,7 +278,7 @@ static void open_lanes(struct shoal_network *network, const struct shoal_network
 {
     const int wanted = count_lanes(network, options);
     const struct shoal_nic *nic = nic_of(options, network->provider->info);
-    network->has_fixed_lanes = options->is_fixed || options->share.most;
+    network->tries_lanes = !options->is_fixed && !options->share.most && network->writes;
     network->lanes.log = network->log;
     network->lanes.is_first_others = network->provider->is_first_others;
     network->lanes.is_registering = shoal_fabric_endpoint_registers_sources(network->endpoint);
@@ -1126,9 +1126,9 @@ int shoal_network_lane_count(const struct shoal_network *network)
     return network->lanes.count;
 }
 
-bool shoal_network_has_fixed_lanes(const struct shoal_network *network)
+bool shoal_network_tries_lanes(const struct shoal_network *network)
 {
-    return network->has_fixed_lanes;
+    return network->tries_lanes && (network->lanes.count || network->provider->has_more_on_host);
 }
 
 enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,

@@ -226,8 +226,8 @@ void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric
 /* Returns how many lanes this rank has. 0 if one thread sends and receives, because that is the setting, the provider and the
  * adapters need only one, or the system has refused others. */
 int shoal_network_lane_count(const struct shoal_network *network);
-/* Returns true if the number was set, not chosen. */
-bool shoal_network_has_fixed_lanes(const struct shoal_network *network);
+/* Returns true if a rank of this host may have lanes, and no number of threads or adapters was set. */
+bool shoal_network_tries_lanes(const struct shoal_network *network);
 /* Registers memory that peers may write to through lanes. Unregister it in each case. */
 SHOAL_MUST_USE enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,
                                                               struct shoal_network_lane_memory *memory_out);

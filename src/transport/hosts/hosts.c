@@ -479,11 +479,14 @@ static enum shoal_status hosts_put(struct shoal_transport *transport, int peer, 
     return send_messages(hosts, peer, slot, offset, &origin);
 }
 
-static int hosts_lanes(const struct shoal_transport *transport, bool *is_fixed_out)
+static int hosts_lanes(const struct shoal_transport *transport)
 {
-    const struct hosts *hosts = (const struct hosts *)transport;
-    *is_fixed_out = shoal_network_has_fixed_lanes(hosts->network);
-    return shoal_network_lane_count(hosts->network);
+    return shoal_network_lane_count(((const struct hosts *)transport)->network);
+}
+
+static bool hosts_tries_lanes(const struct shoal_transport *transport)
+{
+    return shoal_network_tries_lanes(((const struct hosts *)transport)->network);
 }
 
 static void hosts_limit_lanes(struct shoal_transport *transport, bool is_limited)
@@ -1292,6 +1295,7 @@ static const struct shoal_transport_ops ops = {
     .put = hosts_put,
     .reads_registered_for = hosts_reads_registered_for,
     .lanes = hosts_lanes,
+    .tries_lanes = hosts_tries_lanes,
     .limit_lanes = hosts_limit_lanes,
     .is_locally_complete = hosts_is_locally_complete,
     .is_flushed = is_flushed,

@@ -196,8 +196,10 @@ static void messages_need_no_lanes(void **state)
 
 /* ---- Writes -------------------------------------------------------------------------------------------------------------- */
 
-/* Receives writes: the immediate's slot and increment number a write. */
+/* Receives writes: the immediate's slot and increment number a write. Receives probes: of which lanes. */
 struct target {
+    unsigned reached;
+
     unsigned received[64];
     unsigned count;
 };
@@ -209,6 +211,13 @@ static bool note_written(void *arg, int source, unsigned slot, unsigned incremen
     target->received[increment]++;
     target->count++;
     return source == 3;
+}
+
+static void note_reached(void *arg, int source, unsigned lane)
+{
+    struct target *target = arg;
+    assert_int_equal(source, 3);
+    target->reached |= 1u << lane;
 }
 
 struct pair {
@@ -237,28 +246,40 @@ static int count_open(const struct shoal_network_lanes *lanes)
     return count;
 }
 
-static bool open_pair(struct pair *pair, int from_threads, int to_threads)
+/* Meets, but not the lanes: writes their offers. */
+static int open_pair_apart(struct pair *pair, int from_threads, int to_threads,
+                           struct shoal_network_lane_offer offers_out[SHOAL_LANES_MAX])
 {
-    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
     memset(pair, 0, sizeof *pair);
     if (!open_side(&pair->from, from_threads, NULL) || !open_side(&pair->to, to_threads, NULL))
-        return false;
+        return -1;
     pair->memory = calloc(WRITES, WRITE_BYTES);
     pair->source = malloc(WRITES * WRITE_BYTES);
     assert_non_null(pair->memory);
     assert_non_null(pair->source);
-    pair->channel = (struct shoal_network_channel){.comm = 7, .arg = &pair->target, .written = note_written};
+    pair->channel =
+        (struct shoal_network_channel){.comm = 7, .arg = &pair->target, .written = note_written, .reached = note_reached};
     shoal_network_channel_open(pair->to.network, &pair->channel);
     pair->immediate = shoal_network_give_counters(pair->to.network, &pair->channel, 3);
     assert_int_equal(shoal_network_register(pair->to.network, pair->memory, WRITES * WRITE_BYTES, &pair->registered), SHOAL_OK);
     assert_int_equal(shoal_network_register_lanes(pair->to.network, pair->memory, WRITES * WRITE_BYTES, &pair->lane_memory),
                      SHOAL_OK);
-    const int count = shoal_network_offer_lanes(pair->to.network, &pair->channel, 3, &pair->lane_memory, offers);
+    const int count = shoal_network_offer_lanes(pair->to.network, &pair->channel, 3, &pair->lane_memory, offers_out);
     assert_int_equal(count, to_threads - 1);
-    assert_int_equal(shoal_network_meet_lanes(pair->from.network, offers, count, &pair->lanes), SHOAL_OK);
-    assert_int_equal(count_open(&pair->lanes), from_threads < to_threads ? from_threads - 1 : to_threads - 1);
     struct shoal_network_peer known = {.address = *shoal_network_address(pair->to.network)};
     assert_int_equal(shoal_network_meet(pair->from.network, &known, &pair->peer), SHOAL_OK);
+    return count;
+}
+
+/* Returns false if no libfabric is found. */
+static bool open_pair(struct pair *pair, int from_threads, int to_threads)
+{
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    const int count = open_pair_apart(pair, from_threads, to_threads, offers);
+    if (count < 0)
+        return false;
+    assert_int_equal(shoal_network_meet_lanes(pair->from.network, offers, count, &pair->lanes), SHOAL_OK);
+    assert_int_equal(count_open(&pair->lanes), from_threads < to_threads ? from_threads - 1 : to_threads - 1);
     return true;
 }
 
@@ -703,6 +724,117 @@ static void connections_of_all_lanes_are_sealed(void **state)
     close_pair(&pair);
 }
 
+
+/* ---- Lanes at other adapters --------------------------------------------------------------------------------------------- */
+
+/* They are closed until the peer reports their probes. Reports that nobody asked for open nothing. */
+static void a_lane_elsewhere_proves_itself(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    (void)state;
+    if (open_pair_apart(&pair, 3, 3, offers) < 0)
+        skip();
+    offers[0].is_apart = offers[1].is_apart = 1;
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 2, &pair.lanes), SHOAL_OK);
+    for (uint64_t number = 0; number < 20; number++)
+        shoal_network_lane_reached(pair.from.network, &pair.lanes, number);
+    shoal_network_lane_reached(pair.from.network, &pair.lanes, UINT64_MAX);
+    assert_int_equal(count_open(&pair.lanes), 0);
+    write_all(&pair);
+    check_all(&pair);
+    const uint64_t begun_ns = shoal_clock_ns();
+    while (pair.target.reached != 3)
+        poll_both(&pair, begun_ns);
+    assert_int_equal(count_open(&pair.lanes), 0);
+    assert_int_equal(pair.lanes.lane[0].bytes + pair.lanes.lane[1].bytes, 0);
+    shoal_network_lane_reached(pair.from.network, &pair.lanes, 1);
+    shoal_network_lane_reached(pair.from.network, &pair.lanes, 0);
+    assert_int_equal(count_open(&pair.lanes), 2);
+    memset(&pair.target, 0, sizeof pair.target);
+    write_all(&pair);
+    check_all(&pair);
+    assert_true(pair.lanes.lane[0].bytes > 0 && pair.lanes.lane[1].bytes > 0);
+    assert_int_equal(pair.target.reached, 0);
+    close_pair(&pair);
+}
+
+/* Without an immediate for probes, a lane stays closed. */
+static void a_lane_elsewhere_without_a_probe_is_not_used(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    (void)state;
+    if (open_pair_apart(&pair, 2, 2, offers) < 0)
+        skip();
+    offers[0].is_apart = 1;
+    offers[0].probe = 0;
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &pair.lanes), SHOAL_OK);
+    write_all(&pair);
+    check_all(&pair);
+    shoal_network_lane_reached(pair.from.network, &pair.lanes, 0);
+    assert_int_equal(pair.target.reached, 0);
+    assert_int_equal(pair.lanes.lane[0].bytes, 0);
+    close_pair(&pair);
+}
+
+/* Nobody listens at the lane's address: data go through the first endpoint, and one line names the cause. */
+static void a_lane_that_leads_nowhere_is_not_used(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct shoal_network_lanes again;
+    (void)state;
+    if (open_pair_apart(&pair, 2, 2, offers) < 0)
+        skip();
+    close(open_silent(&offers[0]));
+    offers[0].is_apart = 1;
+    logged[0] = 0;
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &pair.lanes), SHOAL_OK);
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &again), SHOAL_OK);
+    const uint64_t begun_ns = shoal_clock_ns();
+    write_all(&pair);
+    check_all(&pair);
+    while (!strstr(logged, "so data for there use other adapters: port"))
+        poll_both(&pair, begun_ns);
+    expect_line("refused");
+    shoal_network_part_lanes(pair.from.network, &pair.lanes);
+    pair.lanes = again;
+    memset(&pair.target, 0, sizeof pair.target);
+    memset(pair.memory, 0, WRITES * WRITE_BYTES);
+    write_all(&pair);
+    check_all(&pair);
+    assert_int_equal(count_open(&pair.lanes), 0);
+    close_pair(&pair); /* while a probe is under way */
+}
+
+/* A lane for each further adapter, whatever the number of threads over TCP. */
+static void lanes_at_all_adapters(void **state)
+{
+    static const struct {
+        int threads, most, lanes;
+    } cases[] = {{1, 0, 3}, {4, 0, 3}, {1, 2, 1}, {9, 1, 0}};
+    (void)state;
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        struct side side = {0};
+        char error[256];
+        const char *const overrides[] = {"SHOAL_LIBFABRIC=" MOCK_FABRIC, "SHOAL_PROVIDER=efa", NULL};
+        assert_int_equal(shoal_settings_load(&side.settings, overrides, error, sizeof error), SHOAL_OK);
+        shoal_log_init(&side.log, &side.settings.log, keep_line, NULL);
+        const struct shoal_network_options options = {.log = &side.log,
+                                                      .settings = &side.settings.fabric,
+                                                      .ports = side.settings.bootstrap.ports,
+                                                      .share = {.ranks = 1, .most = cases[i].most},
+                                                      .threads = cases[i].threads,
+                                                      .wake = count_wake};
+        assert_int_equal(shoal_network_open(&options, &side.network), SHOAL_OK);
+        assert_int_equal(shoal_network_lane_count(side.network), cases[i].lanes);
+        assert_int_equal(shoal_network_tries_lanes(side.network), cases[i].most == 0);
+        close_side(&side);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -720,6 +852,10 @@ int main(void)
         cmocka_unit_test(a_descriptor_that_wakes_for_nothing_is_tried_again),
         cmocka_unit_test(connections_of_all_lanes_are_sealed),
         cmocka_unit_test(events_that_nobody_polls_hold_up_the_peer),
+        cmocka_unit_test(a_lane_elsewhere_proves_itself),
+        cmocka_unit_test(a_lane_elsewhere_without_a_probe_is_not_used),
+        cmocka_unit_test(a_lane_that_leads_nowhere_is_not_used),
+        cmocka_unit_test(lanes_at_all_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
