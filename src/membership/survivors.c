@@ -207,8 +207,8 @@ static bool has_adopted(const struct shoal_survivors *survivors, int rank)
 static bool is_left_behind(const struct shoal_survivors *survivors)
 {
     for (int r = 0; r < survivors->size && current(survivors)->adopted; r++) {
-        if (shoal_survivors_has(&current(survivors)->decision, r) && !is_excluded(survivors, r) && survivor_has_left(survivors, r) &&
-            !has_followed(survivors, r))
+        if (shoal_survivors_has(&current(survivors)->decision, r) && !is_excluded(survivors, r) &&
+            survivor_has_left(survivors, r) && !has_followed(survivors, r))
             return true;
     }
     return false;
