@@ -233,8 +233,18 @@ static int most_of(struct shoal_fabric_share share)
     return wanted && wanted < SHOAL_ADAPTERS_MAX ? wanted : SHOAL_ADAPTERS_MAX;
 }
 
-/* Replaces the host's adapters by those of this rank: at least one. */
-static void keep_share(struct adapters *adapters, struct shoal_fabric_share share)
+static void put_first(struct adapters *adapters, const struct fi_info *first)
+{
+    const int at = find_adapter(adapters, first);
+    if (at <= 0)
+        return;
+    memmove(adapters->at + 1, adapters->at, (size_t)at * sizeof adapters->at[0]);
+    adapters->at[0] = first;
+}
+
+/* Replaces the host's adapters by those of this rank: at least one. `leading` is not left out if it is one of them; NULL for
+ * any. */
+static void keep_share(struct adapters *adapters, const struct fi_info *leading, struct shoal_fabric_share share)
 {
     if (!keep_named(adapters, share)) {
         const int ranks = share.ranks ? share.ranks : 1, first = share.rank * adapters->count / ranks;
@@ -243,6 +253,8 @@ static void keep_share(struct adapters *adapters, struct shoal_fabric_share shar
         adapters->count = end > first ? end - first : 1;
     }
     const int most = most_of(share);
+    if (leading && adapters->count > most)
+        put_first(adapters, leading);
     adapters->count = adapters->count < most ? adapters->count : most;
 }
 
@@ -257,7 +269,7 @@ static void keep_own(const struct shoal_fabric_library *library, const struct fi
     provider->adapters = adapters.count;
     if (!first)
         return;
-    keep_share(&adapters, share);
+    keep_share(&adapters, has_ip_address(first) ? first : NULL, share);
     first = has_ip_address(first) ? first : adapters.at[0];
     const bool is_only_one = most_of(share) == 1;
     provider->info = library->dupinfo(first);
