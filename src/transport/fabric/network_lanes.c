@@ -56,9 +56,12 @@ void shoal_lane_set_close(struct shoal_lane_set *set)
 enum shoal_status shoal_lane_set_register(struct shoal_lane_set *set, void *memory, size_t bytes,
                                           struct shoal_network_lane_memory *memory_out)
 {
-    for (int i = 0; i < set->count; i++)
-        SHOAL_TRY(shoal_lane_register(set->rows[i].lane, memory, bytes, &memory_out->lane[i]));
-    return SHOAL_OK;
+    enum shoal_status status = SHOAL_OK;
+    for (int i = 0; status == SHOAL_OK && i < set->count; i++)
+        status = shoal_lane_register(set->rows[i].lane, memory, bytes, &memory_out->lane[i]);
+    if (status != SHOAL_OK)
+        shoal_lane_set_unregister(set, memory_out);
+    return status;
 }
 
 const char *shoal_lane_set_register_source(struct shoal_lane_set *set, void *memory, size_t bytes,

@@ -81,10 +81,10 @@ SHOAL_MUST_USE enum shoal_status shoal_lane_set_add(struct shoal_lane_set *set, 
 void shoal_lane_set_stop(struct shoal_lane_set *set);
 void shoal_lane_set_close(struct shoal_lane_set *set);
 
+/* On failure no lane has registered it. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_set_register(struct shoal_lane_set *set, void *memory, size_t bytes,
                                                          struct shoal_network_lane_memory *memory_out);
-/* Like shoal_lane_set_register(), for memory that is only written from. Returns NULL, or the reason of a failure; then no lane
- * has registered it. */
+/* Like shoal_lane_set_register(), for memory that is only written from. Returns NULL, or the reason of a failure. */
 SHOAL_MUST_USE const char *shoal_lane_set_register_source(struct shoal_lane_set *set, void *memory, size_t bytes,
                                                           struct shoal_network_lane_memory *memory_out);
 void shoal_lane_set_unregister(struct shoal_lane_set *set, struct shoal_network_lane_memory *memory);
