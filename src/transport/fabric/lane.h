@@ -58,7 +58,8 @@ void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *
  * wait. The owner comes back from a poll. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write);
 /* Hands over a write without data that only proves to the peer that this lane reaches it. No event comes back. `owner` only
- * names it for shoal_lane_drop. PENDING if too many writes wait. */
+ * names it for shoal_lane_drop. It fails if the provider does not accept it for some seconds. PENDING if too many writes
+ * wait. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_probe(struct shoal_lane *lane, const struct shoal_fabric_met *met,
                                                   const struct shoal_fabric_memory *to, uint32_t immediate, void *owner);
 /* Returns the bytes of all writes that have not come back from a poll. */
