@@ -280,6 +280,7 @@ static void open_lanes(struct shoal_network *network, const struct shoal_network
     const struct shoal_nic *nic = nic_of(options, network->provider->info);
     network->has_fixed_lanes = options->is_fixed || options->share.most;
     network->lanes.log = network->log;
+    network->lanes.is_over_tcp = network->provider->is_over_tcp;
     network->lanes.is_first_others = network->provider->is_first_others;
     network->lanes.is_registering = shoal_fabric_endpoint_registers_sources(network->endpoint);
     if (nic)

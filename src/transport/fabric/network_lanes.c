@@ -14,11 +14,12 @@
 
 static void on_out_of_reach(void *arg, struct shoal_reachability *check, const char *text);
 
-/* Only providers over TCP have an address that can be checked. */
-static void open_checks(struct shoal_lane_row *row)
+/* Only providers over TCP listen at an address that can be checked; the port of others is not one of TCP. */
+static void open_checks(const struct shoal_lane_set *set, struct shoal_lane_row *row)
 {
     row->checks = (struct shoal_reachability_checks){.arg = row, .broken = on_out_of_reach};
-    if (!shoal_reachability_read_address(shoal_lane_address(row->lane), &row->checks.from))
+    if (!set->is_over_tcp ||
+        !shoal_reachability_read_address(shoal_lane_address(row->lane), &row->checks.from))
         row->checks.from.socket.ss_family = AF_UNSPEC;
 }
 
@@ -31,7 +32,7 @@ enum shoal_status shoal_lane_set_add(struct shoal_lane_set *set, const struct sh
     if (site->nic)
         row->nic = *site->nic;
     SHOAL_TRY(shoal_lane_open(options, &row->lane));
-    open_checks(row);
+    open_checks(set, row);
     set->count++;
     return SHOAL_OK;
 }

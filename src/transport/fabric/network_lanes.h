@@ -64,6 +64,7 @@ struct shoal_lane_set {
     struct shoal_nic nic; /* of the first endpoint */
     bool is_first_others; /* large puts leave the first endpoint's adapter to another rank of this host if they can */
     bool is_registering;  /* the provider wants sources registered */
+    bool is_over_tcp;     /* as in struct shoal_fabric_provider */
     int count;
     uint16_t passing; /* a bit for the lane whose events shoal_lane_set_poll passes on; 0 elsewhere */
     struct shoal_lane_row rows[SHOAL_LANES_MAX];
