@@ -1,7 +1,7 @@
 #include "transport/fabric/network_lanes.h"
 
 #include <stddef.h>
-#include <string.h>
+#include <stdlib.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -118,7 +118,10 @@ enum shoal_status shoal_lane_set_meet(struct shoal_lane_set *set, const struct s
     int partners[SHOAL_LANES_MAX];
     SHOAL_ASSERT(count >= 0 && count <= SHOAL_LANES_MAX);
     find_partners(set, offers, count, partners);
-    memset(lanes_out, 0, sizeof *lanes_out);
+    *lanes_out = (struct shoal_network_lanes){.count = 0};
+    lanes_out->lane = calloc(set->count ? (size_t)set->count : 1, sizeof *lanes_out->lane);
+    if (!lanes_out->lane)
+        return shoal_log_fail(set->log, SHOAL_ERR_MEMORY, "fabric", "no memory for the lanes of a process");
     lanes_out->count = set->count;
     for (int i = 0; i < set->count; i++) {
         struct shoal_lane_path *path = &lanes_out->lane[i];
@@ -158,7 +161,8 @@ void shoal_lane_set_part(struct shoal_lane_set *set, struct shoal_network_lanes 
         shoal_lane_part(set->rows[i].lane, path->met);
         path->met = NULL;
     }
-    lanes->count = 0;
+    free(lanes->lane);
+    *lanes = (struct shoal_network_lanes){.count = 0};
 }
 
 /* ---- Probes -------------------------------------------------------------------------------------------------------------- */

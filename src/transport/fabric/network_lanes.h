@@ -43,11 +43,11 @@ struct shoal_lane_path {
     struct shoal_reachability reachability;
 };
 
-/* The ways to one peer. It must not move while it is used. */
+/* The ways to one peer. */
 struct shoal_network_lanes {
     int count;
-    uint64_t first_bytes; /* of all large puts through the first endpoint so far */
-    struct shoal_lane_path lane[SHOAL_LANES_MAX];
+    uint64_t first_bytes;        /* of all large puts through the first endpoint so far */
+    struct shoal_lane_path *lane; /* [count]; about 200 bytes each, and there may be many peers */
 };
 
 struct shoal_lane_row {
@@ -93,11 +93,12 @@ void shoal_lane_set_unregister(struct shoal_lane_set *set, struct shoal_network_
 /* Writes offers for all lanes; `probe` is the immediate for the receiver's lane 0, and 0 if there is none. Returns how many. */
 int shoal_lane_set_offer(const struct shoal_lane_set *set, const struct shoal_network_lane_memory *memory, uint32_t probe,
                          struct shoal_network_lane_offer offers_out[SHOAL_LANES_MAX]);
-/* Meets a peer's lanes. Calls is_new for each address that the set did not know. */
+/* Meets a peer's lanes. Calls is_new for each address that the set did not know. On failure lanes_out is empty. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_set_meet(struct shoal_lane_set *set, const struct shoal_network_lane_offer *offers,
                                                      int count, struct shoal_network_lanes *lanes_out,
                                                      void (*is_new)(void *arg, const struct shoal_fabric_address *address),
                                                      void *arg);
+/* Frees the ways; lanes is empty then. */
 void shoal_lane_set_part(struct shoal_lane_set *set, struct shoal_network_lanes *lanes);
 /* The peer was reached through lane `number`. Ignores a number that was never sent. */
 void shoal_lane_set_reached(struct shoal_lane_set *set, struct shoal_network_lanes *lanes, uint64_t number);

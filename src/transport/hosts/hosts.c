@@ -1195,6 +1195,8 @@ static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_
     for (int r = 0; r < transport->size; r++) {
         const struct remote *remote = remote_of(hosts, r);
         usage->control_bytes += sizeof *remote;
+        usage->control_bytes +=
+            remote->lanes ? sizeof *remote->lanes + (size_t)remote->lanes->count * sizeof remote->lanes->lane[0] : 0;
         usage->control_bytes += remote->announcements ? SHOAL_ANNOUNCEMENTS * sizeof *remote->announcements : 0;
         for (int i = 0; i < SHOAL_PAYLOADS; i++)
             usage->control_bytes += remote->payloads[i].bytes;
