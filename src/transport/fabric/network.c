@@ -1170,6 +1170,7 @@ void shoal_network_part_lanes(struct shoal_network *network, struct shoal_networ
 void shoal_network_lane_reached(struct shoal_network *network, struct shoal_network_lanes *lanes, uint64_t number)
 {
     shoal_lane_set_reached(&network->lanes, lanes, number);
+    network->is_unsealed = true; /* the probe's connection */
 }
 
 void shoal_network_expect_lanes(struct shoal_network *network)
