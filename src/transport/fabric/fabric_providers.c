@@ -288,7 +288,7 @@ static bool can_write(const struct fi_info *info)
            info->domain_attr->cq_data_size >= IMMEDIATE_BYTES;
 }
 
-static const char *domain_of(const struct fi_info *info)
+const char *shoal_fabric_provider_adapter(const struct fi_info *info)
 {
     return info->domain_attr->name ? info->domain_attr->name : "an adapter without a name";
 }
@@ -296,10 +296,10 @@ static const char *domain_of(const struct fi_info *info)
 /* Prints the names of this rank's adapters, as many as fit: "rdmap16s27-rdm, rdmap32s27-rdm". */
 static void print_adapters(const struct shoal_fabric_provider *provider, char *text, size_t bytes)
 {
-    size_t used = (size_t)snprintf(text, bytes, "%.60s%s", domain_of(provider->info),
+    size_t used = (size_t)snprintf(text, bytes, "%.60s%s", shoal_fabric_provider_adapter(provider->info),
                                    provider->is_first_others ? " (messages only)" : "");
     for (int i = 0; i < provider->more_count && used < bytes; i++)
-        used += (size_t)snprintf(text + used, bytes - used, ", %.60s", domain_of(provider->more[i]));
+        used += (size_t)snprintf(text + used, bytes - used, ", %.60s", shoal_fabric_provider_adapter(provider->more[i]));
 }
 
 static void provider_describe(struct shoal_fabric_provider *provider)

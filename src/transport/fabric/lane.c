@@ -434,6 +434,11 @@ const struct shoal_fabric_address *shoal_lane_address(const struct shoal_lane *l
     return shoal_fabric_endpoint_address(lane->endpoint);
 }
 
+const char *shoal_lane_adapter(const struct shoal_lane *lane)
+{
+    return shoal_fabric_provider_adapter(lane->options.info);
+}
+
 /* ---- Peers and memory ---------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_lane_meet(struct shoal_lane *lane, const struct shoal_fabric_address *address,

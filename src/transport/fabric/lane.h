@@ -41,6 +41,9 @@ void shoal_lane_close(struct shoal_lane *lane);
 
 const struct shoal_fabric_address *shoal_lane_address(const struct shoal_lane *lane);
 
+/* Returns libfabric's name of the lane's adapter: "eth1", "rdmap16s27-rdm". */
+const char *shoal_lane_adapter(const struct shoal_lane *lane);
+
 /* Adds one use of a peer's lane. *is_new_out is true if this lane did not know it. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_meet(struct shoal_lane *lane, const struct shoal_fabric_address *address,
                                                  struct shoal_fabric_met **met_out, bool *is_new_out);

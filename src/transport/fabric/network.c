@@ -956,8 +956,10 @@ static void on_failed(void *arg, void *owner, const char *text)
     count_failed(network, load);
     if (load->peer->broken_ns)
         return;
+    const char *adapter = shoal_lane_set_passing_adapter(&network->lanes);
     snprintf(how, sizeof how,
-             "%.120s; perhaps a firewall closes ports (SHOAL_PORTS), or the interface is the wrong one (SHOAL_NIC)", text);
+             "%s%.40s%s%.120s; perhaps a firewall closes ports (SHOAL_PORTS), or the interface is the wrong one (SHOAL_NIC)",
+             adapter ? "through adapter " : "", adapter ? adapter : "", adapter ? ": " : "", text);
     break_peer(network, load->peer, how);
     shoal_reachability_hurry(&network->checks, &load->peer->reachability);
 }

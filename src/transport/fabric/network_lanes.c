@@ -214,6 +214,11 @@ void shoal_lane_set_drop(struct shoal_lane_set *set, const void *begin, const vo
         shoal_lane_drop(set->rows[i].lane, begin, end);
 }
 
+const char *shoal_lane_set_passing_adapter(const struct shoal_lane_set *set)
+{
+    return set->passing ? shoal_lane_adapter(set->rows[__builtin_ctz(set->passing)].lane) : NULL;
+}
+
 bool shoal_lane_set_poll(struct shoal_lane_set *set, const struct shoal_fabric_handler *handler)
 {
     bool did = false;

@@ -105,6 +105,8 @@ void shoal_lane_set_reached(struct shoal_lane_set *set, struct shoal_network_lan
 
 void shoal_lane_set_expect(struct shoal_lane_set *set);
 void shoal_lane_set_drop(struct shoal_lane_set *set, const void *begin, const void *end);
+/* Returns the adapter of the lane whose events shoal_lane_set_poll passes on, or NULL elsewhere. */
+const char *shoal_lane_set_passing_adapter(const struct shoal_lane_set *set);
 /* Returns true if there were events. */
 bool shoal_lane_set_poll(struct shoal_lane_set *set, const struct shoal_fabric_handler *handler);
 
