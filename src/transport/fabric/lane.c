@@ -32,7 +32,7 @@
 #define FALSE_WAKES_MAX 1000
 
 /* A probe that the provider refuses for this long has failed. Otherwise it would be tried again for ever if its address is that
- * of another program, or if the provider does not say that a connection failed. */
+ * of another program, or if the provider does not report that a connection failed. */
 #define PROBE_NS (5 * SHOAL_NS_PER_S)
 
 struct lane_write {
@@ -41,7 +41,7 @@ struct lane_write {
     void *owner;
     unsigned *under_way; /* as in the write, but counted by the thread that makes progress */
     bool is_probe;
-    uint64_t until_ns;       /* of a probe: when it has failed */
+    uint64_t until_ns;       /* a probe has failed then; 0 for others */
     bool is_dropped;         /* written and read with `calls` held */
     struct lane_write *next; /* in `free_writes` or `unbegun` */
 };
