@@ -367,11 +367,18 @@ bool shoal_nic_reaches(const struct shoal_nic *nic, const struct sockaddr *addre
     return bytes && nic_bytes_of(address, &other) == bytes && is_in_network(other, own, nic->prefix_bits);
 }
 
+/* An address may have a label of its own ("eth0:1"), which does not make another interface. */
+static bool is_same_interface(const struct shoal_nic *nic, const struct shoal_nic *other)
+{
+    const size_t length = strcspn(nic->name, ":");
+    return length == strcspn(other->name, ":") && strncmp(nic->name, other->name, length) == 0;
+}
+
 /* Two interfaces in one network are not told apart by the kernel's routes: one of them would carry everything. */
 static bool is_in_network_of_any(const struct shoal_nics *nics, const struct shoal_nic *nic)
 {
     for (int i = 0; i < nics->count; i++) {
-        if (strcmp(nics->at[i].name, nic->name) == 0 || shoal_nic_reaches(&nics->at[i], nic_address_of(nic)) ||
+        if (is_same_interface(&nics->at[i], nic) || shoal_nic_reaches(&nics->at[i], nic_address_of(nic)) ||
             shoal_nic_reaches(nic, nic_address_of(&nics->at[i])))
             return true;
     }

@@ -204,6 +204,12 @@ void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library
     providers_out[0] = (struct shoal_fabric_provider){.name = "by hand", .way = SHOAL_FABRIC_WRITES};
 }
 
+const char *shoal_fabric_provider_adapter(const struct fi_info *info)
+{
+    (void)info;
+    return "by hand";
+}
+
 bool shoal_fabric_provider_is_on(const struct fi_info *info, const struct shoal_nic *nic)
 {
     (void)info, (void)nic;

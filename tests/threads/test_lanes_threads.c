@@ -393,6 +393,111 @@ static void all_adapters_send(void **state)
     setenv("SHOAL_MOCK_FABRIC", "ethernet", 1);
 }
 
+/* ---- A lane that fails --------------------------------------------------------------------------------------------------- */
+
+static uint64_t last_lane; /* of rank 1 */
+
+static void adapter_fails_body(struct rank *rank)
+{
+    enum shoal_status status = SHOAL_OK;
+    sum_and_check(rank, rank->comm, 5);
+    if (rank->rank == 1) {
+        const struct shoal_network_lane_memory memory = {0};
+        struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+        struct shoal_network_channel channel = {.comm = UINT64_MAX};
+        shoal_progress_lock(rank->context->progress);
+        const int count = shoal_network_offer_lanes(rank->context->network, &channel, 0, &memory, offers);
+        shoal_network_channel_close(rank->context->network, &channel);
+        shoal_progress_unlock(rank->context->progress);
+        CHECK(rank, count == 3, "%d lanes", count);
+        memcpy(&last_lane, offers[2].address.at, sizeof last_lane);
+    }
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        hinder(last_lane, MOCK_CUT);
+    for (int turn = 0; turn < 10 * TURNS && status == SHOAL_OK; turn++) {
+        float *input = make_floats(rank, 1), *sum = make_floats(rank, 2);
+        status = shoal_allreduce(rank->comm, input, sum, FLOATS, SHOAL_FLOAT32, SHOAL_SUM, NULL);
+        free(input);
+        free(sum);
+    }
+    CHECK(rank, status == SHOAL_ERR_PEER_LOST, "ended with %s", shoal_status_name(status));
+    OK(rank, shoal_last_failure(rank->context, rank->comm, &rank->failure));
+}
+
+/* The cause names the adapter, because all others work. */
+static void the_adapter_that_fails_is_named(void **state)
+{
+    (void)state;
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    provider = "SHOAL_PROVIDER=efa";
+    run_world_with("SHOAL_ADAPTERS=16", 2, 1, adapter_fails_body);
+    provider = "SHOAL_PROVIDER=tcp";
+    setenv("SHOAL_MOCK_FABRIC", "ethernet", 1);
+    assert_non_null(strstr(ranks[0].failure.text, "through adapter rdmap160s27-rdm"));
+    assert_string_equal(ranks[0].failure.text, ranks[1].failure.text);
+}
+
+/* ---- A limit of locked memory -------------------------------------------------------------------------------------------- */
+
+static void (*limit_locked)(size_t bytes);
+static size_t (*count_locked)(void);
+
+static void reserve(struct rank *rank)
+{
+    struct shoal_engine *engine = rank->comm->engine;
+    shoal_progress_lock(rank->context->progress);
+    OK(rank, engine->ops->reserve_staging(engine->transport, engine->depth, engine->slot_bytes));
+    shoal_progress_unlock(rank->context->progress);
+}
+
+/* Rank 1 may register its staging buffer `refused_at` times less one: with the first endpoint, and with some lanes. */
+static size_t refused_at;
+
+static void limited_body(struct rank *rank)
+{
+    const size_t before = count_locked();
+    const size_t times = 1 + (size_t)count_lanes(rank);
+    CHECK(rank, times == 4, "%zu endpoints", times);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 0)
+        reserve(rank);
+    pthread_barrier_wait(&rank->world->meeting);
+    if (rank->rank == 1) {
+        const size_t staging = (count_locked() - before) / times, full = count_locked();
+        CHECK(rank, staging > 0, "nothing is registered");
+        limit_locked(full + refused_at * staging - 1);
+        reserve(rank);
+        limit_locked(SIZE_MAX);
+        CHECK(rank, count_locked() == full + staging, "%zu bytes stay registered, not %zu", count_locked() - full, staging);
+    }
+    pthread_barrier_wait(&rank->world->meeting);
+    for (size_t turn = 0; turn < TURNS; turn++) {
+        sum_and_check(rank, rank->comm, turn);
+        sum_shared(rank, turn);
+    }
+    const int busy = count_busy_adapters(rank);
+    CHECK(rank, busy == 0, "%d adapters sent, besides the first", busy);
+    pthread_barrier_wait(&rank->world->meeting);
+}
+
+/* The first endpoint then carries everything, in both directions. */
+static void staging_is_registered_with_all_lanes_or_none(void **state)
+{
+    void *mock = dlopen(MOCK_FABRIC, RTLD_NOW);
+    (void)state;
+    assert_non_null(mock);
+    find_in_mock(mock, "mock_limit_locked", &limit_locked);
+    find_in_mock(mock, "mock_count_locked", &count_locked);
+    setenv("SHOAL_MOCK_FABRIC", "p4d", 1);
+    provider = "SHOAL_PROVIDER=efa";
+    for (refused_at = 2; refused_at <= 4; refused_at++)
+        run_world_with("SHOAL_ADAPTERS=16", 2, 1, limited_body);
+    provider = "SHOAL_PROVIDER=tcp";
+    setenv("SHOAL_MOCK_FABRIC", "ethernet", 1);
+    dlclose(mock);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -401,6 +506,8 @@ int main(void)
         cmocka_unit_test(a_chosen_number_is_tried),
         cmocka_unit_test(lanes_look_while_a_rank_waits),
         cmocka_unit_test(all_adapters_send),
+        cmocka_unit_test(the_adapter_that_fails_is_named),
+        cmocka_unit_test(staging_is_registered_with_all_lanes_or_none),
         cmocka_unit_test(an_abort_ends_sums),
         cmocka_unit_test(lanes_begin_nothing_after_a_failure),
         cmocka_unit_test(a_peer_that_is_cut_off_is_one_failure),

@@ -233,8 +233,18 @@ static int most_of(struct shoal_fabric_share share)
     return wanted && wanted < SHOAL_ADAPTERS_MAX ? wanted : SHOAL_ADAPTERS_MAX;
 }
 
-/* Replaces the host's adapters by those of this rank: at least one. */
-static void keep_share(struct adapters *adapters, struct shoal_fabric_share share)
+static void put_first(struct adapters *adapters, const struct fi_info *first)
+{
+    const int at = find_adapter(adapters, first);
+    if (at <= 0)
+        return;
+    memmove(adapters->at + 1, adapters->at, (size_t)at * sizeof adapters->at[0]);
+    adapters->at[0] = first;
+}
+
+/* Replaces the host's adapters by those of this rank: at least one. `leading` is not left out if it is one of them; NULL for
+ * any. */
+static void keep_share(struct adapters *adapters, const struct fi_info *leading, struct shoal_fabric_share share)
 {
     if (!keep_named(adapters, share)) {
         const int ranks = share.ranks ? share.ranks : 1, first = share.rank * adapters->count / ranks;
@@ -243,6 +253,8 @@ static void keep_share(struct adapters *adapters, struct shoal_fabric_share shar
         adapters->count = end > first ? end - first : 1;
     }
     const int most = most_of(share);
+    if (leading && adapters->count > most)
+        put_first(adapters, leading);
     adapters->count = adapters->count < most ? adapters->count : most;
 }
 
@@ -259,7 +271,7 @@ static void keep_own(const struct shoal_fabric_library *library, const struct fi
         return;
     provider->has_more_on_host =
         most_of(share) > 1 && (has_ip_address(first) ? adapters.count > 1 : adapters.count > share.ranks);
-    keep_share(&adapters, share);
+    keep_share(&adapters, has_ip_address(first) ? first : NULL, share);
     first = has_ip_address(first) ? first : adapters.at[0];
     const bool is_only_one = most_of(share) == 1;
     provider->info = library->dupinfo(first);
@@ -278,7 +290,7 @@ static bool can_write(const struct fi_info *info)
            info->domain_attr->cq_data_size >= IMMEDIATE_BYTES;
 }
 
-static const char *domain_of(const struct fi_info *info)
+const char *shoal_fabric_provider_adapter(const struct fi_info *info)
 {
     return info->domain_attr->name ? info->domain_attr->name : "an adapter without a name";
 }
@@ -286,10 +298,10 @@ static const char *domain_of(const struct fi_info *info)
 /* Prints the names of this rank's adapters, as many as fit: "rdmap16s27-rdm, rdmap32s27-rdm". */
 static void print_adapters(const struct shoal_fabric_provider *provider, char *text, size_t bytes)
 {
-    size_t used = (size_t)snprintf(text, bytes, "%.60s%s", domain_of(provider->info),
+    size_t used = (size_t)snprintf(text, bytes, "%.60s%s", shoal_fabric_provider_adapter(provider->info),
                                    provider->is_first_others ? " (messages only)" : "");
     for (int i = 0; i < provider->more_count && used < bytes; i++)
-        used += (size_t)snprintf(text + used, bytes - used, ", %.60s", domain_of(provider->more[i]));
+        used += (size_t)snprintf(text + used, bytes - used, ", %.60s", shoal_fabric_provider_adapter(provider->more[i]));
 }
 
 static void provider_describe(struct shoal_fabric_provider *provider)

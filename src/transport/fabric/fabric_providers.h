@@ -41,6 +41,8 @@ void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library
 void shoal_fabric_providers_free(const struct shoal_fabric_library *library,
                                  struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS]);
 
+/* Returns libfabric's name of the offer's adapter. */
+const char *shoal_fabric_provider_adapter(const struct fi_info *info);
 /* Returns true if the offer has the interface's IP address. */
 bool shoal_fabric_provider_is_on(const struct fi_info *info, const struct shoal_nic *nic);
 

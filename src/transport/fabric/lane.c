@@ -31,12 +31,17 @@
  * write also wakes the thread. */
 #define FALSE_WAKES_MAX 1000
 
+/* A probe that the provider refuses for this long has failed. Otherwise it would be tried again for ever if its address is that
+ * of another program, or if the provider does not report that a connection failed. */
+#define PROBE_NS (5 * SHOAL_NS_PER_S)
+
 struct lane_write {
     struct shoal_fabric_write write;
     struct shoal_fabric_memory to; /* a copy of *write.to, which may end while the write waits */
     void *owner;
     unsigned *under_way; /* as in the write, but counted by the thread that makes progress */
     bool is_probe;
+    uint64_t until_ns;       /* a probe has failed then; 0 for others */
     bool is_dropped;         /* written and read with `calls` held */
     struct lane_write *next; /* in `free_writes` or `unbegun` */
 };
@@ -162,14 +167,21 @@ static void lane_on_failed(void *arg, void *owner, const char *text)
     push_event(arg, (struct lane_event){.kind = LANE_FAILED, .write = owner, .text = strdup(text)});
 }
 
+static bool is_given_up(const struct lane_write *write)
+{
+    return write->is_probe && shoal_clock_ns() >= write->until_ns;
+}
+
 /* Returns false if the provider is busy. */
 static bool start_write(struct shoal_lane *lane, struct lane_write *write)
 {
     const enum shoal_status status = write->is_dropped ? SHOAL_OK : shoal_fabric_endpoint_write(lane->endpoint, &write->write);
-    if (status == SHOAL_PENDING)
+    if (status == SHOAL_PENDING && !is_given_up(write))
         return false;
     if (write->is_dropped)
         lane_on_completed(lane, write);
+    else if (status == SHOAL_PENDING)
+        lane_on_failed(lane, write, "no connection");
     else if (status != SHOAL_OK)
         lane_on_failed(lane, write, "cannot write (see above)");
     return true;
@@ -422,6 +434,11 @@ const struct shoal_fabric_address *shoal_lane_address(const struct shoal_lane *l
     return shoal_fabric_endpoint_address(lane->endpoint);
 }
 
+const char *shoal_lane_adapter(const struct shoal_lane *lane)
+{
+    return shoal_fabric_provider_adapter(lane->options.info);
+}
+
 /* ---- Peers and memory ---------------------------------------------------------------------------------------------------- */
 
 enum shoal_status shoal_lane_meet(struct shoal_lane *lane, const struct shoal_fabric_address *address,
@@ -480,6 +497,7 @@ static enum shoal_status begin_lane_write(struct shoal_lane *lane, const struct 
     lane->free_writes = entry->next;
     *entry = (struct lane_write){
         .write = *write, .to = *write->to, .owner = write->owner, .under_way = write->under_way, .is_probe = is_probe};
+    entry->until_ns = is_probe ? shoal_clock_ns() + PROBE_NS : 0;
     entry->write.to = &entry->to;
     entry->write.owner = entry;
     entry->write.under_way = NULL;

@@ -41,6 +41,9 @@ void shoal_lane_close(struct shoal_lane *lane);
 
 const struct shoal_fabric_address *shoal_lane_address(const struct shoal_lane *lane);
 
+/* Returns libfabric's name of the lane's adapter: "eth1", "rdmap16s27-rdm". */
+const char *shoal_lane_adapter(const struct shoal_lane *lane);
+
 /* Adds one use of a peer's lane. *is_new_out is true if this lane did not know it. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_meet(struct shoal_lane *lane, const struct shoal_fabric_address *address,
                                                  struct shoal_fabric_met **met_out, bool *is_new_out);
@@ -58,7 +61,8 @@ void shoal_lane_unregister(struct shoal_lane *lane, struct shoal_fabric_memory *
  * wait. The owner comes back from a poll. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_write(struct shoal_lane *lane, const struct shoal_fabric_write *write);
 /* Hands over a write without data that only proves to the peer that this lane reaches it. No event comes back. `owner` only
- * names it for shoal_lane_drop. PENDING if too many writes wait. */
+ * names it for shoal_lane_drop. It fails if the provider does not accept it for some seconds. PENDING if too many writes
+ * wait. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_probe(struct shoal_lane *lane, const struct shoal_fabric_met *met,
                                                   const struct shoal_fabric_memory *to, uint32_t immediate, void *owner);
 /* Returns the bytes of all writes that have not come back from a poll. */

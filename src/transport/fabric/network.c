@@ -280,6 +280,7 @@ static void open_lanes(struct shoal_network *network, const struct shoal_network
     const struct shoal_nic *nic = nic_of(options, network->provider->info);
     network->tries_lanes = !options->is_fixed && !options->share.most && network->writes;
     network->lanes.log = network->log;
+    network->lanes.is_over_tcp = network->provider->is_over_tcp;
     network->lanes.is_first_others = network->provider->is_first_others;
     network->lanes.is_registering = shoal_fabric_endpoint_registers_sources(network->endpoint);
     if (nic)
@@ -955,8 +956,10 @@ static void on_failed(void *arg, void *owner, const char *text)
     count_failed(network, load);
     if (load->peer->broken_ns)
         return;
+    const char *adapter = shoal_lane_set_passing_adapter(&network->lanes);
     snprintf(how, sizeof how,
-             "%.120s; perhaps a firewall closes ports (SHOAL_PORTS), or the interface is the wrong one (SHOAL_NIC)", text);
+             "%s%.40s%s%.120s; perhaps a firewall closes ports (SHOAL_PORTS), or the interface is the wrong one (SHOAL_NIC)",
+             adapter ? "through adapter " : "", adapter ? adapter : "", adapter ? ": " : "", text);
     break_peer(network, load->peer, how);
     shoal_reachability_hurry(&network->checks, &load->peer->reachability);
 }
@@ -1169,6 +1172,7 @@ void shoal_network_part_lanes(struct shoal_network *network, struct shoal_networ
 void shoal_network_lane_reached(struct shoal_network *network, struct shoal_network_lanes *lanes, uint64_t number)
 {
     shoal_lane_set_reached(&network->lanes, lanes, number);
+    network->is_unsealed = true; /* the probe's connection */
 }
 
 void shoal_network_expect_lanes(struct shoal_network *network)

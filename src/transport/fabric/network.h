@@ -228,7 +228,7 @@ void shoal_network_unregister(struct shoal_network *network, struct shoal_fabric
 int shoal_network_lane_count(const struct shoal_network *network);
 /* Returns true if a rank of this host may have lanes, and no number of threads or adapters was set. */
 bool shoal_network_tries_lanes(const struct shoal_network *network);
-/* Registers memory that peers may write to through lanes. Unregister it in each case. */
+/* Registers memory that peers may write to through lanes. On failure, which is logged, no lane has registered it. */
 SHOAL_MUST_USE enum shoal_status shoal_network_register_lanes(struct shoal_network *network, void *memory, size_t bytes,
                                                               struct shoal_network_lane_memory *memory_out);
 void shoal_network_unregister_lanes(struct shoal_network *network, struct shoal_network_lane_memory *memory);

@@ -1,7 +1,7 @@
 #include "transport/fabric/network_lanes.h"
 
 #include <stddef.h>
-#include <string.h>
+#include <stdlib.h>
 
 #include "base/assert.h"
 #include "base/clock.h"
@@ -14,11 +14,12 @@
 
 static void on_out_of_reach(void *arg, struct shoal_reachability *check, const char *text);
 
-/* Only providers over TCP have an address that can be checked. */
-static void open_checks(struct shoal_lane_row *row)
+/* Only providers over TCP listen at an address that can be checked; the port of others is not one of TCP. */
+static void open_checks(const struct shoal_lane_set *set, struct shoal_lane_row *row)
 {
     row->checks = (struct shoal_reachability_checks){.arg = row, .broken = on_out_of_reach};
-    if (!shoal_reachability_read_address(shoal_lane_address(row->lane), &row->checks.from))
+    if (!set->is_over_tcp ||
+        !shoal_reachability_read_address(shoal_lane_address(row->lane), &row->checks.from))
         row->checks.from.socket.ss_family = AF_UNSPEC;
 }
 
@@ -31,7 +32,7 @@ enum shoal_status shoal_lane_set_add(struct shoal_lane_set *set, const struct sh
     if (site->nic)
         row->nic = *site->nic;
     SHOAL_TRY(shoal_lane_open(options, &row->lane));
-    open_checks(row);
+    open_checks(set, row);
     set->count++;
     return SHOAL_OK;
 }
@@ -56,9 +57,12 @@ void shoal_lane_set_close(struct shoal_lane_set *set)
 enum shoal_status shoal_lane_set_register(struct shoal_lane_set *set, void *memory, size_t bytes,
                                           struct shoal_network_lane_memory *memory_out)
 {
-    for (int i = 0; i < set->count; i++)
-        SHOAL_TRY(shoal_lane_register(set->rows[i].lane, memory, bytes, &memory_out->lane[i]));
-    return SHOAL_OK;
+    enum shoal_status status = SHOAL_OK;
+    for (int i = 0; status == SHOAL_OK && i < set->count; i++)
+        status = shoal_lane_register(set->rows[i].lane, memory, bytes, &memory_out->lane[i]);
+    if (status != SHOAL_OK)
+        shoal_lane_set_unregister(set, memory_out);
+    return status;
 }
 
 const char *shoal_lane_set_register_source(struct shoal_lane_set *set, void *memory, size_t bytes,
@@ -114,7 +118,10 @@ enum shoal_status shoal_lane_set_meet(struct shoal_lane_set *set, const struct s
     int partners[SHOAL_LANES_MAX];
     SHOAL_ASSERT(count >= 0 && count <= SHOAL_LANES_MAX);
     find_partners(set, offers, count, partners);
-    memset(lanes_out, 0, sizeof *lanes_out);
+    *lanes_out = (struct shoal_network_lanes){.count = 0};
+    lanes_out->lane = calloc(set->count ? (size_t)set->count : 1, sizeof *lanes_out->lane);
+    if (!lanes_out->lane)
+        return shoal_log_fail(set->log, SHOAL_ERR_MEMORY, "fabric", "no memory for the lanes of a process");
     lanes_out->count = set->count;
     for (int i = 0; i < set->count; i++) {
         struct shoal_lane_path *path = &lanes_out->lane[i];
@@ -154,7 +161,8 @@ void shoal_lane_set_part(struct shoal_lane_set *set, struct shoal_network_lanes 
         shoal_lane_part(set->rows[i].lane, path->met);
         path->met = NULL;
     }
-    lanes->count = 0;
+    free(lanes->lane);
+    *lanes = (struct shoal_network_lanes){.count = 0};
 }
 
 /* ---- Probes -------------------------------------------------------------------------------------------------------------- */
@@ -204,6 +212,11 @@ void shoal_lane_set_drop(struct shoal_lane_set *set, const void *begin, const vo
 {
     for (int i = 0; i < set->count; i++)
         shoal_lane_drop(set->rows[i].lane, begin, end);
+}
+
+const char *shoal_lane_set_passing_adapter(const struct shoal_lane_set *set)
+{
+    return set->passing ? shoal_lane_adapter(set->rows[__builtin_ctz(set->passing)].lane) : NULL;
 }
 
 bool shoal_lane_set_poll(struct shoal_lane_set *set, const struct shoal_fabric_handler *handler)

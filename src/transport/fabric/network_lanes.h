@@ -43,11 +43,11 @@ struct shoal_lane_path {
     struct shoal_reachability reachability;
 };
 
-/* The ways to one peer. It must not move while it is used. */
+/* The ways to one peer. */
 struct shoal_network_lanes {
     int count;
-    uint64_t first_bytes; /* of all large puts through the first endpoint so far */
-    struct shoal_lane_path lane[SHOAL_LANES_MAX];
+    uint64_t first_bytes;        /* of all large puts through the first endpoint so far */
+    struct shoal_lane_path *lane; /* [count]; about 200 bytes each, and there may be many peers */
 };
 
 struct shoal_lane_row {
@@ -64,6 +64,7 @@ struct shoal_lane_set {
     struct shoal_nic nic; /* of the first endpoint */
     bool is_first_others; /* large puts leave the first endpoint's adapter to another rank of this host if they can */
     bool is_registering;  /* the provider wants sources registered */
+    bool is_over_tcp;     /* as in struct shoal_fabric_provider */
     int count;
     uint16_t passing; /* a bit for the lane whose events shoal_lane_set_poll passes on; 0 elsewhere */
     struct shoal_lane_row rows[SHOAL_LANES_MAX];
@@ -81,10 +82,10 @@ SHOAL_MUST_USE enum shoal_status shoal_lane_set_add(struct shoal_lane_set *set, 
 void shoal_lane_set_stop(struct shoal_lane_set *set);
 void shoal_lane_set_close(struct shoal_lane_set *set);
 
+/* On failure no lane has registered it. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_set_register(struct shoal_lane_set *set, void *memory, size_t bytes,
                                                          struct shoal_network_lane_memory *memory_out);
-/* Like shoal_lane_set_register(), for memory that is only written from. Returns NULL, or the reason of a failure; then no lane
- * has registered it. */
+/* Like shoal_lane_set_register(), for memory that is only written from. Returns NULL, or the reason of a failure. */
 SHOAL_MUST_USE const char *shoal_lane_set_register_source(struct shoal_lane_set *set, void *memory, size_t bytes,
                                                           struct shoal_network_lane_memory *memory_out);
 void shoal_lane_set_unregister(struct shoal_lane_set *set, struct shoal_network_lane_memory *memory);
@@ -92,17 +93,20 @@ void shoal_lane_set_unregister(struct shoal_lane_set *set, struct shoal_network_
 /* Writes offers for all lanes; `probe` is the immediate for the receiver's lane 0, and 0 if there is none. Returns how many. */
 int shoal_lane_set_offer(const struct shoal_lane_set *set, const struct shoal_network_lane_memory *memory, uint32_t probe,
                          struct shoal_network_lane_offer offers_out[SHOAL_LANES_MAX]);
-/* Meets a peer's lanes. Calls is_new for each address that the set did not know. */
+/* Meets a peer's lanes. Calls is_new for each address that the set did not know. On failure lanes_out is empty. */
 SHOAL_MUST_USE enum shoal_status shoal_lane_set_meet(struct shoal_lane_set *set, const struct shoal_network_lane_offer *offers,
                                                      int count, struct shoal_network_lanes *lanes_out,
                                                      void (*is_new)(void *arg, const struct shoal_fabric_address *address),
                                                      void *arg);
+/* Frees the ways; lanes is empty then. */
 void shoal_lane_set_part(struct shoal_lane_set *set, struct shoal_network_lanes *lanes);
 /* The peer was reached through lane `number`. Ignores a number that was never sent. */
 void shoal_lane_set_reached(struct shoal_lane_set *set, struct shoal_network_lanes *lanes, uint64_t number);
 
 void shoal_lane_set_expect(struct shoal_lane_set *set);
 void shoal_lane_set_drop(struct shoal_lane_set *set, const void *begin, const void *end);
+/* Returns the adapter of the lane whose events shoal_lane_set_poll passes on, or NULL elsewhere. */
+const char *shoal_lane_set_passing_adapter(const struct shoal_lane_set *set);
 /* Returns true if there were events. */
 bool shoal_lane_set_poll(struct shoal_lane_set *set, const struct shoal_fabric_handler *handler);
 

@@ -115,6 +115,7 @@ struct hosts {
     bool has_staging;
     struct shoal_fabric_memory staging;
     struct shoal_network_lane_memory lane_staging;
+    bool offers_lanes;       /* `lane_staging` is registered, so peers may use this rank's lanes */
     bool is_limited;         /* lanes make no puts now */
     bool has_dropped;        /* the communicator broke: lanes have dropped the puts that they had not begun, and get none */
     unsigned *under_way;     /* [slots] increments under way to all ranks; then all other messages */
@@ -207,7 +208,7 @@ static void send_announcement(struct hosts *hosts, int peer, const struct shoal_
         message.staging_base = hosts->staging.base;
         message.staging_key = hosts->staging.key;
         message.counters = remote->counters_given;
-        if (SHOAL_UNLIKELY(shoal_network_lane_count(hosts->network)))
+        if (SHOAL_UNLIKELY(hosts->offers_lanes))
             offer_lanes(hosts, peer);
     }
     const struct iovec body[] = {{&message, sizeof message}, {(void *)(uintptr_t)payload, bytes}};
@@ -341,17 +342,32 @@ static size_t staging_stride(const struct hosts *hosts)
     return shoal_shm_staging_stride(hosts->slot_bytes);
 }
 
+/* Several adapters lock the staging buffer several times. If the system refuses that, the first endpoint alone is used. */
+static void register_with_lanes(struct hosts *hosts, void *staging, size_t bytes)
+{
+    const int lanes = shoal_network_lane_count(hosts->network);
+    if (!lanes)
+        return;
+    hosts->offers_lanes =
+        shoal_network_register_lanes(hosts->network, staging, bytes, &hosts->lane_staging) == SHOAL_OK;
+    if (!hosts->offers_lanes)
+        shoal_log_line(hosts->log, SHOAL_LOG_WARN, "hosts",
+                       "%zu bytes of staging memory could not be registered %d times (see above), so data of this communicator "
+                       "use one endpoint of this rank; raise the limit of locked memory (ulimit -l), or set SHOAL_ADAPTERS=1",
+                       bytes, 1 + lanes);
+}
+
 static enum shoal_status hosts_reserve_staging(struct shoal_transport *transport, unsigned slots, size_t slot_bytes)
 {
     struct hosts *hosts = hosts_of(transport);
     if (hosts->has_staging)
         return SHOAL_OK;
     SHOAL_TRY(hosts->local->ops->reserve_staging(hosts->local, slots, slot_bytes));
-    SHOAL_TRY(shoal_network_register(hosts->network, hosts->local->ops->staging(hosts->local, hosts->local->rank, 0),
-                                     hosts->slots * staging_stride(hosts), &hosts->staging));
+    void *const staging = hosts->local->ops->staging(hosts->local, hosts->local->rank, 0);
+    const size_t bytes = hosts->slots * staging_stride(hosts);
+    SHOAL_TRY(shoal_network_register(hosts->network, staging, bytes, &hosts->staging));
     hosts->has_staging = true;
-    SHOAL_TRY(shoal_network_register_lanes(hosts->network, hosts->local->ops->staging(hosts->local, hosts->local->rank, 0),
-                                           hosts->slots * staging_stride(hosts), &hosts->lane_staging));
+    register_with_lanes(hosts, staging, bytes);
     return SHOAL_OK;
 }
 
@@ -1182,6 +1198,8 @@ static void hosts_memory(struct shoal_transport *transport, struct shoal_memory_
     for (int r = 0; r < transport->size; r++) {
         const struct remote *remote = remote_of(hosts, r);
         usage->control_bytes += sizeof *remote;
+        usage->control_bytes +=
+            remote->lanes ? sizeof *remote->lanes + (size_t)remote->lanes->count * sizeof remote->lanes->lane[0] : 0;
         usage->control_bytes += remote->announcements ? SHOAL_ANNOUNCEMENTS * sizeof *remote->announcements : 0;
         for (int i = 0; i < SHOAL_PAYLOADS; i++)
             usage->control_bytes += remote->payloads[i].bytes;

@@ -147,6 +147,7 @@ static const struct {
     {"rail1", "10.1.0.5", 24, 100000, "mlx5_core", false, false},
     {"rail1", "10.1.7.5", 24, 100000, "mlx5_core", false, false},
     {"again", "10.2.0.6", 24, 100000, "mlx5_core", false, false},
+    {"rail2:7", "10.7.0.5", 24, 100000, "mlx5_core", false, false},
     {"rail3", "10.3.0.5", 24, 100000, "mlx5_core", true, false},
     {"other", "10.4.0.5", 24, 100000, "ice", false, false},
     {"docker0", "172.17.0.1", 16, 0, "bridge", false, false},

@@ -233,6 +233,9 @@ static void fabric_interfaces_are_divided_among_the_ranks(void **state)
             expect_share(&library, "", &nic, share, "eth1; progress");
         }
     }
+    /* The last one leads to the others. It is not left out. */
+    const struct shoal_fabric_share few = {.ranks = 1, .nics = &equal, .most = 2};
+    expect_share(&library, "", &equal.at[2], few, "eth2, eth0, 2 of 3");
     unsetenv("SHOAL_MOCK_FABRIC");
     shoal_fabric_library_close(&library);
 }

@@ -544,6 +544,11 @@ static void messages_to_a_lane_are_rejected(void **state)
     close_pair(&pair);
 }
 
+static void ignore_address(void *arg, const struct shoal_fabric_address *address)
+{
+    (void)arg, (void)address;
+}
+
 /* Makes the address one that refuses connections: its port is bound, but nothing listens there. Returns the descriptor. */
 static int open_refusing(struct shoal_fabric_address *at)
 {
@@ -599,6 +604,86 @@ static void a_silent_peer_delays_no_other(void **state)
     shoal_network_part_lanes(pair.from.network, &silent);
     close_pair(&pair);
     close(fd);
+}
+
+/* A probe that no peer answers does not keep the lane's thread awake for ever. The address is one of another program. */
+static void a_probe_that_nobody_accepts_ends(void **state)
+{
+    struct pair pair;
+    struct shoal_network_lanes silent;
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    unsigned count = 0, total = 0;
+    (void)state;
+    if (!open_pair(&pair, 2, 2))
+        skip();
+    assert_int_equal(shoal_network_offer_lanes(pair.to.network, &pair.channel, 3, &pair.lane_memory, offers), 1);
+    offers[0].is_apart = 1;
+    const int fd = open_silent(&offers[0]);
+    assert_int_equal(shoal_network_meet_lanes(pair.from.network, offers, 1, &silent), SHOAL_OK);
+    struct shoal_network_load load = {.peer = pair.peer, .count = &count, .total = &total};
+    const struct shoal_network_write write = {.load = &load,
+                                              .to = &pair.registered,
+                                              .source = pair.source,
+                                              .bytes = WRITE_BYTES,
+                                              .immediate = pair.immediate,
+                                              .lanes = &silent};
+    const uint64_t begun_ns = shoal_clock_ns();
+    pair.from.log.level = SHOAL_LOG_DEBUG;
+    logged[0] = 0;
+    while (shoal_network_put(pair.from.network, &write) == SHOAL_PENDING)
+        poll_both(&pair, begun_ns);
+    while (count > 0 || !strstr(logged, "a lane does not reach a peer"))
+        poll_both(&pair, begun_ns);
+    assert_int_equal(count_open(&silent), 0);
+    shoal_network_part_lanes(pair.from.network, &silent);
+    close_pair(&pair);
+    close(fd);
+}
+
+/* A lane of a provider over TCP, or of another one that has internet addresses, sends a probe to itself. Returns the state of
+ * the check. */
+static enum shoal_reachability_state check_of_probe(bool is_over_tcp)
+{
+    struct side side = {.network = NULL};
+    struct shoal_fabric_library library;
+    struct shoal_fabric_provider providers[SHOAL_FABRIC_PROVIDERS];
+    struct shoal_network_lane_memory memory = {0};
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX];
+    struct shoal_network_lanes lanes;
+    char reason[1200];
+    static char bytes[WRITE_BYTES];
+    assert_int_equal(shoal_settings_load(&side.settings, NULL, reason, sizeof reason), SHOAL_OK);
+    shoal_log_init(&side.log, &side.settings.log, keep_line, NULL);
+    if (shoal_fabric_library_open("", &side.log, &library) != SHOAL_OK)
+        skip();
+    shoal_fabric_providers_find_best(&library, NULL, "", false, (struct shoal_fabric_share){0}, providers);
+    const struct shoal_fabric_provider *provider = shoal_fabric_providers_choose(providers, "", reason, sizeof reason);
+    if (!provider || !provider->is_over_tcp)
+        skip();
+    struct shoal_lane_set set = {.log = &side.log, .is_over_tcp = is_over_tcp};
+    const struct shoal_lane_options options = {
+        .library = &library, .info = provider->info, .log = &side.log, .number = 1, .wake = count_wake};
+    assert_int_equal(shoal_lane_set_add(&set, &options, &(struct shoal_lane_site){NULL, true}), SHOAL_OK);
+    assert_int_equal(shoal_lane_set_offer(&set, &memory, 1u << 10, offers), 1);
+    assert_int_equal(shoal_lane_set_meet(&set, offers, 1, &lanes, ignore_address, NULL), SHOAL_OK);
+    const struct shoal_fabric_write write = {.source = bytes, .bytes = sizeof bytes};
+    assert_int_equal(shoal_lane_set_put(&set, &lanes, &write, NULL, 0), SHOAL_PENDING);
+    const enum shoal_reachability_state found = lanes.lane[0].reachability.state;
+    shoal_lane_set_part(&set, &lanes);
+    shoal_lane_set_stop(&set);
+    shoal_lane_set_close(&set);
+    shoal_fabric_providers_free(&library, providers);
+    shoal_fabric_library_close(&library);
+    shoal_log_fini(&side.log);
+    return found;
+}
+
+/* The port of a provider that is not over TCP refuses connections of TCP, which would look like a firewall. */
+static void only_lanes_over_tcp_are_checked_by_tcp(void **state)
+{
+    (void)state;
+    assert_int_equal(check_of_probe(true), SHOAL_REACHABILITY_TRIED);
+    assert_int_equal(check_of_probe(false), SHOAL_REACHABILITY_SETTLED);
 }
 
 /* A write that was dropped has reached nobody: that the peer cannot be reached is still found out. */
@@ -848,6 +933,8 @@ int main(void)
         cmocka_unit_test(dropped_writes_come_back),
         cmocka_unit_test(messages_to_a_lane_are_rejected),
         cmocka_unit_test(a_silent_peer_delays_no_other),
+        cmocka_unit_test(a_probe_that_nobody_accepts_ends),
+        cmocka_unit_test(only_lanes_over_tcp_are_checked_by_tcp),
         cmocka_unit_test(a_dropped_write_shows_no_peer_reachable),
         cmocka_unit_test(a_descriptor_that_wakes_for_nothing_is_tried_again),
         cmocka_unit_test(connections_of_all_lanes_are_sealed),
