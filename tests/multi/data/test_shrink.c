@@ -548,13 +548,6 @@ static void a_coordinator_stops_in_the_second_agreement(struct world *world)
     expect_whole(world, world->comm, all_but(world, 1u << stopped));
 }
 
-static const struct {
-    const char *name;
-    enum shoal_survivors_kind kind;
-} stops[] = {{"its proposal", SHOAL_SURVIVORS_PROPOSAL},
-             {"it prepares", SHOAL_SURVIVORS_PREPARE},
-             {"its decision", SHOAL_SURVIVORS_DECISION}};
-
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 static const char *const settings[] = {QUIET, BETWEEN_HOSTS, NULL};
@@ -569,6 +562,21 @@ static void run(const char *what, int size, int ranks_per_host, world_body_fn bo
         snprintf(name, sizeof name, "%s: %d ranks", what, size);
     memset(world_board(), 0, WORLD_BOARD * sizeof(uint64_t));
     world_run(&(struct world_options){name, size, settings, body, arg});
+}
+
+static void run_stops_of_coordinators(int ranks_per_host)
+{
+    static const struct {
+        const char *name;
+        enum shoal_survivors_kind kind;
+    } stops[] = {{"its proposal", SHOAL_SURVIVORS_PROPOSAL},
+                 {"it prepares", SHOAL_SURVIVORS_PREPARE},
+                 {"its decision", SHOAL_SURVIVORS_DECISION}};
+    char name[80];
+    for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
+        snprintf(name, sizeof name, "a_coordinator_stops_in_the_second_agreement, before %s", stops[i].name);
+        run(name, 4, ranks_per_host, a_coordinator_stops_in_the_second_agreement, &stops[i].kind);
+    }
 }
 
 int main(int argument_count, char **arguments)
@@ -602,10 +610,7 @@ int main(int argument_count, char **arguments)
         run("an_aborted_communicator_is_shrunk", 3, per_host, an_aborted_communicator_is_shrunk, NULL);
         run("a_rank_that_cannot_make_it_fails_all", 5, per_host, a_rank_that_cannot_make_it_fails_all, NULL);
         run("a_stopped_rank_is_left_behind", 3, per_host, a_stopped_rank_is_left_behind, NULL);
-        for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
-            snprintf(name, sizeof name, "a_coordinator_stops_in_the_second_agreement, before %s", stops[i].name);
-            run(name, 4, per_host, a_coordinator_stops_in_the_second_agreement, &stops[i].kind);
-        }
+        run_stops_of_coordinators(per_host);
         for (size_t i = 3; i < 6 && per_host == 0; i++) {
             const struct plan plan = {.dies_us = dies_us[i]};
             snprintf(name, sizeof name, "a_rank_that_stops_in_an_operation_writes_nothing_later, after %u us", dies_us[i]);
