@@ -422,11 +422,11 @@ size_t shoal_select_slot_bytes(size_t chunk_bytes, int size, int hosts)
 }
 
 /* Without staging buffers, the ranks of one host may partition a chunk that is `size` times as long, if the operand has no
- * parts. */
+ * parts. Over several hosts a plan has at least two bins for each part of staging, if there are more than two ranks. */
 size_t shoal_select_most_chunk_bytes(size_t chunk_bytes, int size, int hosts, bool is_in_parts)
 {
     if (is_in_parts)
-        return shoal_select_part_bytes(chunk_bytes, size, hosts);
+        return shoal_select_part_bytes(chunk_bytes, size, hosts) / (hosts > 1 && size > 2 ? 2 : 1);
     const size_t slot = shoal_select_slot_bytes(chunk_bytes, size, hosts);
     return hosts > 1 ? slot : shoal_max_size(slot, chunk_bytes * (size_t)size);
 }

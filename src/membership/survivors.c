@@ -182,7 +182,7 @@ static bool has_moved_on(const struct shoal_survivors *survivors, int rank)
 
 /* Returns true if the rank has moved on without this rank: it has adopted a decision in a later agreement, in which this rank
  * has not proposed, or has left this rank out of its view. */
-static bool survivor_has_left(const struct shoal_survivors *survivors, int rank)
+static bool survivors_has_left(const struct shoal_survivors *survivors, int rank)
 {
     const struct shoal_survivors_rank *of = &survivors->ranks[rank];
     return of->adopted_epoch > survivors->epoch ||
@@ -199,7 +199,7 @@ static bool has_followed(const struct shoal_survivors *survivors, int rank)
  * decision. */
 static bool has_adopted(const struct shoal_survivors *survivors, int rank)
 {
-    return has_followed(survivors, rank) || (has_moved_on(survivors, rank) && !survivor_has_left(survivors, rank));
+    return has_followed(survivors, rank) || (has_moved_on(survivors, rank) && !survivors_has_left(survivors, rank));
 }
 
 /* Returns true if a rank in the decision has left this rank, even if it has ended since. Perhaps nobody else has this
@@ -208,7 +208,7 @@ static bool is_left_behind(const struct shoal_survivors *survivors)
 {
     for (int r = 0; r < survivors->size && current(survivors)->adopted; r++) {
         if (shoal_survivors_has(&current(survivors)->decision, r) && !is_excluded(survivors, r) &&
-            survivor_has_left(survivors, r) && !has_followed(survivors, r))
+            survivors_has_left(survivors, r) && !has_followed(survivors, r))
             return true;
     }
     return false;

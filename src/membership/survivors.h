@@ -17,10 +17,9 @@
  * meanwhile, a survivor and every living rank in its decision return the same decision.
  *
  * A rank in the decision may be lost after it has proposed: the survivors find that out and agree again, under the next epoch.
- * A living rank that is not in the decision learns that it was left out; so does one that has moved on to no later agreement
- * while a rank of its decision has, without it: perhaps nobody else has that decision. Ranks that cannot reach each other
- * regard each other as lost, and each side agrees by itself. A caller that must not continue twice requires more than half of
- * the ranks.
+ * A living rank that is not in the decision learns that it was left out. So does a rank whose decision names another one that
+ * has moved on without it: perhaps nobody else has that decision. Ranks that cannot reach each other regard each other
+ * as lost, and each side agrees by itself. A caller that must not continue twice requires more than half of the ranks.
  *
  * This is state and rules: it knows no clock, no thread and no connection. Its owner locks, passes messages on, and reports
  * lost ranks. Messages may arrive late and twice; a message of a lost rank may reach all ranks or none. */

@@ -531,14 +531,15 @@ def roots_differ(word):
 
 # ---- Broken links ----------------------------------------------------------------------------------------------------------
 
-# Below the ports that Linux assigns to connections. The control tree has the next port, and the host's next rank the tenth after it.
+# Below the ports that Linux assigns to connections. Lanes and the control tree have the next ports, and the host's next rank the
+# tenth after it.
 PORT_OF_DATA = 20000
 
 
 def ports_of(layout):
     def of_rank(rank):
         first = PORT_OF_DATA + 10 * layout.local_of(rank)
-        return {"SHOAL_PORTS": f"{first}-{first + 1}"}
+        return {"SHOAL_PORTS": f"{first}-{first + 9}"}
     return of_rank
 
 

@@ -548,13 +548,6 @@ static void a_coordinator_stops_in_the_second_agreement(struct world *world)
     expect_whole(world, world->comm, all_but(world, 1u << stopped));
 }
 
-static const struct {
-    const char *name;
-    enum shoal_survivors_kind kind;
-} stops[] = {{"its proposal", SHOAL_SURVIVORS_PROPOSAL},
-             {"it prepares", SHOAL_SURVIVORS_PREPARE},
-             {"its decision", SHOAL_SURVIVORS_DECISION}};
-
 /* ---- Running ------------------------------------------------------------------------------------------------------------- */
 
 static const char *const settings[] = {QUIET, BETWEEN_HOSTS, NULL};
@@ -571,51 +564,45 @@ static void run(const char *what, int size, int ranks_per_host, world_body_fn bo
     world_run(&(struct world_options){name, size, settings, body, arg});
 }
 
-static void run_losses(int per_host)
+static void run_stops_of_coordinators(int ranks_per_host)
 {
     static const struct {
-        int size;
-        unsigned lost;
-    } losses[] = {{4, 1}, {4, 8}, {4, 4}, {5, 0x15}, {5, 0xf}, {2, 1}, {2, 2}};
+        const char *name;
+        enum shoal_survivors_kind kind;
+    } stops[] = {{"its proposal", SHOAL_SURVIVORS_PROPOSAL},
+                 {"it prepares", SHOAL_SURVIVORS_PREPARE},
+                 {"its decision", SHOAL_SURVIVORS_DECISION}};
     char name[80];
-    for (size_t i = 0; i < sizeof losses / sizeof losses[0]; i++) {
-        const struct plan plan = {.lost = losses[i].lost};
-        if (per_host >= losses[i].size)
-            continue;
-        snprintf(name, sizeof name, "ranks_that_are_left_continue after the loss of %#x", plan.lost);
-        run(name, losses[i].size, per_host, ranks_that_are_left_continue, &plan);
-    }
-}
-
-static void run_moments(int per_host)
-{
-    static const unsigned dies_us[] = {0, 100, 500, 1000, 2000, 3000, 5000, 20000};
-    char name[80];
-    for (size_t i = 0; i < sizeof dies_us / sizeof dies_us[0]; i++) {
-        const struct plan plan = {.lost = 1u << i % 4, .dies = 2u << i % 4, .dies_us = dies_us[i]};
-        snprintf(name, sizeof name, "ranks_die_while_others_agree after %u us", dies_us[i]);
-        run(name, 5, per_host, ranks_die_while_others_agree, &plan);
-    }
     for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
         snprintf(name, sizeof name, "a_coordinator_stops_in_the_second_agreement, before %s", stops[i].name);
-        run(name, 4, per_host, a_coordinator_stops_in_the_second_agreement, &stops[i].kind);
-    }
-    for (size_t i = 3; i < 6 && per_host == 0; i++) {
-        const struct plan plan = {.dies_us = dies_us[i]};
-        snprintf(name, sizeof name, "a_rank_that_stops_in_an_operation_writes_nothing_later, after %u us", dies_us[i]);
-        run(name, 3, per_host, a_rank_that_stops_in_an_operation_writes_nothing_later, &plan);
+        run(name, 4, ranks_per_host, a_coordinator_stops_in_the_second_agreement, &stops[i].kind);
     }
 }
 
 int main(int argument_count, char **arguments)
 {
+    static const struct {
+        int size;
+        unsigned lost;
+    } losses[] = {{4, 1}, {4, 8}, {4, 4}, {5, 0x15}, {5, 0xf}, {2, 1}, {2, 2}};
+    static const unsigned dies_us[] = {0, 100, 500, 1000, 2000, 3000, 5000, 20000};
     static const int ranks_per_host[] = {0, 2, 1};
-    const struct plan many = {.lost = 0x1049};
+    char name[80];
     world_choose(argument_count, arguments);
     for (int layout = 0; layout < 3; layout++) {
         const int per_host = ranks_per_host[layout];
-        run_losses(per_host);
-        run_moments(per_host);
+        for (size_t i = 0; i < sizeof losses / sizeof losses[0]; i++) {
+            const struct plan plan = {.lost = losses[i].lost};
+            if (per_host >= losses[i].size)
+                continue;
+            snprintf(name, sizeof name, "ranks_that_are_left_continue after the loss of %#x", plan.lost);
+            run(name, losses[i].size, per_host, ranks_that_are_left_continue, &plan);
+        }
+        for (size_t i = 0; i < sizeof dies_us / sizeof dies_us[0]; i++) {
+            const struct plan plan = {.lost = 1u << i % 4, .dies = 2u << i % 4, .dies_us = dies_us[i]};
+            snprintf(name, sizeof name, "ranks_die_while_others_agree after %u us", dies_us[i]);
+            run(name, 5, per_host, ranks_die_while_others_agree, &plan);
+        }
         run("one_rank_after_the_other_is_lost", 4, per_host, one_rank_after_the_other_is_lost, NULL);
         run("one_communicator_is_shrunk_twice", 4, per_host, one_communicator_is_shrunk_twice, NULL);
         run("a_split_is_shrunk", 6, per_host, a_split_is_shrunk, NULL);
@@ -623,7 +610,14 @@ int main(int argument_count, char **arguments)
         run("an_aborted_communicator_is_shrunk", 3, per_host, an_aborted_communicator_is_shrunk, NULL);
         run("a_rank_that_cannot_make_it_fails_all", 5, per_host, a_rank_that_cannot_make_it_fails_all, NULL);
         run("a_stopped_rank_is_left_behind", 3, per_host, a_stopped_rank_is_left_behind, NULL);
+        run_stops_of_coordinators(per_host);
+        for (size_t i = 3; i < 6 && per_host == 0; i++) {
+            const struct plan plan = {.dies_us = dies_us[i]};
+            snprintf(name, sizeof name, "a_rank_that_stops_in_an_operation_writes_nothing_later, after %u us", dies_us[i]);
+            run(name, 3, per_host, a_rank_that_stops_in_an_operation_writes_nothing_later, &plan);
+        }
     }
+    const struct plan many = {.lost = 0x1049};
     run("ranks_that_are_left_continue, more than cores", 17, 0, ranks_that_are_left_continue, &many);
     run("a_rank_that_frees_it_is_not_waited_for", 4, 0, a_rank_that_frees_it_is_not_waited_for, NULL);
     run("wrong_calls_are_refused", 2, 0, wrong_calls_are_refused, NULL);

@@ -550,7 +550,8 @@ static void survivors_leave_behind_a_coordinator_whose_decision_nobody_has(void 
     (void)state;
     for (int number = 0; number < 16; number++) {
         struct world *world = make_world(3, 1);
-        const uint64_t stops_in = 1 + (uint64_t)number % 2, first = number / 2 % 2 ? stops_in + 1 + (uint64_t)number / 4 % 2 : 1;
+        const uint64_t stops_in = 1 + (uint64_t)number % 2,
+                       first = number / 2 % 2 ? stops_in + 1 + (uint64_t)number / 4 % 2 : 1;
         if (stops_in == 2) {
             propose_all(world);
             settle(world);

@@ -13,6 +13,7 @@
 #include "collective/collective.h"
 #include "collective/rails.h"
 #include "collective/select.h"
+#include "device/device_ring.h"
 #include "plan/collective_type.h"
 #include "plan/plan_check.h"
 #include "seeds.h"
@@ -589,6 +590,22 @@ static void plan_chunks_on_one_host_are_bounded(void **state)
     }
 }
 
+/* The rings of a device hold a chunk of each part: as many units of 1 MiB as docs/gpu.md lists. */
+static void rings_of_devices_have_the_documented_size(void **state)
+{
+    static const struct {
+        int size, hosts;
+        unsigned units;
+    } cases[] = {{4, 1, 4}, {64, 1, 19}, {128, 16, 19}, {512, 64, 515}};
+    const size_t chunk_bytes = (size_t)256 << 10;
+    (void)state;
+    for (size_t i = 0; i < SHOAL_COUNT_OF(cases); i++) {
+        const size_t whole = shoal_select_most_chunk_bytes(chunk_bytes, cases[i].size, cases[i].hosts, false),
+                     part = shoal_select_most_chunk_bytes(chunk_bytes, cases[i].size, cases[i].hosts, true);
+        assert_int_equal(shoal_device_ring_slots((size_t)1 << 20, whole, cases[i].size, part), cases[i].units);
+    }
+}
+
 /* A chunk of a sum by devices fits their slots with all settings. */
 static void check_device_chunks(void)
 {
@@ -635,8 +652,9 @@ static void plan_chunks_of_devices_grow_with_hosts(void **state)
 /* Hosts in sequence with the given numbers of ranks, down to lone ranks with many others. */
 static void plan_fits_the_staging_of_its_communicator(void **state)
 {
-    static const int shapes[][3] = {{2, 1, 1},  {3, 1, 1},   {2, 8, 8},   {8, 8, 8},  {16, 1, 1},
-                                    {64, 1, 1}, {16, 20, 1}, {2, 100, 1}, {60, 40, 1}};
+    static const int shapes[][3] = {{2, 1, 1},  {3, 1, 1},   {2, 8, 8},   {8, 8, 8},   {16, 1, 1},
+                                    {64, 1, 1}, {16, 20, 1}, {2, 100, 1}, {60, 40, 1}, {2, 2, 1},
+                                    {2, 1, 2},  {3, 2, 1},   {3, 1, 2},   {4, 3, 2},   {200, 1, 1}};
     static struct group group;
     uint16_t host[RANKS_MAX];
 
@@ -1439,6 +1457,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(plan_chunks_of_devices_grow_with_hosts),
     cmocka_unit_test(plan_fits_the_staging_of_its_communicator),
     cmocka_unit_test(plan_chunks_on_one_host_are_bounded),
+    cmocka_unit_test(rings_of_devices_have_the_documented_size),
     cmocka_unit_test(plan_peers_are_symmetric_and_know_no_flags),
     cmocka_unit_test(plan_check_accepts_any_sequence),
     cmocka_unit_test(plan_check_finds_wait_left_out),
