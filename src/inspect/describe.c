@@ -369,7 +369,7 @@ static void print_equal(const struct shoal_nics *equal, const struct shoal_nic *
         before = ", ";
     }
     if (equal->count > 1)
-        fputs("; the ranks of this host divide all of them (SHOAL_ADAPTERS)\n", out);
+        fputs(", which the ranks also use (SHOAL_ADAPTERS)\n", out);
 }
 
 static void print_survey(const struct shoal_fabric_survey *survey, FILE *out)
