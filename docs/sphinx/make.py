@@ -36,7 +36,7 @@ SHOWN = ("examples/*.c", "examples/**/*.[ch]", "examples/**/*.py")
 # Pages of docs/ in reading order. Each page is in one of these lists.
 START = ["docs/quick-start", "docs/coming-from", "docs/model-parallel", "docs/launching", "docs/glance", "docs/how-fast", "docs/support",
          "docs/not-planned"]
-GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/torch-sagemaker", "docs/jobs", "docs/gradients", "docs/shards", "docs/checkpoints", "docs/pipelines", "docs/which-parallelism", "docs/make-it-fit", "docs/advice", "docs/batch-size", "docs/outer", "docs/gpu", "docs/threads", "docs/shrink",
+GUIDES = ["docs/python", "docs/tensorflow", "docs/horovod", "python/smdistributed/README", "docs/torch-sagemaker", "docs/jobs", "docs/gradients", "docs/shards", "docs/checkpoints", "docs/pipelines", "docs/which-parallelism", "docs/make-it-fit", "docs/advice", "docs/batch-size", "docs/outer", "docs/gpu", "docs/threads", "docs/adapters", "docs/shrink",
           "docs/errors", "docs/trace", "docs/performance"]
 CONTRIBUTORS = ["docs/architecture", "docs/algorithms", "docs/link", "docs/glossary", "docs/style", "docs/testing", "docs/tested-by", "docs/releasing"]
 FIGURES = {"hosts": "Between hosts", "torch-hosts": "From PyTorch, between hosts", "torch": "From PyTorch",

@@ -357,19 +357,15 @@ static const struct shoal_nic *print_nic(const struct shoal_settings *settings, 
     return nic;
 }
 
-static void print_equal(const struct shoal_nics *equal, const struct shoal_nic *nic, FILE *out)
+/* Providers that count interfaces differently (efa) use none of them. */
+static void print_equal(const struct shoal_nics *equal, FILE *out)
 {
     char text[SHOAL_NIC_TEXT_MAX];
-    const char *before = "equal interfaces: ";
     for (int i = 0; i < equal->count; i++) {
-        if (strcmp(equal->at[i].name, nic->name) == 0)
-            continue;
         shoal_nic_print(&equal->at[i], text);
-        fprintf(out, "%s%s", before, text);
-        before = ", ";
+        fprintf(out, "%s%s", i ? ", " : "equal interfaces, which ranks divide: ", text);
     }
-    if (equal->count > 1)
-        fputs("; the ranks of this host divide all of them (SHOAL_ADAPTERS)\n", out);
+    fputs("\n", out);
 }
 
 static void print_survey(const struct shoal_fabric_survey *survey, FILE *out)
@@ -405,7 +401,8 @@ enum shoal_status shoal_print_providers(FILE *out)
     if (!nic)
         return SHOAL_ERR_UNSUPPORTED;
     shoal_nic_equals(&nics, nic, settings.nic.nic, &equal);
-    print_equal(&equal, nic, out);
+    if (equal.count > 1 && shoal_fabric_fixed_adapters(&settings.fabric) != 1)
+        print_equal(&equal, out);
     shoal_fabric_survey(&settings.fabric, nic, &equal, &survey);
     print_survey(&survey, out);
     return survey.status;

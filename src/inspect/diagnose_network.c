@@ -206,12 +206,14 @@ static void tell_equal(struct shoal_diagnosis *diagnosis)
 {
     struct shoal_nics equal;
     char text[SHOAL_NIC_TEXT_MAX];
+    if (shoal_fabric_fixed_adapters(&diagnosis->settings.fabric) == 1)
+        return;
     shoal_nic_equals(&diagnosis->nics, diagnosis->nic, diagnosis->settings.nic.nic, &equal);
     for (int i = 0; i < equal.count; i++) {
         shoal_nic_print(&equal.at[i], text);
         if (strcmp(equal.at[i].name, diagnosis->nic->name) != 0)
             shoal_diagnosis_tell(diagnosis, SHOAL_FINDING_OK, NULL,
-                                 "%s is equal to it: ranks divide both, and use it for peers that answer there", text);
+                                 "%s is equal to it, so ranks divide both; it is used for peers that answer there", text);
     }
 }
 

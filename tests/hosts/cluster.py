@@ -156,6 +156,8 @@ class Cluster:
                 self.hosts.append(Host(f"h{number}"))
                 for rail in range(self.rails[number - 1]):
                     self.join(number, rail)
+            if max(self.rails) > 1:
+                self.wait_running()
         except BaseException:
             self.close()
             raise
@@ -184,6 +186,15 @@ class Cluster:
             for place, device in ((self.switch, port), (host, interface)):
                 place.run("tc", "qdisc", "add", "dev", device, "root", "tbf", "rate", self.rate, "burst",
                           str(BURST_BYTES), "latency", "20ms")
+
+    def wait_running(self):
+        """The kernel reports a carrier a moment after the link is up. Ranks leave out an interface without one."""
+        end = time.monotonic() + 20
+        for host in self.hosts:
+            while any(" UP " not in line for line in host.run("ip", "-brief", "link", "show", "type", "veth").splitlines()):
+                if time.monotonic() > end:
+                    raise Impossible(f"{host.name} has an interface without a carrier")
+                time.sleep(0.02)
 
     def join_ipv6(self, host, number, rail):
         """Adds IPv6 addresses. A kernel without IPv6 is not an error if IPv4 works."""

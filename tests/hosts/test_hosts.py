@@ -294,6 +294,18 @@ def one_adapter_is_enough(word):
             expect(all(received(host, "eth1") < 100_000 for host in cluster.hosts), "eth1 was used", job.told())
 
 
+def adapters_are_told():
+    """`shoal info` and `shoal doctor` name the equal interfaces, unless the settings exclude them."""
+    cases = (({}, True), ({"SHOAL_ADAPTERS": "1"}, False), ({"SHOAL_NIC": "eth0"}, False), ({"SHOAL_NIC": "^eth2"}, True))
+    with Cluster(1, rails=2) as cluster:
+        host = cluster.hosts[0]
+        for environment, has_two in cases:
+            told = [subprocess.run([*host.enter(), COMMAND, *words], capture_output=True, text=True, timeout=60,
+                                   env={**clean_environment(), **environment}).stdout for words in (["info", "--providers"], ["doctor"])]
+            expect(("equal interfaces, which ranks divide: eth0 (10.77.0.1), eth1 (10.77.1.1)\n" in told[0]) == has_two, told[0])
+            expect(("eth1 (10.77.1.1) is equal to it" in told[1]) == has_two, told[1])
+
+
 def isolate(cluster, rail=1):
     """The rail's links are up, but lead nowhere: nothing answers."""
     for number in range(1, len(cluster.hosts) + 1):
@@ -966,6 +978,7 @@ EXACT = [
       for word in ("2x1", "2x2")],
     case("rail_to_itself_2x1", rail_leads_nowhere, "2x1", give_all_one_address, "refused"),
     case("exact_2x2_with_the_filter_of_a_launcher", filter_of_a_launcher_is_undone, "2x2"),
+    adapters_are_told,
     hosts_are_apart,
     topology_is_told,
     large_jobs_do_not_connect_all_to_all,

@@ -289,7 +289,8 @@ static void open_lanes(struct shoal_network *network, const struct shoal_network
         ;
     if (network->lanes.count < wanted)
         shoal_log_line(network->log, SHOAL_LOG_WARN, "fabric",
-                       "this rank sends and receives with %d of %d threads (see above); or set SHOAL_NETWORK_THREADS=%d",
+                       "this rank sends and receives with %d of %d threads (see above); or set SHOAL_NETWORK_THREADS, or "
+                       "SHOAL_ADAPTERS, to %d",
                        network->lanes.count + 1, wanted + 1, network->lanes.count + 1);
 }
 

@@ -70,7 +70,7 @@ struct shoal_lane_set {
     struct shoal_lane_row rows[SHOAL_LANES_MAX];
 };
 
-/* Where a lane is opened. */
+/* The place of a new lane. */
 struct shoal_lane_site {
     const struct shoal_nic *nic; /* NULL if unknown */
     bool is_apart;
