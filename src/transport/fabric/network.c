@@ -278,7 +278,7 @@ static void open_lanes(struct shoal_network *network, const struct shoal_network
 {
     const int wanted = count_lanes(network, options);
     const struct shoal_nic *nic = nic_of(options, network->provider->info);
-    network->tries_lanes = !options->is_fixed && !options->share.most && network->writes;
+    network->tries_lanes = !options->is_fixed && options->share.most <= 1 && network->writes;
     network->lanes.log = network->log;
     network->lanes.is_over_tcp = network->provider->is_over_tcp;
     network->lanes.is_first_others = network->provider->is_first_others;
