@@ -1,10 +1,11 @@
 /* Sends random bytes to the code that receives from the network, below the endpoint: messages of any content, of peers that
- * break every rule and of strangers, and immediates of any value. The endpoint and the control tree are made by hand, so no
- * connection is opened. With clang:
+ * break every rule and of strangers, and immediates of any value, to a rank without lanes and with lanes. The endpoint and the
+ * control tree are made by hand, so no connection is opened. With clang:
  *     clang -fsanitize=fuzzer,address,undefined -DSHOAL_LIBFUZZER ...
  * Without it, this is a plain test over seeds and mutations that are the same in every run. */
 #include <assert.h>
 #include <malloc.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,8 @@
 
 #define SIZE 3
 #define SLOTS 4
-#define SLOT_BYTES ((size_t)4096)
+#define SLOT_BYTES ((size_t)16384) /* large enough for a lane */
+#define LANES 3
 #define COMM 77
 #define INPUT_MAX ((size_t)64 << 10)
 
@@ -38,18 +40,25 @@ struct harness {
     uint64_t incremented[SIZE]; /* counters received, of slot 0 */
 };
 
-static uint32_t given; /* peer 1: the immediate of its first increment of slot 0 */
+static uint32_t given;   /* peer 1: the immediate of its first increment of slot 0 */
+static uint32_t probe;   /* peer 1: the immediate of its lane 0's probe */
+static unsigned reached; /* probes of peer 1 that were answered */
 
 static void see_message(shoal_fabric_peer peer, const void *data, size_t bytes)
 {
-    const struct shoal_network_announcement *announcement;
+    const char *const body = (const char *)data + sizeof(struct shoal_seal) + sizeof(struct shoal_network_head);
     struct shoal_network_head head;
     memcpy(&head, (const char *)data + sizeof(struct shoal_seal), sizeof head);
-    if (peer != 1 || head.kind != SHOAL_NETWORK_ANNOUNCE)
+    if (peer != 1)
         return;
-    assert(bytes >= sizeof(struct shoal_seal) + sizeof head + sizeof *announcement);
-    announcement = (const void *)((const char *)data + sizeof(struct shoal_seal) + sizeof head);
-    memcpy(&given, &announcement->counters, sizeof given);
+    if (head.kind == SHOAL_NETWORK_ANNOUNCE) {
+        assert(body + sizeof(struct shoal_network_announcement) <= (const char *)data + bytes);
+        memcpy(&given, body + offsetof(struct shoal_network_announcement, counters), sizeof given);
+    } else if (head.kind == SHOAL_NETWORK_LANES) {
+        assert(body + LANES * sizeof(struct shoal_network_lane_offer) == (const char *)data + bytes);
+        memcpy(&probe, body + offsetof(struct shoal_network_lane_offer, probe), sizeof probe);
+    }
+    reached += head.kind == SHOAL_NETWORK_REACHED;
 }
 
 static void drop_line(void *arg, int level, const char *line)
@@ -88,12 +97,18 @@ static void open_transport(struct harness *h)
     assert(status == SHOAL_OK);
 }
 
-static void open_harness(struct harness *h)
+static void ignore_wake(void *arg)
+{
+    (void)arg;
+}
+
+static void open_harness(struct harness *h, int lanes)
 {
     char error[256];
     const char *const overrides[] = {"SHOAL_MEMORY_LIMIT=64M", NULL};
     const struct shoal_network_options options = {
-        .log = &h->log, .settings = &h->settings.fabric, .ports = h->settings.bootstrap.ports};
+        .log = &h->log, .settings = &h->settings.fabric, .ports = h->settings.bootstrap.ports, .threads = 1, .wake = ignore_wake};
+    hand_endpoint.lanes = lanes;
     enum shoal_status status = shoal_settings_load(&h->settings, overrides, error, sizeof error);
     assert(status == SHOAL_OK);
     shoal_log_init(&h->log, &h->settings.log, drop_line, NULL);
@@ -102,10 +117,10 @@ static void open_harness(struct harness *h)
     status = shoal_shm_endpoint_create(&h->log, &h->settings.shm, h->memory, &h->endpoint);
     assert(status == SHOAL_OK);
     status = shoal_network_open(&options, &h->network);
-    assert(status == SHOAL_OK);
+    assert(status == SHOAL_OK && shoal_network_lane_count(h->network) == lanes);
     meet_peers(h);
     hand_endpoint.on_send = see_message;
-    given = 0;
+    given = probe = reached = 0;
 }
 
 static void close_harness(struct harness *h)
@@ -154,15 +169,26 @@ static unsigned look(struct harness *h)
     const struct shoal_transport_ops *ops = h->transport->ops;
     unsigned result = 0;
     for (int r = 1; r < SIZE; r++) {
-        for (uint64_t n = h->sequence; n <= h->sequence + 2; n++) {
+        for (uint64_t n = h->sequence ? h->sequence : 1; n <= h->sequence + 2; n++) {
             const struct shoal_announcement *record = ops->announcement(h->transport, r, n);
             assert(!record || (record->descriptor.sequence == n && !record->input && !record->output));
             result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_INLINE), SHOAL_PAYLOAD_INLINE) : 0;
-            result += record ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_MAX), 1) : 0;
         }
     }
     check_words(h);
     return result + sum(ops->staging(h->transport, 0, 0), SLOT_BYTES);
+}
+
+/* If a record lacks the payload, the communicator has failed after this. */
+static unsigned look_beside(struct harness *h)
+{
+    const struct shoal_transport_ops *ops = h->transport->ops;
+    unsigned result = 0;
+    for (int r = 1; r < SIZE; r++) {
+        for (uint64_t n = h->sequence ? h->sequence : 1; n <= h->sequence + 2; n++)
+            result += ops->announcement(h->transport, r, n) ? sum(ops->payload(h->transport, r, n, SHOAL_PAYLOAD_MAX), 1) : 0;
+    }
+    return result;
 }
 
 /* No packet comes out that no peer could have sent. */
@@ -184,8 +210,8 @@ static void take_packets(struct harness *h)
 
 static void act(struct harness *h, uint8_t what)
 {
-    static const unsigned char source[64];
-    const struct shoal_packet packet = {.bytes = sizeof source};
+    static const unsigned char source[SLOT_BYTES];
+    const struct shoal_packet packet = {.bytes = 64};
     const struct shoal_transport_ops *ops = h->transport->ops;
     const int peer = 1 + what / 8 % 2;
     if (what % 8 == 0)
@@ -197,7 +223,9 @@ static void act(struct harness *h, uint8_t what)
     else if (what % 8 == 3)
         (void)ops->push(h->transport, peer, &packet, source);
     else if (what % 8 == 4)
-        (void)ops->put(h->transport, peer, what / 16 % SLOTS, 0, source, sizeof source);
+        (void)ops->put(h->transport, peer, what / 16 % SLOTS, 0, source, 64);
+    else if (what % 8 == 6)
+        (void)ops->put(h->transport, peer, what / 16 % SLOTS, 0, source, sizeof source); /* through a lane, if one is open */
     else if (what % 8 == 5 && !ops->reserve_staging(h->transport, SLOTS, SLOT_BYTES))
         post(h, 0);
 }
@@ -213,12 +241,12 @@ static void hear(struct harness *h, const uint8_t *data, size_t bytes)
     hand_endpoint_hear(h->network, h->last, h->last_bytes, true);
 }
 
-/* The input is the difference to peer 1's immediate: 1 is its first increment. */
-static void hear_written(struct harness *h, const uint8_t *data, size_t bytes)
+/* The input is the difference to one of peer 1's immediates. 1 is its first increment, or the probe of its lane 1. */
+static void hear_written(struct harness *h, uint32_t base, const uint8_t *data, size_t bytes)
 {
     uint32_t immediate = 0;
     memcpy(&immediate, data, shoal_min_size(bytes, sizeof immediate));
-    immediate ^= given;
+    immediate ^= base;
     hand_endpoint_hear(h->network, &immediate, sizeof immediate, false);
 }
 
@@ -269,7 +297,7 @@ static void hear_forged(struct harness *h, const uint8_t *data, size_t bytes)
 }
 
 /* The input is a list of pieces: their kind, a length in units of eight (two bytes), the bytes. */
-enum piece { HEAR_MESSAGE, HEAR_WRITTEN, ACT, OPEN, FLOOD, HEAR_STRANGER, HEAR_FORGED, HEAR_AGAIN, PIECES };
+enum piece { HEAR_MESSAGE, HEAR_WRITTEN, ACT, OPEN, FLOOD, HEAR_STRANGER, HEAR_FORGED, HEAR_AGAIN, HEAR_PROBE, PIECES };
 
 /* Repeats a message with increasing numbers and communicators: nothing may grow without limit. */
 static void flood(struct harness *h, const uint8_t *data, size_t bytes)
@@ -298,7 +326,9 @@ static void run_piece(struct harness *h, unsigned what, const uint8_t *data, siz
     if (what == HEAR_MESSAGE)
         hear(h, data, bytes);
     else if (what == HEAR_WRITTEN)
-        hear_written(h, data, bytes);
+        hear_written(h, given, data, bytes);
+    else if (what == HEAR_PROBE)
+        hear_written(h, probe, data, bytes);
     else if (what == HEAR_STRANGER)
         hear_stranger(h, data, bytes);
     else if (what == HEAR_FORGED && h->last_bytes)
@@ -316,7 +346,7 @@ static void run_piece(struct harness *h, unsigned what, const uint8_t *data, siz
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
 {
     struct harness h = {.sequence = 0};
-    open_harness(&h);
+    open_harness(&h, bytes && data[bytes - 1] % 2 ? LANES : 0);
     while (bytes >= 3) {
         const size_t piece = shoal_min_size((size_t)(data[1] | data[2] << 8) * 8, bytes - 3);
         run_piece(&h, data[0] % PIECES, data + 3, piece);
@@ -325,8 +355,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
         data += 3 + piece;
         bytes -= 3 + piece;
     }
-    if (h.transport)
+    if (h.transport) {
         take_packets(&h);
+        look_beside(&h);
+    }
     close_harness(&h);
     return 0;
 }
@@ -394,10 +426,30 @@ static void add_put_message(struct input *input, unsigned slot, uint64_t number,
                 sizeof body);
 }
 
-/* Every message of peers, and the engine's actions meanwhile. */
-static void build_seed(struct input *input)
+/* A peer's offer of `count` lanes. The last address has `address_bytes`. */
+static void add_lanes(struct input *input, int count, unsigned address_bytes)
 {
-    static const uint8_t acts[] = {5, 0, 1, 3, 4, 3, 2, 0};
+    struct shoal_network_lane_offer offers[SHOAL_LANES_MAX + 1];
+    memset(offers, 0, sizeof offers);
+    for (int i = 0; i < count; i++)
+        offers[i] = (struct shoal_network_lane_offer){
+            .address = {.bytes = i < count - 1 ? 1 : (uint16_t)address_bytes, .at = {(uint8_t)(10 + i)}},
+            .is_apart = (uint16_t)(i % 2),
+            .probe = 0x54321000,
+            .key = 7};
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_LANES}, offers,
+                (size_t)count * sizeof offers[0]);
+}
+
+static void add_reached(struct input *input, uint64_t lane)
+{
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_REACHED, .number = lane}, "", 0);
+}
+
+/* Every message of peers, and the engine's actions meanwhile. The last byte is 1 for a rank with lanes. */
+static void build_seed(struct input *input, bool has_lanes)
+{
+    static const uint8_t acts[] = {5, 0, 1, 3, 4, 3, 6, 2, 6, 0};
     const uint64_t other = 1u << 16 | 1u << 10 | 1;
     input->bytes = 0;
     add_announcement(input, 1, 16); /* before the communicator exists */
@@ -408,6 +460,11 @@ static void build_seed(struct input *input)
     add_piece(input, HEAR_WRITTEN, &other, sizeof other);
     add_announcement(input, 2, 0);
     add_announcement(input, 3, 800);
+    add_reached(input, 0);
+    add_lanes(input, 2, 1);
+    add_piece(input, ACT, acts, sizeof acts); /* probes, and puts through the lane that needs none */
+    add_reached(input, 1);
+    add_piece(input, HEAR_PROBE, &(uint64_t){1}, 8);
     add_put_message(input, 0, 1, 0, 2);
     add_put_message(input, 0, 1, SLOT_BYTES - 64, 2);
     add_put_message(input, 0, 2, 64, 1);
@@ -427,6 +484,8 @@ static void build_seed(struct input *input)
     add_piece(input, HEAR_FORGED, &(uint64_t){40}, 8);
     add_piece(input, HEAR_STRANGER, acts, sizeof acts);
     add_piece(input, ACT, acts, sizeof acts);
+    add_message(input, HEAR_MESSAGE, (struct shoal_network_head){.kind = SHOAL_NETWORK_ARRIVED, .number = 1}, "", 0);
+    input->at[input->bytes++] = has_lanes;
 }
 
 static void mutate(struct input *input, unsigned *random)
@@ -556,7 +615,7 @@ static void check_lost_unexpected(struct input *input)
 {
     struct harness h = {.sequence = 0};
     struct shoal_failure failure = {.status = SHOAL_OK};
-    open_harness(&h);
+    open_harness(&h, 0);
     input->bytes = 0;
     for (int i = 0; i < 60; i++)
         add_announcement(input, 1, 16000), run_input(&h, input);
@@ -575,13 +634,45 @@ static void check_immediates(struct harness *h)
     shoal_network_poll(h->network);
     assert(given);
     for (uint32_t i = 0; i < 1000; i++)
-        hear_written(h, (const uint8_t *)&(uint32_t){(1 + i) << 10 | 1}, 4); /* other names */
+        hear_written(h, given, (const uint8_t *)&(uint32_t){(1 + i) << 10 | 1}, 4); /* other names */
     assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1000 && ops->counter(h->transport, 1, 0) == 1);
-    hear_written(h, (const uint8_t *)&(uint32_t){3}, 4);
-    hear_written(h, (const uint8_t *)&(uint32_t){3}, 4);
+    hear_written(h, given, (const uint8_t *)&(uint32_t){3}, 4);
+    hear_written(h, given, (const uint8_t *)&(uint32_t){3}, 4);
     assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1001 && ops->counter(h->transport, 1, 0) == 1);
-    hear_written(h, (const uint8_t *)&(uint32_t){2}, 4);
+    hear_written(h, given, (const uint8_t *)&(uint32_t){2}, 4);
     assert(rejections->counts[SHOAL_REJECTED_IMMEDIATE] == 1001 && ops->counter(h->transport, 1, 0) == 3);
+}
+
+/* A probe is answered, and only with lanes. Numbers of lanes that do not exist, offers with impossible addresses, more offers
+ * than there can be, and second offers change nothing. */
+static void check_lanes(struct input *input)
+{
+    static const uint64_t numbers[] = {0, 1, LANES, SHOAL_LANES_MAX, UINT64_MAX};
+    struct harness h = {.sequence = 0};
+    input->bytes = 0;
+    open_harness(&h, LANES);
+    open_transport(&h);
+    const enum shoal_status status = h.transport->ops->reserve_staging(h.transport, SLOTS, SLOT_BYTES);
+    assert(status == SHOAL_OK);
+    post(&h, 0);
+    while (!probe)
+        shoal_network_poll(h.network);
+    hear_written(&h, probe, (const uint8_t *)&(uint32_t){1}, 4);
+    assert(reached == 1);
+    for (uint32_t i = 1; i < 1000; i++)
+        hear_written(&h, probe, (const uint8_t *)&(uint32_t){i << 10}, 4); /* other names */
+    assert(reached == 1 && shoal_network_rejections(h.network)->counts[SHOAL_REJECTED_IMMEDIATE] == 999);
+    add_announcement(input, 1, 0);
+    for (int round = 0; round < 3; round++) {
+        add_lanes(input, 2, round == 0 ? SHOAL_FABRIC_ADDRESS_MAX + 1 : 1);
+        add_lanes(input, SHOAL_LANES_MAX + 1, 1);
+        for (size_t i = 0; i < SHOAL_COUNT_OF(numbers); i++)
+            add_reached(input, numbers[i]);
+        run_input(&h, input);
+        for (uint8_t i = 0; i < SLOTS; i++)
+            act(&h, (uint8_t)(6 + 16 * i));
+    }
+    close_harness(&h);
 }
 
 /* A message in the name of another rank is ignored, even if a process of the job sends it. */
@@ -601,7 +692,7 @@ static void check_lies(struct input *input)
 {
     struct harness h = {.sequence = 0};
     input->bytes = 0;
-    open_harness(&h);
+    open_harness(&h, 0);
     check_unexpected(&h);
     open_transport(&h);
     check_names(&h);
@@ -614,18 +705,20 @@ static void check_lies(struct input *input)
     check_waits(&h, input);
     close_harness(&h);
     check_lost_unexpected(input);
+    check_lanes(input);
 }
 
 int main(int argc, char **argv)
 {
-    static struct input seed, input;
+    static struct input seeds[2], input;
     const int runs = argc > 1 ? atoi(argv[1]) : 3000;
     unsigned random = 1;
     check_lies(&input);
-    build_seed(&seed);
+    build_seed(&seeds[0], false);
+    build_seed(&seeds[1], true);
     for (int i = 0; i < runs; i++) {
-        input = seed;
-        if (i > 0)
+        input = seeds[i % 2];
+        if (i > 1)
             mutate(&input, &random);
         LLVMFuzzerTestOneInput(input.at, input.bytes);
     }

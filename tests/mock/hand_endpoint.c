@@ -5,6 +5,7 @@
 #include <string.h>
 
 struct shoal_fabric_endpoint hand_endpoint = {.address = {.bytes = 4}};
+static char elsewhere; /* its address stands for the description of another adapter */
 
 void hand_endpoint_hear(struct shoal_network *network, const void *data, size_t bytes, bool is_message)
 {
@@ -50,9 +51,11 @@ enum shoal_status shoal_fabric_endpoint_send(struct shoal_fabric_endpoint *endpo
 
 enum shoal_status shoal_fabric_endpoint_write(struct shoal_fabric_endpoint *endpoint, const struct shoal_fabric_write *write)
 {
-    (void)endpoint;
     assert(write->peer < HAND_PEERS_MAX && write->offset + write->bytes <= HAND_STAGING_BYTES);
-    return SHOAL_PENDING;
+    if (endpoint == &hand_endpoint || ++endpoint->sent % 7 == 0 || endpoint->leaving_count == SHOAL_COUNT_OF(endpoint->leaving))
+        return SHOAL_PENDING;
+    endpoint->leaving[endpoint->leaving_count++] = write->owner;
+    return SHOAL_OK;
 }
 
 enum shoal_status shoal_fabric_endpoint_open(const struct shoal_fabric_library *library,
@@ -69,13 +72,17 @@ enum shoal_status shoal_fabric_endpoint_open_lane(const struct shoal_fabric_libr
                                                   uint16_t port_low, uint16_t port_high, struct shoal_log *log,
                                                   struct shoal_fabric_endpoint **endpoint_out)
 {
-    (void)library, (void)info, (void)port_low, (void)port_high, (void)log, (void)endpoint_out;
-    return SHOAL_ERR_SYSTEM;
+    (void)library, (void)info, (void)port_low, (void)port_high, (void)log;
+    *endpoint_out = calloc(1, sizeof **endpoint_out);
+    assert(*endpoint_out);
+    (*endpoint_out)->address.bytes = 4;
+    return SHOAL_OK;
 }
 
 void shoal_fabric_endpoint_close(struct shoal_fabric_endpoint *endpoint)
 {
-    (void)endpoint;
+    if (endpoint != &hand_endpoint)
+        free(endpoint);
 }
 
 const struct shoal_fabric_address *shoal_fabric_endpoint_address(const struct shoal_fabric_endpoint *endpoint)
@@ -201,7 +208,10 @@ void shoal_fabric_providers_find_best(const struct shoal_fabric_library *library
                                       struct shoal_fabric_provider providers_out[SHOAL_FABRIC_PROVIDERS])
 {
     (void)library, (void)nic, (void)wanted, (void)wants_devices, (void)share;
-    providers_out[0] = (struct shoal_fabric_provider){.name = "by hand", .way = SHOAL_FABRIC_WRITES};
+    struct shoal_fabric_provider *found = &providers_out[0];
+    *found = (struct shoal_fabric_provider){.name = "by hand", .way = SHOAL_FABRIC_WRITES};
+    for (; found->more_count < hand_endpoint.lanes; found->more_count++)
+        found->more[found->more_count] = found->more_count ? (void *)&elsewhere : NULL;
 }
 
 const char *shoal_fabric_provider_adapter(const struct fi_info *info)

@@ -1,5 +1,6 @@
 /* An endpoint made by hand, which replaces fabric_endpoint.c and the code that opens it: it receives what the test passes to
- * it, and its messages reach nobody. Peers' addresses are one byte. There is one at a time. */
+ * it, and its messages reach nobody. Peers' addresses are one byte. There is one at a time, and those of its lanes: what they
+ * write is complete at once, and reaches nobody. */
 #ifndef HAND_ENDPOINT_H
 #define HAND_ENDPOINT_H
 
@@ -17,6 +18,7 @@ struct shoal_fabric_endpoint {
     void *leaving[64]; /* owners of messages that complete in the next poll */
     unsigned leaving_count;
     int wait_fd; /* 0: none */
+    int lanes;   /* how many the network opens, each at an adapter of its own but the first */
     void (*on_send)(shoal_fabric_peer peer, const void *data, size_t bytes); /* NULL: no observer */
 };
 
