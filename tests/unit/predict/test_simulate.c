@@ -719,14 +719,14 @@ static void simulate_rings_have_room_for_any_chunk(void **state)
     (void)state;
     question.latency_us = 30;
     const double us = time_us(&question);
-    question.ring_bytes = 35 * MIB;
+    question.ring_bytes = 19 * MIB;
     assert_near(time_us(&question), us, 1e-9);
     question.ring_bytes = 64 * MIB;
     assert_true(time_us(&question) <= us);
     question.ring_bytes = 0;
-    question.settings = (const char *const[]){"SHOAL_CHUNK_BYTES=64K", NULL}; /* 8 + 3 units, for chunks of a quarter */
+    question.settings = (const char *const[]){"SHOAL_CHUNK_BYTES=64K", NULL}; /* 4 + 3 units, for chunks of a quarter */
     const double short_us = time_us(&question);
-    question.ring_bytes = 11 * MIB;
+    question.ring_bytes = 7 * MIB;
     assert_near(time_us(&question), short_us, 1e-9);
 }
 
