@@ -2,7 +2,7 @@
 #
 #   make demo    trains the Fashion-MNIST example with two workers
 #   make demo-torch   trains a network with PyTorch, two workers, backend "shoal"
-#   make test    the plain build without the site, and the main tests of the Python front-ends, about ten minutes on two cores
+#   make test    most tests of the plain build, and the main ones of the Python front-ends, about ten minutes on two cores
 #   make test-all   builds in several ways and runs every test, about half an hour; make test-rest: all that make test leaves out
 #   make demo-job   a SageMaker notebook's cell: data on a local S3 server, two hosts, report page, endpoint
 #   make test-gpu   runs seven tests of devices over this machine's CUDA driver, and benchmarks against NCCL, Gloo and copies
@@ -96,7 +96,7 @@ build/nccl:
 
 # `make test` is half of `make test-all`, and `make test-rest` the other half.
 test: build/torch/made
-	@echo "make test: the plain build without the site, and the main tests of the Python front-ends, about ten minutes on two cores; make test-all runs everything"
+	@echo "make test: most tests of the plain build, and the main ones of the Python front-ends, about ten minutes on two cores; make test-all runs everything"
 	@dev/deps.sh build demo test
 	@$(call with_sphinx)
 	@dev/test.py --part main --install '$(call with_packages,job tensorflow)' $(ARGS)

@@ -939,11 +939,7 @@ EXACT = [
     case("exact_2x2_round_robin", exact, "2x2:rr"),
     case("exact_4x2_round_robin", exact, "4x2:rr", SOME_GROUPS),
     case("exact_2x2_that_claims_to_be_one_host", exact, "2x2", SOME_GROUPS, of_rank=lambda rank: CLAIM),
-    *[case(f"exact_{word}_{provider}", with_provider, provider, exact, word, SOME_GROUPS)
-      for provider in ("tcp;ofi_rxm", "udp;ofi_rxd") for word in ("2x2", "3x1")],
     *[case(f"exact_{word}_by_messages", exact_by_messages, word) for word in ("2x2", "3x1")],
-    *[case(f"exact_{word}_by_{name}", exact, word, ["rows", "megabytes", "asynchronous", "groups"], SHOAL_ALGORITHMS=rules)
-      for word in ("3x2", "4x1") for name, rules in RULES.items()],
     case("exact_2x2_on_devices", exact_on_device, "2x2", "rows", "megabytes", "messages", "exchanges", "asynchronous", "groups", "bits"),
     case("exact_2x2_on_devices_in_other_forms", exact_on_device, "2x2", "roots", "parts", "tensors", "detached", "splits", "subsets",
          "threads"),
@@ -954,10 +950,23 @@ EXACT = [
     case("exact_3x1_on_devices_by_messages", exact_on_device, "3x1", "asynchronous", "messages", SHOAL_WRITES="no"),
     case("exact_2x2_as_an_ordinary_user", exact_as_an_ordinary_user, "2x2"),
     case("exact_2x2_without_secret", exact, "2x2", ["megabytes", "messages", "groups"], SHOAL_SECRET=None),
+    case("exact_2x2_with_the_filter_of_a_launcher", filter_of_a_launcher_is_undone, "2x2"),
+    adapters_are_told,
+    hosts_are_apart,
+    topology_is_told,
+    large_jobs_do_not_connect_all_to_all,
+]
+WAYS = [
+    *[case(f"exact_{word}_{provider}", with_provider, provider, exact, word, SOME_GROUPS)
+      for provider in ("tcp;ofi_rxm", "udp;ofi_rxd") for word in ("2x2", "3x1")],
+    *[case(f"exact_{word}_by_{name}", exact, word, ["rows", "megabytes", "asynchronous", "groups"], SHOAL_ALGORITHMS=rules)
+      for word in ("3x2", "4x1") for name, rules in RULES.items()],
     *[case(f"exact_{word}_shuffled_{seed}", exact, word, SOME_GROUPS, TEST_SHUFFLE=seed)
       for word, seed in (("2x2", 1), ("3x1", 2), ("3+1:rr", 3))],
     case("exact_3x1_lanes", exact, "3x1", SOME_GROUPS, SHOAL_NETWORK_THREADS="3"),
     case("exact_2x2_lanes_shuffled", exact, "2x2", SOME_GROUPS, SHOAL_NETWORK_THREADS="2", TEST_SHUFFLE=5),
+]
+RAILS = [
     case("exact_2x1_rails", exact_on_rails, "2x1", 2, ["eth0, eth1, 2 of 2 that ranks divide"] * 2),
     case("exact_2x1_rails_ipv6", exact_on_rails, "2x1", 2, ["eth0, eth1, 2 of 2 that ranks divide"] * 2, ipv6=True),
     case("exact_3x1_rails_3", exact_on_rails, "3x1", 3, ["eth0, eth1, eth2, 3 of 3 that ranks divide"] * 3),
@@ -977,11 +986,6 @@ EXACT = [
                                       ("forbidden", refuse_on_rail, "forbidden here"))
       for word in ("2x1", "2x2")],
     case("rail_to_itself_2x1", rail_leads_nowhere, "2x1", give_all_one_address, "refused"),
-    case("exact_2x2_with_the_filter_of_a_launcher", filter_of_a_launcher_is_undone, "2x2"),
-    adapters_are_told,
-    hosts_are_apart,
-    topology_is_told,
-    large_jobs_do_not_connect_all_to_all,
 ]
 FAULTS = [
     *[case(f"killed_rank_{victim}_of_2x2", kill_rank, "2x2", victim) for victim in (0, 1, 3)],
@@ -1022,6 +1026,7 @@ FAULTS = [
     case("strangers_where_ranks_of_a_host_meet", strangers_where_ranks_of_a_host_meet, "1x4"),
     case("strangers_at_the_endpoint", strangers_at_the_endpoint, "2x1"),
 ]
+GROUPS = (("exact", EXACT), ("ways", WAYS), ("rails", RAILS), ("faults", FAULTS))
 
 
 def main():
@@ -1038,7 +1043,7 @@ def main():
     except Impossible as why:
         print(f"1..0 # SKIP {why}")
         return 0
-    cases = [(f"{group}/{one.__name__}", one) for group, ones in (("exact", EXACT), ("faults", FAULTS)) for one in ones]
+    cases = [(f"{group}/{one.__name__}", one) for group, ones in GROUPS for one in ones]
     return run_cases([one for name, one in cases if not sys.argv[1:] or any(word in name for word in sys.argv[1:])])
 
 

@@ -544,7 +544,7 @@ def a_recording_is_a_picture_of_its_lines():
 
 def each_test_is_in_one_part():
     dev = dev_test(TOP)
-    for name, suites, wanted in (("plain", ["hosts"], "main"), ("plain", ["docs"], "rest"), ("plain", ["lanes", "waits"], "rest"),
+    for name, suites, wanted in (("plain", ["hosts"], "main"), ("plain", ["docs"], "rest"), ("plain", ["layouts", "waits"], "rest"),
                                  ("python", ["python", "main"], "main"), ("python", ["python"], "rest"), ("asan", ["unit"], "rest"),
                                  ("asan", ["unit", "main"], "rest")):
         test = {"suite": [f"shoal:{suite}" for suite in suites]}
