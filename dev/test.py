@@ -51,7 +51,7 @@ NEEDED = {"cmocka": "libcmocka-dev", "openblas": "libopenblas-dev", "zlib": "zli
 NOT_NEEDED = {"aarch64": {"openblas", "zlib"}}  # the tests of the example do not run there
 SYSROOTS = {"aarch64": "build-aarch64/sysroot"}  # builds for another processor: the folder that runs their programs under qemu
 MAIN_BUILDS = ("plain", "python")  # of the part "main": the first without REST_SUITES, and the suite "main" of the second
-REST_SUITES = {"docs", "lanes", "layouts"}
+REST_SUITES = {"docs", "example", "install", "lanes", "layouts"}
 ALL = {"plain"}  # compiled completely; of the other builds only the targets that their tests need (`depends`)
 # Tests that are not `is_parallel` run one at a time. LANES_BESIDE of those that are run alongside, and LANES_WAITING more
 # of the suite "waits", which hardly use a processor, as --profile shows.
