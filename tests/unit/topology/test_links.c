@@ -150,10 +150,10 @@ static void expect_name(int rank, int ranks, const char *wanted)
 /* Expects the adapters of a rank of this host, at most that many. */
 static void expect_names(int rank, int ranks, int most, const char *wanted)
 {
-    char names[SHOAL_LINKS_ADAPTERS_MAX][SHOAL_LINKS_NAME_MAX], text[256] = "";
+    char names[SHOAL_LINKS_ADAPTERS_MAX][SHOAL_LINKS_NAME_MAX], text[1024] = "";
     const int count = shoal_links_name_adapters(sys, rank, ranks, most, names);
     for (int i = 0; i < count; i++)
-        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "", names[i]);
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%s%.*s", i ? " " : "", SHOAL_LINKS_NAME_MAX - 1, names[i]);
     assert_string_equal(text, wanted);
 }
 
