@@ -417,7 +417,7 @@ static inline void shoal_engine_release_plan(struct shoal_request *request)
     request->cached->users--;
     request->cached = NULL;
 }
-/* Like shoal_engine_only_puts_input(), but for a request that has been measured and uses a plan. */
+/* The answer of shoal_engine_only_puts_input() for a request that has been measured and uses a plan. */
 SHOAL_MUST_USE bool shoal_engine_plan_only_puts_input(struct shoal_engine *engine, const struct shoal_request *request,
                                                       const struct shoal_selection *selection, bool *copies_out);
 void shoal_engine_free_kept(struct shoal_engine *engine);

@@ -21,7 +21,7 @@ struct shoal_nic {
     char name[IF_NAMESIZE];
     struct sockaddr_storage address; /* port 0 */
     unsigned prefix_bits;            /* prefix length of its network */
-    unsigned speed;                  /* of its link, in Mbit/s; 0 if the driver does not report it */
+    unsigned speed;                  /* the link's, in Mbit/s; 0 if the driver does not report it */
     char driver[32];                 /* "ena", "mlx5_core", "veth", "bridge"; empty if unknown */
     bool is_up;                      /* up, with a carrier */
     bool is_loopback;

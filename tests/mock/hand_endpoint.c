@@ -5,7 +5,7 @@
 #include <string.h>
 
 struct shoal_fabric_endpoint hand_endpoint = {.address = {.bytes = 4}};
-static char elsewhere; /* its address stands for the description of another adapter */
+static char elsewhere; /* its address replaces the description of another adapter */
 
 void hand_endpoint_hear(struct shoal_network *network, const void *data, size_t bytes, bool is_message)
 {

@@ -18,7 +18,7 @@ struct shoal_fabric_provider {
     bool reads_devices;   /* it sends from memory of GPUs that is registered as a dma-buf; set only if that was queried */
     int adapters;         /* number of adapters with the same offer */
     char text[320];       /* what it offers, or why it was rejected */
-    struct fi_info *info; /* of the first endpoint; NULL if rejected; shoal_fabric_providers_free frees it */
+    struct fi_info *info; /* describes the first endpoint; NULL if rejected; shoal_fabric_providers_free frees it */
     struct fi_info *more[SHOAL_ADAPTERS_MAX]; /* [more_count] this rank's other adapters; freed likewise */
     int more_count;
     bool has_more_on_host; /* a rank of this host has another adapter than its first endpoint's */

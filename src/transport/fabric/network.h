@@ -32,7 +32,7 @@ enum shoal_network_kind {
     SHOAL_NETWORK_COMPLETED, /* only the head */
     SHOAL_NETWORK_WAITS,     /* number: count of such messages, and (low 32 bits) 1 + the rank it waits for, 0: none */
     SHOAL_NETWORK_LANES,     /* body: struct shoal_network_lane_offer for each of the sender's lanes */
-    SHOAL_NETWORK_REACHED,   /* number: of the receiver's lane whose probe the sender has received */
+    SHOAL_NETWORK_REACHED,   /* number: the receiver's lane whose probe the sender has received */
     SHOAL_NETWORK_ARRIVED,   /* number: the sender has received all increments of counter (slot, receiver) up to it */
     SHOAL_NETWORK_KIND_END
 };

@@ -18,8 +18,7 @@ static void on_out_of_reach(void *arg, struct shoal_reachability *check, const c
 static void open_checks(const struct shoal_lane_set *set, struct shoal_lane_row *row)
 {
     row->checks = (struct shoal_reachability_checks){.arg = row, .broken = on_out_of_reach};
-    if (!set->is_over_tcp ||
-        !shoal_reachability_read_address(shoal_lane_address(row->lane), &row->checks.from))
+    if (!set->is_over_tcp || !shoal_reachability_read_address(shoal_lane_address(row->lane), &row->checks.from))
         row->checks.from.socket.ss_family = AF_UNSPEC;
 }
 

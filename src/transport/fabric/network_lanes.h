@@ -39,14 +39,14 @@ struct shoal_lane_path {
     struct shoal_fabric_memory memory; /* the peer's staging buffer */
     uint32_t probe;                    /* the immediate; 0 if it was sent, or cannot be */
     bool is_open;                      /* puts may use it */
-    uint64_t bytes;                    /* of all puts through it so far */
+    uint64_t bytes;                    /* sum of all puts through it so far */
     struct shoal_reachability reachability;
 };
 
 /* The ways to one peer. */
 struct shoal_network_lanes {
     int count;
-    uint64_t first_bytes;        /* of all large puts through the first endpoint so far */
+    uint64_t first_bytes;        /* sum of all large puts through the first endpoint so far */
     struct shoal_lane_path *lane; /* [count]; about 200 bytes each, and there may be many peers */
 };
 
@@ -61,7 +61,7 @@ struct shoal_lane_row {
 
 struct shoal_lane_set {
     struct shoal_log *log;
-    struct shoal_nic nic; /* of the first endpoint */
+    struct shoal_nic nic; /* where the first endpoint is */
     bool is_first_others; /* large puts leave the first endpoint's adapter to another rank of this host if they can */
     bool is_registering;  /* the provider wants sources registered */
     bool is_over_tcp;     /* as in struct shoal_fabric_provider */

@@ -11,7 +11,7 @@ import tempfile
 from tap import Skip, call, expect, run_cases
 
 TOP = pathlib.Path(__file__).resolve().parents[3]
-BUILD_S = 1800  # niced, beside tests that use all cores
+BUILD_S = 1800  # at a lower priority than tests that use all cores
 RUN_S = 300
 
 

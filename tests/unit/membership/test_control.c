@@ -37,7 +37,7 @@
 /* The longest time that an exchange of some milliseconds takes on a busy machine. A loss that only silence reveals takes
  * SHOAL_CONTROL_UNREACHABLE_MS. */
 #define SOON_MS 4500
-#define PATIENCE_MS 30000 /* where silence does not reveal the loss */
+#define PATIENCE_MS 30000 /* if it is not silence that reveals the loss */
 
 /* State of the exchange; shared with forked ranks. */
 struct meeting {

@@ -191,7 +191,7 @@ static void links_of_a_p4d(void **state)
     expect_gpus(rows);
     expect_adapters(adapters);
     expect_name(5, 8, "rdmap144s27");
-    expect_name(3, 4, NULL); /* nothing tells which rank uses which GPU */
+    expect_name(3, 4, NULL); /* it is unknown which rank uses which GPU */
     assert_int_equal(links.gpu[3].node, 0);
     assert_int_equal(links.gpu[4].node, 1);
     shoal_links_print_cores(sys, 1, cores, sizeof cores);
@@ -238,7 +238,7 @@ static void links_of_a_p5(void **state)
     expect_names(0, 8, 16, "rdmap20s0 rdmap21s0 rdmap22s0 rdmap23s0");
     expect_names(7, 8, 16, "rdmap132s0 rdmap133s0 rdmap134s0 rdmap135s0");
     expect_names(7, 8, 3, "rdmap132s0 rdmap133s0 rdmap134s0");
-    expect_names(1, 4, 16, ""); /* nothing tells which rank uses which GPU */
+    expect_names(1, 4, 16, ""); /* it is unknown which rank uses which GPU */
 }
 
 /* g5: PCIe only, all on one bus of a virtual machine. Its NUMA nodes are trusted. */

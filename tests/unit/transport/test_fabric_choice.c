@@ -162,7 +162,7 @@ static void expect_share(const struct shoal_fabric_library *library, const char 
 #define P4D_2 "rdmap144s27-rdm"
 #define P4D_3 "rdmap160s27-rdm"
 
-/* A p4d host: four adapters, one of which appears twice. Each belongs to one rank if there are no more ranks. */
+/* A p4d host: four adapters, one of which appears twice. Each belongs to one rank if there are at most four ranks. */
 static void fabric_adapters_are_divided_among_the_ranks(void **state)
 {
     static const struct {

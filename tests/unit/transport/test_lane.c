@@ -829,7 +829,6 @@ static void connections_of_all_lanes_are_sealed(void **state)
     close_pair(&pair);
 }
 
-
 /* ---- Lanes at other adapters --------------------------------------------------------------------------------------------- */
 
 /* They are closed until the peer reports their probes. Reports that nobody asked for open nothing. */
